@@ -50,12 +50,16 @@ parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
 once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of them, in 16 bits
 
 # %%
+WIRE, SPEED, BATCH = 50, 400e3, 512  # GB/s and GFLOP/s of a GPU; sequences of 4,096 tokens
+computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
+x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB that an all-reduce of a sequence sends
 walls = {
     "copies (DDP)": "a card has 80 GB",
-    "shards (FSDP)": f"a GPU sends 3 × {once:,.0f} GB a step, in a ring through all nodes",
-    "parts of matrices (TP)": f"only {heads} key heads; {4 * layers} all-reduces a step",
+    "shards (FSDP)": f"sends 3 × {once:,.0f} GB: {3 * once / WIRE:.0f} s, for any batch",
+    "parts of matrices (TP)": f"{heads} key heads; all-reduces: {4 * layers * BATCH * x / WIRE:.0f} s",
     "some layers each (PP)": f"{layers} layers for {gpus} stages; a bubble of {gpus - 1}/m",
 }
+print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
 rows = []
 for name, wall in walls.items():
     parts = 1 if name == "copies (DDP)" else gpus
@@ -64,9 +68,12 @@ for name, wall in walls.items():
 draw.table(rows)
 
 # %% [markdown]
-# These are four *different* walls: the card, the wire between nodes, the node itself, the bubble. With eight parts of
-# each matrix inside a node, and four of something else across the nodes, none is reached. Llama 3 405B had eight parts
-# of each matrix, sixteen stages, and 64 or 128 shards (arXiv 2407.21783, table 4).
+# These are four *different* walls: the card, the wire between nodes, the node itself, the bubble. The card's is final;
+# the others cost time, and how much depends on the batch. FSDP alone is not bad here: its eight seconds are few beside
+# the computing, as long as the batch is as large as this. With eight parts of each matrix inside a node, and four of
+# something else across the nodes, every wall is far away. Whether the activations fit is another question, to which the
+# last section returns. Llama 3 405B had eight parts of each matrix, sixteen stages, and 64 or 128 shards (arXiv
+# 2407.21783, table 4).
 #
 # ## Picture
 #
@@ -437,8 +444,8 @@ check.predict("The wire is busy, times:", guess_busy, times, reason="294,912 B /
 #
 # * **Not everything counts.** torchtitan, PyTorch's own, clipped each stage of a pipeline by its own norm
 #   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
-# * **Something counts twice**: both copies of a tied embedding
-#   ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228), September 2026), or what is whole along `tp`,
+# * **Something counts twice**: both copies of a tied embedding, in two stages
+#   ([Megatron-LM#7227](https://github.com/NVIDIA/Megatron-LM/pull/7227), September 2026), or what is whole along `tp`,
 #   which made one model's norm 1.52 times too large
 #   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
 #
@@ -493,8 +500,9 @@ print("each rank's own:  ", " ".join(f"{own:.2f}" for own, _ in wrong))
 print(f"copies count, too: {wrong[0][1]:.2f}")
 
 # %% [markdown]
-# Clipped by its own norm, each rank shortens its gradients by a different factor, so the direction changes. Neither
-# mistake can be seen in a loss that falls.
+# Each rank's own norm is about a third of the right one, so each shortens its gradients too little. Here the factors
+# hardly differ, and the direction stays nearly what it was; it changes where one rank has much larger gradients than
+# another. Neither mistake can be seen in a loss that falls.
 #
 # ## Build: the loss, over all axes
 #
@@ -610,7 +618,9 @@ draw.table(rows)
 # ## Why, and why not
 #
 # **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
-# nodes, and the data's axes take all GPUs that are left.
+# nodes, and the data's axes take all GPUs that are left. That is a rule for large models. It need not send the fewest
+# bytes between nodes: of the layouts in the challenge below, the best one has no `tp` at all, shards inside its nodes
+# and stages between them.
 #
 # **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each one more is another way to be
 # silently wrong, as the threads above show. So compare with one process, in float64, on a small model, before a large
@@ -646,7 +656,7 @@ draw.table(rows)
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | holds between steps, of P, G and S | 1/(p t s), but for norms and the two ends | as predicted | as predicted |
+# | holds between steps, of P, G and S | 1/(p t s), but for norms and the ends | in the course's tests | there, too |
 # | sends along tp | in each layer, for each micro-batch | exactly | exactly |
 # | sends along pp | at each cut, for each micro-batch | exactly | exactly |
 # | sends along the data's axes | once a step | exactly | exactly |
@@ -795,8 +805,8 @@ draw.table(rows)
 # * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes: 547
 #   GB, in float32, gathered once and reduced once; the 3 × 137 GB of the beginning are 16 bits, gathered twice. With
 #   TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB, but there is
-#   a bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4
-#   does (notebook 15 shows it).
+#   a bubble. With its activations, in float32 and without recomputing, none of them fits at the peak; with 16-bit
+#   numbers and some recomputing, TP 8 × shards 4 does (notebook 15 shows it).
 # * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
 #   outside them (notebook 07b).
 #

@@ -144,12 +144,18 @@ def row(job):
 draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=True)])
 
 # %% [markdown]
-# Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both. (The
-# all-to-alls are the embedding's: what it looks up comes cut along its width, and is wanted cut along the batch.) But
-# something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA does not make one
-# of its own accord: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
+# Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both.
 #
-# XLA gathers a weight once a step and keeps it for the backward. If it then *all-reduces* the gradient, how many times
+# - FSDP's 15 all-gathers are those of eight matrices; of the three norms, in forward and once more in backward; and of
+#   the tokens. The embedding stays where it is: what it looks up comes cut along its width, and is wanted cut along the
+#   batch, so there are two all-to-alls.
+# - TP's 8 all-reduces stand behind embedding, o and down, two in the loss, and in backward before head, before gate and
+#   up together, and before q, k and v together.
+#
+# But something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA does not make
+# one of its own accord: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
+#
+# XLA gathers a matrix once a step and keeps it for the backward. If it then *all-reduces* the gradient, how many times
 # as much does a device send as it would with a reduce-scatter?
 
 # %%
@@ -254,8 +260,9 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 # %% [markdown]
 # Why do they differ? DTensor decides as each operation is called: to multiply where nothing moves costs nothing, and
 # what comes after is not known yet. Where the cut goes from one dim to another, PyTorch's gathers on CPUs, and ours
-# exchanges pieces. XLA knows the whole program, but on CPUs it never turns an all-reduce into a reduce-scatter, and it
-# gathers where an all-to-all would do. The last column looks at both ends, and has all collectives.
+# exchanges pieces. XLA knows the whole program, but in none of these 27 does it turn an all-reduce into a
+# reduce-scatter, and in most of them it gathers where an all-to-all would do (in four rows it makes one). The last
+# column looks at both ends, and has all collectives.
 #
 # ## Build: a layout goes along a letter
 #
@@ -316,9 +323,9 @@ def meet(dims, cut, sizes):
 check.meet(meet)
 
 # %% [markdown]
-# With many tokens, x stays and w is gathered, and that is FSDP. With few, w stays and the tokens move: a compiler may
-# turn your FSDP into something else, because you made the batch small. To prevent that, people annotate activations,
-# too; [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
+# With many tokens, x stays and w is gathered, and that is FSDP. With few, w stays and the tokens move: by this rule a
+# small batch turns FSDP into something else. To prevent that, people annotate activations, too;
+# [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
 #
 # ## A layer, forward and backward
 #
@@ -568,7 +575,8 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 #
 # * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
 # * **Why not**: what travels is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
-#   nothing in your program tells you. You can see it in the text of the compiled program, and nowhere else.
+#   nothing in your program tells you. You can see it in the text of the compiled program, or say it yourself, as
+#   in the two sections before.
 
 # %% [markdown]
 # ## Say it back
