@@ -7,6 +7,7 @@ In this order:
     algebra        what becomes of placements in an operation
     letters        which dim belongs to which, in operations on any shapes
     rules          the table of operations
+    copied         parts that share no memory with the whole, as they would in one process
     operation      one operation: prepared by its rule, carried out on blocks
     pointwise      an optimizer's operations, for which nothing has to be prepared
     dtensor        the tensor

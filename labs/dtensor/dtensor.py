@@ -25,14 +25,15 @@ where a gradient that would become Partial() stays, or becomes, Replicate(): a s
 each.  Names and answers are those of torch.distributed.tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from labs.agree import require_same
+from labs.agree import fingerprint, require_same
+from labs.dtensor.copied import require_as_shared
 from labs.dtensor.operation import carry_out, written
 from labs.dtensor.placement import Placement, Replicate, Spec, normalised, whole_shape
 from labs.dtensor.pointwise import fused, on_blocks, on_lists
@@ -48,6 +49,7 @@ class DTensor(Tensor):
     device_mesh: Mesh
     placements: tuple[Placement, ...]
     spec: Spec
+    copied: Callable[[], Any] = staticmethod(lambda: None)  # what a part knows of its whole
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -75,11 +77,13 @@ class DTensor(Tensor):
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
     ) -> "DTensor":
         """From each rank's block.  Where blocks are uneven, the whole's shape must be given.
 
+        stride: the whole's; by default, its dims lie in memory in the block's order.
         Raises ValueError where this rank's block does not have the shape that follows, and with `run_check`, which
-        costs a message, where the ranks do not agree on the whole.
+        costs messages, where the ranks do not agree on the whole, or on the numbers that several of them have.
         """
         placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
         shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
@@ -90,17 +94,25 @@ class DTensor(Tensor):
                 f"in {list(placements)} it holds {block.shape}"
             )
         if run_check:
-            require_one_whole(shape, local_tensor.dtype, device_mesh)
-        return FromLocal.apply(local_tensor, device_mesh, placements, torch.empty(shape, device="meta"))
+            require_one_whole(shape, local_tensor, device_mesh, placements)
+        order = sorted(range(len(shape)), key=lambda dim: -local_tensor.stride(dim))
+        like = torch.empty_permuted(shape, order, device="meta")
+        like = like if stride is None else torch.empty_strided(shape, stride, device="meta")
+        return FromLocal.apply(local_tensor, device_mesh, placements, like)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """This rank's block; grad_placements: those of its gradient, where not the block's own."""
         if grad_placements is not None:
             grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
+        require_as_shared(self)
         return ToLocal.apply(self, grad_placements) if torch.is_grad_enabled() else self._local_tensor
 
-    def redistribute(self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None) -> "DTensor":
-        """The same tensor in other placements.  Raises RuntimeError for another mesh, or for Partial()."""
+    def redistribute(
+        self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None, *, async_op: bool = False
+    ) -> "DTensor":
+        """The same tensor in other placements.  Raises RuntimeError for another mesh, Partial(), or async_op=True."""
+        if async_op:
+            raise RuntimeError("redistribute(async_op=True): a redistribution waits for what it sends; leave it out")
         if device_mesh not in (None, self.device_mesh):
             raise RuntimeError(f"from {self.device_mesh} to {device_mesh}: redistribution stays on its mesh")
         if placements is None:
@@ -118,6 +130,7 @@ class DTensor(Tensor):
 
     def moved(self, placements: Sequence[Placement]) -> Tensor:
         """This rank's block in other placements, apart from autograd."""
+        require_as_shared(self)
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
 
     @property
@@ -172,14 +185,15 @@ def meta(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) -> None:
-    for group in mesh.get_all_groups():
+def require_one_whole(shape: tuple[int, ...], block: Tensor, mesh: Mesh, placements: Sequence[Placement]) -> None:
+    for group, placement in zip(mesh.get_all_groups(), placements, strict=True):
+        numbers = f", {fingerprint(block)}, as {placement}" if placement.is_replicate() else ""
         require_same(
-            f"{shape}, {dtype}",
+            f"{shape}, {block.dtype}{numbers}",
             group,
             lambda rank, its, other, others: (
                 f"the blocks are of different tensors: rank {rank}'s of {its}, rank {other}'s of {others}; where "
-                "blocks are uneven, give shape="
+                "blocks are uneven, give shape=; where numbers differ, distribute_tensor takes the first rank's"
             ),
         )
 

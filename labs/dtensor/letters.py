@@ -37,7 +37,7 @@ def reduced(out: Sequence[int], x: Spec, dim: Any = None, keepdim: bool = False)
     dims = (
         range(len(letters))
         if dim in (None, [])
-        else [d % len(letters) for d in ([dim] if isinstance(dim, int) else dim)]
+        else [d % max(1, len(letters)) for d in ([dim] if isinstance(dim, int) else dim)]
     )
     kept = (("." if keepdim else "") if d in dims else letter for d, letter in enumerate(letters))
     return f"{letters}->{''.join(kept)}"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from labs.dtensor.algebra import Doing, Rule, choose, ways
+from labs.dtensor.copied import mark_copies, require_as_shared
 from labs.dtensor.placement import Replicate, Spec
 from labs.dtensor.redistribute import redistribute
 from labs.dtensor.rules import RULES
@@ -53,6 +54,9 @@ def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     inputs = [leaves[place] for place in places]
     mesh = common_mesh(name_of(op), inputs)
+    for x in inputs:
+        if not is_plain(x):
+            require_as_shared(x, name_of(op) if op._schema.is_mutable and x is args[0] else "")
     key = [STANDS_FOR.get(type(leaf), leaf) for leaf in leaves]
     for place, x in zip(places, inputs, strict=True):
         key[place] = Input(spec_on(mesh, x), x.stride(), x.dtype)
@@ -63,7 +67,10 @@ def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
     do = partial(instead, Doing(op, prepared.inputs, prepared.outputs, mesh)) if instead else op
     blocks, options = tree_unflatten(leaves, tree)
     result = do(*blocks, **options)
-    return args[0] if op._schema.is_mutable else laid_out(result, mesh, prepared, make)
+    result = args[0] if op._schema.is_mutable else laid_out(result, mesh, prepared, make)
+    if op.is_view:
+        mark_copies(inputs[0], tree_leaves(result))
+    return result
 
 
 def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
@@ -119,6 +126,10 @@ def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:
             f"{name_of(op)} has no rule (its inputs: {layouts(specs)}): do it on whole tensors, x.full_tensor(), or on "
             f"x.redistribute(placements=[Replicate(), ...]).to_local(){WAYS_OUT.get(name_of(op), '')}"
         )
+    if torch.Tag.inplace_view in op.tags:
+        raise NotImplementedError(
+            f"{name_of(op)}_ changes a tensor's shape in place, and a DTensor keeps its shape: x = x.{name_of(op)}(...)"
+        )
     return RULES[name_of(op)]
 
 
@@ -165,7 +176,7 @@ def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
         if other != first:
             raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}")
     for x in inputs:
-        if is_plain(x) and x.ndim:  # one number is the same on every rank, as a number in Python is
+        if is_plain(x) and x.ndim and not is_left_out(name, x):  # one number is the same on every rank
             raise RuntimeError(
                 f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
                 "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block); after "
@@ -175,7 +186,12 @@ def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
 
 
 def spec_on(mesh: Mesh, x: Tensor) -> Spec:
-    return Spec((), mesh.shape, (Replicate(),) * mesh.ndim) if is_plain(x) else x.spec
+    return Spec(tuple(x.shape), mesh.shape, (Replicate(),) * mesh.ndim) if is_plain(x) else x.spec
+
+
+def is_left_out(name: str, x: Tensor) -> bool:
+    """Whether autograd has made it, the gradient of a part that a split gives and no result depends on."""
+    return name == "cat" and torch._C._current_graph_task_id() != -1 and not x.any()
 
 
 def written(op: Any, args: Any, out: Tensor, options: Any) -> Tensor:

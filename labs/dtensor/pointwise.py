@@ -71,10 +71,8 @@ def is_list(arg: Any) -> bool:
 
 
 def alike(first: Tensor, *others: Tensor) -> bool:
-    """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
-    if is_plain(first) or any(placement.is_partial() for placement in first.placements):
+    """Whether blocks meet block by block: equal shapes in equal placements, no summands, no part that is a copy."""
+    if is_plain(first) or first.copied() or any(placement.is_partial() for placement in first.placements):
         return False
-    return all(
-        not is_plain(x) and (x.placements, x.shape, x.device_mesh) == (first.placements, first.shape, first.device_mesh)
-        for x in others
-    )
+    lies = first.placements, first.shape, first.device_mesh
+    return all(not is_plain(x) and not x.copied() and (x.placements, x.shape, x.device_mesh) == lies for x in others)

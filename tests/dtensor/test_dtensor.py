@@ -190,6 +190,13 @@ def test_odd_tensors():
         assert on_both.to_local().tolist() == [2.0 * rank, 2.0 * rank + 1]
         with torch.no_grad():
             assert on_both.to_local() is on_both._local_tensor
+        across = ours.DTensor.from_local(torch.arange(15.0).view(3, 5).t(), part, [ours.Shard(0)])
+        assert across.stride() == (1, 10) and across.contiguous().to_local().view(-1)[:3].tolist() == [0, 5, 10]
+        assert ours.DTensor.from_local(torch.ones(2, 3), part, [ours.Shard(0)], stride=(1, 4)).stride() == (1, 4)
+        number = ours.distribute_tensor(torch.ones(4), part, [ours.Shard(0)]).sum()
+        assert number.sum(0).item() == number.mean(-1).item() == number.sum(0, keepdim=True).item() == 4
+        same = ours.DTensor.from_local(torch.ones(3), part, [ours.Replicate()], run_check=True)
+        assert same.redistribute(placements=[ours.Shard(0)], async_op=False).full_tensor().sum() == 3
         whole = torch.tensor([[1.6, 2.6], [0.0, 1.0]])
         half = ours.distribute_tensor(whole, part, [ours.Shard(0)]).sum(0)  # Partial(): 1.6 and 0.0, 2.6 and 1.0
         assert half.to(torch.int64).full_tensor().tolist() == [1, 3]  # what rounds is not linear
@@ -245,6 +252,11 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
             (lambda: to(placements=[P]), RuntimeError, "only operations make summands"),
             (lambda: to(placements=[R, R]), ValueError, "a mesh of 1 axes needs 1"),
             (lambda: to(), RuntimeError, "redistribute to what"),
+            (
+                lambda: to(placements=[R], async_op=True),
+                RuntimeError,
+                "(async_op=True): a redistribution waits for what",
+            ),
             (lambda: to(elsewhere.device_mesh, [R]), RuntimeError, "redistribution stays on its mesh"),
             (lambda: ours.distribute_tensor(x, mesh, [R]), ValueError, "placed as [Shard(0)] already: redistribute it"),
             (lambda: ours.distribute_tensor(computed, mesh, [R]), RuntimeError, "takes a leaf"),
@@ -273,5 +285,14 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
 
     with pytest.raises(RankError, match=r"rank 0's of \(6, 2\), torch.float32, rank 1's of \(4, 2\), torch.float32"):
         run(uneven, ranks=2)
+
+    def others_numbers():
+        local = torch.full((3,), float(dist.get_rank()))
+        ours.DTensor.from_local(local, Mesh((2,), ("tp",)), [ours.Replicate()], run_check=True)
+
+    with pytest.raises(
+        RankError, match=r"ranks 0 and 1 of 2 failed: .*checksum.* numbers differ, distribute_tensor takes"
+    ):
+        run(others_numbers, ranks=2)
     recording = run(body, ranks=2, record="communication").recording
     assert recording.select(0, 0) == recording.select(1, 0) == []

@@ -1,0 +1,37 @@
+"""Parts of a DTensor that are copies: in one process they would share the whole's memory.
+
+A slice, a chunk, a view share the memory of the tensor that they are taken of, and so do they here, block by block, as
+long as no number has to move: w[:, :2] of what is placed as Shard(0).  For w[:2] of that, numbers move, and whoever
+writes to it, or reads it after a write to w, would not see what one process sees.  Both is refused, while w lives.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
+    """Let parts that do not share the whole's memory know its version and spec, while it lives."""
+    memory = StorageWeakRef(whole._local_tensor.untyped_storage())
+    now = version(whole), whole.spec
+    for part in parts:
+        if whole.copied() or StorageWeakRef(part._local_tensor.untyped_storage()) != memory:
+            part.copied = whole.copied if whole.copied() else lambda: None if memory.expired() else now
+
+
+def require_as_shared(x: Tensor, written_by: str = "") -> None:
+    """Raise RuntimeError where a part that is a copy is about to be written to, or its whole was since."""
+    if not (whole := x.copied()) or (not written_by and version(x) == whole[0]):
+        return
+    what = f"{written_by}_ writes to" if written_by else "the whole was written to before a use of"
+    raise RuntimeError(
+        f"{what} a part of a DTensor, a copy of shape {tuple(x.shape)}, since numbers of the whole, {whole[1].shape} "
+        f"as {list(whole[1].placements)}, had to move for it: neither sees what is written to the other. Write to "
+        "full_tensor() of the whole, then whole.copy_(distribute_tensor(it, mesh, placements)), or before tensors are "
+        "laid out (before fully_shard); clone() a part that is to be a tensor of its own"
+    )
+
+
+def version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
