@@ -3,6 +3,7 @@
 In this order:
 
     tracing      a function's operations, as a list: forward and backward, each with its letters
+    sayable      what such a list cannot say, and is refused
     propagation  from the layouts that are given to that of each value: along letters, and what wins where two meet
     lowering     how each operation is computed there, with the collectives that this takes: what a rank sends
     execution    the same on the blocks of a mesh

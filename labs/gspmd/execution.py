@@ -40,8 +40,8 @@ def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
 
 def carry_out(step: Step, held: Held, mesh: Mesh) -> list[Tensor]:
     """The blocks of the outputs of one operation."""
-    operation, placed = step.operation, dict(zip(step.operation.inputs, step.inputs, strict=True))
-    args = tree_map_only(Value, lambda value: held[value][placed[value].placements], operation.args)
+    operation, placed = step.operation, iter(step.inputs)  # by place: a value may be taken twice, in two layouts
+    args = tree_map_only(Value, lambda value: held[value][next(placed).placements], operation.args)
     do = operation.op
     if operation.rule.local:
         do = partial(operation.rule.local, Doing(operation.op, list(step.inputs), list(step.outputs), mesh))

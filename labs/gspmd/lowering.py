@@ -100,7 +100,7 @@ def lower(graph: Graph, layouts: Layouts) -> Program:
         )
         before = tuple(
             Move(value, layouts[value], spec)
-            for value, spec in dict(zip(operation.inputs, inputs, strict=True)).items()
+            for value, spec in dict.fromkeys(zip(operation.inputs, inputs, strict=True))
             if spec.placements not in copies[value]
         )
         for value, spec in zip(operation.inputs, inputs, strict=True):

@@ -7,7 +7,8 @@ Two tensors that share their memory, and lie in it alike, are one value: so deta
 transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
 themselves, "ik,jk->ij", which leaves it open where they are to be gathered.
 
-What depends on no argument (the angles of rotary positions) is computed here, and a constant in the graph.
+What depends on no argument (the angles of rotary positions) is computed here, and a constant in the graph.  What a
+graph cannot say is refused (labs.gspmd.sayable).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from labs.dtensor.algebra import Rule
 from labs.dtensor.operation import is_linear, name_of
 from labs.dtensor.placement import Spec
 from labs.dtensor.rules import RULES
+from labs.gspmd.sayable import LIFT, NoNumbers, require_sayable
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,12 @@ ATTENTION = {
 
 
 def trace(fn: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Graph:
-    """Call fn(*tensors), which returns tensors, and write down what is done.
+    """Call fn on copies of tensors, which returns tensors, and write down what is done.
 
-    Raises NotImplementedError for an operation that has no rule.
+    Raises NotImplementedError for what a graph cannot say, and for an operation that has no rule.
     """
-    with torch.enable_grad(), Tracing(tensors) as tracing:
+    tensors = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in tensors)
+    with torch.enable_grad(), Tracing(tensors) as tracing, NoNumbers(tracing.follows):
         results = tuple(tracing.value_of(x) for x in fn(*tensors))
     arguments = tuple(tracing.value_of(x) for x in tensors)
     needed, operations = set(results), []
@@ -113,6 +116,7 @@ class Tracing(TorchDispatchMode):
         self.alive: list[Tensor] = []  # else another tensor could take the memory of one that has gone
         self.operations: list[Operation] = []
         self.constants: dict[Value, Tensor] = {}
+        self.made: set[int] = set()  # memory that the function has asked for
         for x in arguments:
             self.new_value(x)
 
@@ -130,14 +134,25 @@ class Tracing(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        follows = any(self.values.get(place_of(x)) not in (None, *self.constants) for x in tensors)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        follows = any(map(self.follows, tensors))
+        require_sayable(op, args, kwargs, follows, self)
         before = tree_map_only(Tensor, self.value_of, args) if follows else None
         result = op(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.made |= {place_of(x)[0] for x in outputs} - {place_of(x)[0] for x in tensors if op is not LIFT}
         if follows and (op._schema.is_mutable or any(place_of(x) not in self.values for x in outputs)):
             self.note(op, before, kwargs, tensors, outputs)
         return result
+
+    def follows(self, x: Tensor) -> bool:
+        """Whether it depends on an argument."""
+        return self.values.get(place_of(x)) not in (None, *self.constants)
+
+    def is_own(self, x: Tensor, follows: bool) -> bool:
+        """Whether nothing else in the graph would see a write to it."""
+        there = [place for place in self.values if place[0] == place_of(x)[0]]
+        return place_of(x)[0] in self.made and (there == [place_of(x)] and self.follows(x) if follows else not there)
 
     def note(self, op: Any, args: Any, options: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
         name = name_of(op)
@@ -168,4 +183,12 @@ class Tracing(TorchDispatchMode):
 
 
 def place_of(x: Tensor) -> Any:
-    return x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape), x.stride(), x.dtype
+    return (
+        x.untyped_storage().data_ptr(),
+        x.storage_offset(),
+        tuple(x.shape),
+        x.stride(),
+        x.dtype,
+        x.is_conj(),
+        x.is_neg(),
+    )

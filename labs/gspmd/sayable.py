@@ -1,0 +1,58 @@
+"""What a graph of operations cannot say, refused while it is traced.
+
+A graph has values, and no memory: it cannot say that a write is seen elsewhere, by an argument, a constant, or a view.
+It is the same whatever the numbers are: it cannot say that Python reads one, and multiplies by it or branches on it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+NUMBERS = (
+    "a graph is the same whatever the arguments' numbers are, so Python can neither read them nor decide by them: "
+    "compute with tensors, as torch.where does, or pass the number in"
+)
+RANDOM = "what depends on no argument is computed once, so these random numbers would never change: pass them in"
+LIFT = torch.ops.aten.lift_fresh.default  # of what torch.tensor(...) has made
+
+
+class Known(Protocol):
+    """What is asked of a trace: whether a tensor depends on an argument; whether nothing else sees a write to it."""
+
+    def follows(self, x: Tensor) -> bool: ...
+
+    def is_own(self, x: Tensor, follows: bool) -> bool: ...
+
+
+def require_sayable(op: Any, args: Any, options: dict[str, Any], follows: bool, known: Known) -> None:
+    """Raise NotImplementedError for an operation that a graph cannot have; follows: whether it depends on arguments."""
+    if (torch.Tag.data_dependent_output if follows else torch.Tag.nondeterministic_seeded) in op.tags:
+        raise NotImplementedError(f"{op}: {NUMBERS if follows else RANDOM}")
+    for name, x in options.items():
+        if follows and isinstance(x, Tensor) and (known.follows(x) or x.shape[:-2].numel() > 1):
+            raise NotImplementedError(f"{op}, {name}: a tensor that is given by name is not laid out, so leave it out")
+    written = [x for x, of in zip(args, op._schema.arguments, strict=False) if of.alias_info and of.alias_info.is_write]
+    for x in tree_leaves(written):
+        if not known.is_own(x, follows):
+            raise NotImplementedError(
+                f"{op} writes to a tensor of shape {tuple(x.shape)} that is an argument, a constant, from outside of "
+                "the function, or shares its memory with a view, and a graph has values, no memory: make a new tensor, "
+                "as y = y + 1 does, or torch.cat of parts"
+            )
+
+
+class NoNumbers(TorchFunctionMode):
+    """Refuses what Python reads without an operation."""
+
+    def __init__(self, follows: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.follows = follows
+
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if fn in (Tensor.tolist, Tensor.numpy, Tensor.__array__) and self.follows(args[0]):
+            raise NotImplementedError(f"{fn.__name__}: {NUMBERS}")
+        return fn(*args, **(kwargs or {}))
