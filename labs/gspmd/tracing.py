@@ -183,12 +183,4 @@ class Tracing(TorchDispatchMode):
 
 
 def place_of(x: Tensor) -> Any:
-    return (
-        x.untyped_storage().data_ptr(),
-        x.storage_offset(),
-        tuple(x.shape),
-        x.stride(),
-        x.dtype,
-        x.is_conj(),
-        x.is_neg(),
-    )
+    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
