@@ -14,6 +14,7 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     dtensor      a tensor that knows its layout, and computes as if it were whole
     hooks        what a strategy asks of autograd: when a layer's backward begins and ends
     dropped      what stands where memory is gone, so that nobody reads it
+    elementwise  what an optimizer may not ask of a shard: its shape, its norm, its neighbours
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     zero         the spare copies removed, stage by stage, a layer at a time
     fsdp         stage 3 parameter by parameter, gathered before it is needed

@@ -29,6 +29,7 @@ averaged yet, or nothing, without a word.
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,7 @@ def clip_gradients(
 
     parameters: this rank's, or its shards; a `.grad` may be None or empty, and then counts as zeros.
     groups: those over which the parameters are sharded, None for all ranks.  Every rank of them must call this.
+    Gradients that are DTensors know that themselves: leave groups out.
 
     An infinite `max_norm` only measures.  Where the norm is inf or nan, the gradients are spoiled, as in torch: look at
     what is returned before the step.  Raises ValueError for a `max_norm` that is not above 0.
@@ -50,9 +52,37 @@ def clip_gradients(
     if groups is None or isinstance(groups, ProcessGroup):
         raise TypeError(f"groups is {groups}: give a sequence, (None,) for all ranks, () for gradients that all have")
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if known := [groups_of(p.grad) for p in parameters if hasattr(p.grad, "placements")]:
+        groups = require_groups(known, groups, len(known) == sum(p.grad is not None for p in parameters))
     norm = global_norm(parameters, groups)
     shorten(parameters, norm, max_norm)
     return norm
+
+
+def groups_of(gradient: Any) -> list[ProcessGroup]:
+    """Return the groups over which a DTensor, ours or PyTorch's, is sharded."""
+    mesh = gradient.device_mesh
+    return [
+        mesh.get_group(axis)
+        for axis, placement in enumerate(gradient.placements)
+        if mesh.size(axis) > 1 and not placement.is_replicate()
+    ]
+
+
+def require_groups(
+    known: list[list[ProcessGroup]], given: Sequence[ProcessGroup | None], are_all: bool
+) -> Sequence[ProcessGroup]:
+    """Return the groups of all gradients.  Raises ValueError where they differ, or others are given."""
+    ranks = [{frozenset(dist.get_process_group_ranks(group)) for group in groups} for groups in known]
+    if not are_all or any(other != ranks[0] for other in ranks):
+        raise ValueError(
+            "some gradients are sharded otherwise than the others: clip them with labs.tp.clip_gradients or "
+            "labs.parallel's, or give parameters of one kind and scale by the norm of all"
+        )
+    if given and {frozenset(dist.get_process_group_ranks(group)) for group in given} != ranks[0]:
+        wanted = ", ".join(str(sorted(group)) for group in ranks[0]) or "no ranks"
+        raise ValueError(f"groups= are not those of the gradients, which are sharded over ranks {wanted}: leave it out")
+    return known[0]
 
 
 def shorten(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:

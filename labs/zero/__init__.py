@@ -4,6 +4,7 @@ In this order:
 
     layers        the modules whose parameters come and go together, and where each parameter stands
     flattenable   what can lie in vectors, and what is refused
+    at_rest       what model.parameters() has of a vector: its numbers, and not its gradient
     flat          layers as flat vectors: what is gathered, dropped and reduced at once; PyTorch calls one a
                   FlatParameter
     zero          the events of a training step, and what each stage does there; PyTorch has stage 1 as

@@ -25,8 +25,9 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order
 from labs.dropped import Dropped, Moved, Versions
-from labs.group import all_gather, free, reduce_scatter
+from labs.group import all_gather, divisor_before, free, reduce_scatter
 from labs.hooks import Call, alias
+from labs.zero.at_rest import AtRest, forget_gradient, own_gradient
 from labs.zero.flattenable import ANEW, NO_HOOKS, refuse_alone
 from labs.zero.layers import Home
 
@@ -49,8 +50,7 @@ class Unit:
         self.full = nn.Parameter(self.layout.flatten(numbers), trained)
         shard = self.full.data.chunk(self.ranks)[self.rank]
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
-        self.at_rest = self.shard if stage == 3 else self.full
-        self.at_rest.in_zero = True  # for labs.checkpoint: what the model has is no parameter of its own
+        self.at_rest = AtRest.of(nn.Parameter(self.shard.detach(), trained) if stage == 3 else self.full, self)
         self.versions, self.version = Versions(self.full), self.shard._version
         for name, p in named.items():
             Moved.mark(p, name, "give the optimizer to Zero")
@@ -88,17 +88,28 @@ class Unit:
         self.versions.renew()
         self.version = self.shard._version
 
+    def has_gradient(self) -> bool:
+        return own_gradient(self.full) is not None or self.shard.grad is not None
+
+    def forget(self) -> None:
+        """Take away its gradient, reduced or not."""
+        forget_gradient(self.full)
+        self.shard.grad = None
+
     def reduce(self) -> None:
         """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
         self.require_as_sharded()
-        gradient, self.full.grad = self.full.grad, None
-        mean = reduce_scatter(gradient, self.group).div_(self.ranks)
+        gradient = own_gradient(self.full)
+        forget_gradient(self.full)
+        before = divisor_before(gradient.dtype, self.ranks)
+        mean = reduce_scatter(gradient.div_(before), self.group).div_(self.ranks // before)
         free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
     def require_as_sharded(self) -> None:
         """Raise RuntimeError where somebody put something else into its place: nobody would gather or train that."""
-        if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
+        own = self.shard.dtype, self.shard.device
+        if any((x.dtype, x.device) != own for x in (self.full, self.at_rest)):
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
             raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
         if self.at_rest.requires_grad and not self.trained:
@@ -108,7 +119,10 @@ class Unit:
                 f"the shard of {self.name!r} was changed, and other ranks have what it was: after such a change, call "
                 "zero.refresh(zero.units) on all of them"
             )
-        if self.at_rest is self.shard and self.shard._backward_hooks:
+        shown = self.at_rest
+        if shown is not self.full and (
+            shown._backward_hooks or shown._post_accumulate_grad_hooks or self.shard._backward_hooks
+        ):
             raise RuntimeError(f"the shard of {self.name!r} has a hook, which backward does not call: {NO_HOOKS}")
         module, name = self.place
         if module._parameters.get(name) is not self.at_rest:

@@ -3,21 +3,29 @@
 require_trainable      what would go wrong later with a model, reported at once
 require_elementwise    an optimizer that needs more than one element before it
 require_order          one that does not take the shards as they are
+guard                  a step of it by others than zero.step()
 require_all_sharded    in a step: a parameter that has been added since
 refuse_parts           at any time: to freeze a part of a layer
 """
 
 from functools import partial
 from typing import Any
+from weakref import ref
 
+import torch
 from torch import nn
 
+from labs import elementwise
 from labs.hooks import require_dense
 
 ANEW = "load zero.full_state_dict() into a new model, and shard that"
 NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 INSIDE = ("func", "inner", "optimizer")  # of a partial, labs.memory.precision's, labs.memory.offload's
+BY_LAYERS = (
+    "a shard is a part of a layer's vector, weights and biases in one, so that they cannot be told apart by name or "
+    "ndim; give them layers of their own, or use labs.fsdp"
+)
 
 
 def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
@@ -46,6 +54,8 @@ def require_elementwise(optimizer: Any) -> None:
         for inside in ("__class__", *INSIDE):
             if hasattr(optimizer, inside):
                 require_elementwise(getattr(optimizer, inside))
+    if isinstance(optimizer, torch.optim.Optimizer) and all(group["params"] for group in optimizer.param_groups):
+        elementwise.require_elementwise(optimizer, "Give Zero an optimizer like SGD or AdamW")
 
 
 def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:
@@ -54,14 +64,27 @@ def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Par
     if not {*map(id, fulls)}.isdisjoint(given):
         raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
     if not all(group["params"] for group in optimizer.param_groups):
-        raise ValueError(
-            "the optimizer has a group without parameters: a shard is a part of a layer's vector, weights and biases "
-            "in one, so that they cannot be told apart by name or ndim; give them layers of their own, or use labs.fsdp"
-        )
+        raise ValueError(f"the optimizer has a group without parameters: {BY_LAYERS}")
     # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
     taken = [place[p] for p in given if p in place]
     if taken != sorted(taken):
         raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
+
+
+def guard(optimizer: Any, zero: ref) -> None:
+    """Let zero.step() alone step the optimizer, and let the optimizer's zero_grad() forget what Zero's does."""
+
+    def require_own_step(*_: Any) -> None:
+        if not zero().stepping:
+            raise RuntimeError(
+                "zero.optimizer.step() would change this rank's shards alone: call zero.step(). A GradScaler cannot, "
+                "and looks for overflows on one rank alone: scale the loss with labs.memory.precision.LossScale"
+            )
+
+    optimizer.zero_grad = lambda set_to_none=True: zero().zero_grad()
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer.register_step_pre_hook(require_own_step)
+        optimizer._step_supports_amp_scaling = True  # so a GradScaler calls step() on every rank
 
 
 def require_all_sharded(model: nn.Module, known: set[nn.Parameter]) -> None:

@@ -36,15 +36,20 @@ parameters is not, that one's gradient counts as zero, and it takes its step, to
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
+from labs.elementwise import shapeless
 from labs.hooks import Call, alias, differentiable, require_inside, weakly
+from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
 from labs.zero.flattenable import (
+    BY_LAYERS,
+    guard,
     refuse_parts,
     require_all_sharded,
     require_elementwise,
@@ -94,13 +99,16 @@ class Zero:
         self.units = list(dict.fromkeys(unit_of.values()))
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
-        self.optimizer = optimizer(self.shards)
+        with shapeless(self.shards, BY_LAYERS):
+            self.optimizer = optimizer(self.shards)
         require_elementwise(self.optimizer)
         require_order(self.optimizer, self.shards, [unit.full for unit in self.trained])
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
         self.register_hooks()
 
     def register_hooks(self) -> None:
+        self.stepping = False
+        guard(self.optimizer, ref(self))
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
@@ -165,7 +173,7 @@ class Zero:
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
         """Called when all uses of a layer's parameters have been added up in `full.grad`."""
-        if self.stage > 1 and full.grad is not None:  # it may have been frozen since the forward
+        if self.stage > 1 and own_gradient(full) is not None:  # it may have been frozen since the forward
             self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
 
@@ -180,7 +188,7 @@ class Zero:
         self.reduced = self.reduced or remembered(self.shards)
 
     def reduce(self) -> None:
-        due = [unit for unit in self.trained if unit.full.grad is not None]
+        due = [unit for unit in self.trained if own_gradient(unit.full) is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")
         require_all_sharded(self.model, {unit.at_rest for unit in self.units})
@@ -188,14 +196,20 @@ class Zero:
         for unit in due:
             unit.reduce()
 
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:
         """Update the shards, and every copy of them.  Raises RuntimeError where no gradient is there to step with."""
+        if closure is not None:
+            raise TypeError("step(closure): run the closure, and backward(), before step(), which takes none here")
         scaled = Scaled.since(self.reduced, self.shards) if self.reduced else Scaled()
         self.reduce()
         self.order.add(scaled)
         if all(shard.grad is None for shard in self.shards):
             raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
-        self.optimizer.step()
+        self.stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self.stepping = False
         self.zero_grad()
         self.refresh(self.trained)
 
@@ -215,9 +229,15 @@ class Zero:
             for layer in self.layers:  # for those who use a parameter before its layer's forward
                 layer.show()
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Zero has no {name}: the optimizer is zero.optimizer, the model zero.model (labs.checkpoint saves both), "
+            "and a loss is scaled with labs.memory.precision.LossScale"
+        )
+
     def zero_grad(self) -> None:
         for unit in self.trained:
-            unit.full.grad = unit.shard.grad = None
+            unit.forget()
         self.reduced = []
 
     def full_state_dict(self) -> dict[str, Tensor]:

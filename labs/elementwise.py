@@ -1,0 +1,70 @@
+"""What an optimizer may not ask of a shard: its shape, its norm, its neighbours.
+
+A strategy that cuts a parameter gives its optimizer the pieces.  SGD and Adam treat each element by itself and do not
+notice.  LARS, Adam-mini and Muon look at a whole matrix, and would take a piece for it, without an error.
+
+    require_elementwise     step the optimizer on eight numbers, and on the same numbers as two parts: are they equal?
+    shapeless               pieces whose shape a factory cannot read, as it would to tell weights from biases
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from labs import agree
+
+
+@torch.no_grad()
+def require_elementwise(optimizer: torch.optim.Optimizer, instead: str) -> None:
+    """Raise ValueError if a step of this optimizer depends on how its numbers are cut into parameters.
+
+    instead: what the caller can do about it.  The optimizer itself takes no step.
+    """
+    if agree.alone:  # a device that only pretends has no numbers to compare
+        return
+    numbers, gradients = torch.linspace(-1, 2, 8), torch.linspace(3, -1, 8)
+    for group in optimizer.param_groups:
+        like = group["params"][0]
+        parts = [(x.to(like), g.to(like)) for x, g in zip(numbers.split(4), gradients.split(4), strict=True)]
+        whole = stepped(optimizer, group, [(numbers.to(like), gradients.to(like))])
+        if not torch.allclose(whole, stepped(optimizer, group, parts), rtol=1e-3, atol=1e-6):
+            raise ValueError(
+                f"{type(optimizer).__name__} looks at more than one element: of a parameter that is cut, it sees a "
+                f"part, and steps otherwise than with the whole. {instead}"
+            )
+
+
+def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return what a first step makes of these numbers and gradients; neither group nor optimizer change."""
+    parameters = [nn.Parameter(numbers.clone()) for numbers, _ in parts]
+    for p, (_, gradient) in zip(parameters, parts, strict=True):
+        p.grad = gradient.clone()
+    probe = object.__new__(type(optimizer))
+    vars(probe).update(vars(optimizer), state=defaultdict(dict), param_groups=[group | {"params": parameters}])
+    with torch.enable_grad():  # an optimizer turns it off for itself
+        probe.step()
+    return torch.cat([p.detach() for p in parameters])
+
+
+@contextmanager
+def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
+    """Let whoever asks one of these for its shape, its ndim or its size be told that it is a piece."""
+
+    class Piece(nn.Parameter):
+        def refuse(self, *_: Any) -> NoReturn:
+            raise ValueError(f"the optimizer is made by the shape of a parameter, and is given pieces: {instead}")
+
+        shape = ndim = property(refuse)
+        dim = ndimension = size = refuse
+
+    for piece in pieces:
+        piece.__class__ = Piece
+    try:
+        yield
+    finally:
+        for piece in pieces:
+            piece.__class__ = nn.Parameter

@@ -1,0 +1,66 @@
+"""What `model.parameters()` has of a vector: its numbers, and not its gradient.
+
+The gradient of a vector is on its way: under stage 1 it is this rank's own until sync(), under stages 2 and 3 it is
+gone, and its mean lies in `zero.shards`.  A norm of it, or a step by it, would be another on every rank.  So whoever
+reads it is told where to look; and to take it away is to take all of it away, as `model.zero_grad()` means.
+"""
+
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from labs.dropped import Absent
+
+ELSEWHERE = (
+    "under ZeRO the gradient of {name!r} is not in model.parameters(), where every rank would see another: after "
+    "zero.sync() its mean is in zero.shards, and labs.clip.clip_gradients(zero.shards, max_norm, groups=(None,)) clips"
+)
+
+
+class Elsewhere(Absent, Tensor):
+    """Stands for a gradient that cannot be read here."""
+
+    @classmethod
+    def of(cls, name: str) -> "Elsewhere":
+        stand_in = torch.empty(0).as_subclass(cls)
+        stand_in.text = ELSEWHERE.format(name=name)
+        return stand_in
+
+
+class AtRest(nn.Parameter):
+    """A vector, or a shard of it, as the model shows it."""
+
+    @classmethod
+    def of(cls, p: nn.Parameter, unit: Any) -> "AtRest":
+        """Turn `p` into one; unit: the `labs.zero.flat.Unit` whose gradients it stands for."""
+        p.__class__, p.unit, p.in_zero = cls, ref(unit), True  # in_zero: for labs.checkpoint, it is no parameter itself
+        return p
+
+    @property
+    def grad(self) -> Elsewhere | None:
+        unit = self.unit()
+        return Elsewhere.of(unit.name) if unit and unit.has_gradient() else None
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        unit = self.unit()
+        if value is not None:
+            raise RuntimeError(f"a gradient cannot be set here: {ELSEWHERE.format(name=unit.name)}")
+        unit.forget()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            f"the layer of {self.unit().name!r} lies in a vector of Zero's and cannot be copied or pickled: "
+            "zero.full_state_dict() has its parameters, and labs.checkpoint saves them"
+        )
+
+
+def own_gradient(p: nn.Parameter) -> Tensor | None:
+    """Return the gradient that autograd has put there, whatever the parameter says of it."""
+    return torch.Tensor.grad.__get__(p)
+
+
+def forget_gradient(p: nn.Parameter) -> None:
+    torch.Tensor.grad.__set__(p, None)
