@@ -4,7 +4,7 @@ A strategy that cuts a parameter gives its optimizer the pieces.  SGD and Adam t
 notice.  LARS, Adam-mini and Muon look at a whole matrix, and would take a piece for it, without an error.
 
     require_elementwise     step the optimizer on eight numbers, and on the same numbers as two parts: are they equal?
-    shapeless               pieces whose shape a factory cannot read, as it would to tell weights from biases
+    shapeless               pieces whose ndim a factory cannot read, as it would to tell weights from biases
 """
 
 from collections import defaultdict
@@ -52,14 +52,14 @@ def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple
 
 @contextmanager
 def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
-    """Let whoever asks one of these for its shape, its ndim or its size be told that it is a piece."""
+    """Let whoever asks one of these how many dims it has, as for weights and biases, be told that it is a piece."""
 
     class Piece(nn.Parameter):
         def refuse(self, *_: Any) -> NoReturn:
-            raise ValueError(f"the optimizer is made by the shape of a parameter, and is given pieces: {instead}")
+            raise ValueError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
 
-        shape = ndim = property(refuse)
-        dim = ndimension = size = refuse
+        ndim = property(refuse)
+        dim = ndimension = refuse
 
     for piece in pieces:
         piece.__class__ = Piece

@@ -124,7 +124,7 @@ REFUSED = [
     (scaled, f"{OWN_STEP}. A GradScaler cannot"),
     (lambda stage: made(stage)[1].optimizer.step(), OWN_STEP),
     (lambda stage: made(stage, Trust), "Trust looks at more than one element"),
-    (lambda stage: made(stage, by_shape), "made by the shape of a parameter, and is given pieces"),
+    (lambda stage: made(stage, by_shape), "made by the ndim of a parameter, and is given pieces"),
     (lambda stage: made(stage)[1].param_groups, "Zero has no param_groups: the optimizer is zero.optimizer"),
     (lambda stage: made(stage)[1].state_dict(), "labs.checkpoint saves both"),
     (lambda stage: made(stage)[1].step(lambda: 0), "run the closure, and backward(), before step()"),
