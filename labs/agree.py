@@ -38,7 +38,7 @@ alone = False
 def everybodys(value: Any, group: ProcessGroup | None) -> dict[int, Any]:
     """By the global ranks of the group, each one's value."""
     values = [value] * dist.get_world_size(group)
-    if not alone:
+    if not alone and len(values) > 1:
         dist.all_gather_object(values, value, group)
     return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), values, strict=True))
 

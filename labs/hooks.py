@@ -66,6 +66,10 @@ class Call:
         self.before_backward = before_backward
         self.expect = when_all_have_gradients([*given, *uses], after_backward)
 
+    def takes(self, given: list[Tensor]) -> None:
+        """Note what a call within the layer, or a further one, is given."""
+        self.given += [(x, x._version) for x in given]
+
     def ends(self, found: list[Tensor]) -> bool:
         """The forward is over, and these are what it was given and what it made, in place or not; did it make any?"""
         before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive

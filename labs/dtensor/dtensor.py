@@ -157,6 +157,9 @@ class DTensor(Tensor):
         like = torch.empty_strided(shape, stride, device="meta")
         return DTensor(parts["_local_tensor"], *context, like)
 
+    def share_memory_(self) -> "DTensor":
+        raise RuntimeError("share_memory_() of a DTensor: its block alone has memory, x.to_local().share_memory_()")
+
     def __repr__(self, **options: Any) -> str:
         return (
             f"DTensor({tuple(self.shape)} as {list(self.placements)} on {self.device_mesh}, here {self._local_tensor})"
@@ -173,6 +176,8 @@ class DTensor(Tensor):
             return fused(op, args, kwargs)
         if "out" in kwargs:
             return written(op, args, kwargs.pop("out"), kwargs)
+        if name == "detach":  # the same block, whose version tells everybody that somebody has written to it
+            return DTensor(args[0]._local_tensor, args[0].device_mesh, args[0].placements, args[0])
         if name in IN_TERMS_OF:
             return IN_TERMS_OF[name](*args, **kwargs)
         if simple := on_blocks(op, args, kwargs):

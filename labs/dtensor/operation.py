@@ -117,7 +117,15 @@ def written_out(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> tuple[str, str
     return letters, rule.linear if is_linear(rule, len(specs), dtypes) else "", likes
 
 
-WAYS_OUT = {"linalg_vector_norm": "; to clip gradients, labs.clip.clip_gradients adds up what each rank has"}
+CLIP = "; to clip gradients, labs.clip.clip_gradients adds up what each rank has"
+WAYS_OUT = {
+    "linalg_vector_norm": CLIP,
+    "norm": CLIP,
+    "_amp_foreach_non_finite_check_and_unscale": (
+        "; in place of a GradScaler, labs.memory.precision.LossScale looks for an overflow over all ranks"
+    ),
+    "new_empty": "; to initialise from the whole, fill a plain tensor, and copy_(distribute_tensor(...)) it into this",
+}
 
 
 def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:

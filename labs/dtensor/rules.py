@@ -122,6 +122,7 @@ NOT_LINEAR = (
     *("abs", "sign", "sgn", "exp", "log", "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "relu", "gelu", "silu"),
     *("tanh", "sigmoid", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "fill"),
     *("eq", "ne", "gt", "ge", "lt", "le", "isnan", "isfinite", "logical_and", "addcmul", "addcdiv"),
+    *("bitwise_or", "bitwise_and", "bitwise_not", "erfinv"),  # with `any`, for nn.init.trunc_normal_
 )
 RULES = Rules(
     {
@@ -187,12 +188,17 @@ def native_dropout_backward(gradient: Tensor, mask: Tensor, scale: float) -> Ten
     return aten.mul(aten.mul(gradient, mask), scale)
 
 
+def any_of(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return aten.gt(aten.sum(aten.ne(x, 0), [] if dim is None else [dim], keepdim), 0)
+
+
 def item(x: Tensor) -> Any:
     return x.moved([Replicate()] * x.device_mesh.ndim).item()
 
 
 IN_TERMS_OF: dict[str, Callable[..., Any]] = {
     "addmm": addmm,
+    "any": any_of,
     "rsub": rsub,
     "native_dropout": native_dropout,
     "native_dropout_backward": native_dropout_backward,

@@ -22,5 +22,5 @@ So it is used:
 
 # ruff: noqa: F401
 
-from labs.fsdp.fsdp import FSDPModule, fully_shard
+from labs.fsdp.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from labs.fsdp.sharded import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy

@@ -12,6 +12,9 @@ the ranks, gathered at once, dropped at once.  Call it on each layer, and on the
 Names and arguments are PyTorch's (torch.distributed.fsdp, FSDP2; Zhao et al. 2023, arXiv 2304.11277, is about FSDP1).
 """
 
+import sys
+from collections.abc import Iterable
+from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
@@ -28,40 +31,77 @@ AS_THEY_ARE, ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
 
 
 def fully_shard(
-    module: nn.Module,
+    module: nn.Module | Iterable[nn.Module],
     *,
     mesh: Mesh | None = None,
     reshard_after_forward: bool | int | None = None,
     mp_policy: MixedPrecisionPolicy = AS_THEY_ARE,
     offload_policy: OffloadPolicy = ON_THE_DEVICE,
-) -> nn.Module:
+    ignored_params: Iterable[nn.Parameter] = (),
+    **others: Any,
+) -> Any:
     """Shard the parameters in `module` that no inner call has taken; the same module, which is an FSDPModule now.
 
+    module: one, or a list of those that make one group, gathered as the first of them runs, dropped behind the last.
     mesh: of one axis, or of two for HSDP, which shards along the last and replicates along the first; all ranks, if it
     is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep so much that
     a group of this many ranks holds all of it between them (a number).  None means True, but False for the outermost
-    module, whose backward begins where its forward ends.
+    module, whose backward begins where its forward ends.  ignored_params: they stay whole, and nobody averages their
+    gradients; give them to each call that could take them.
 
     Hooks on parameters stay: those of register_hook get this rank's own gradient, those of
     register_post_accumulate_grad_hook the shard, with its mean.
 
     Raises ValueError for what cannot be sharded, and if ranks do not start from the same parameters.
     """
-    mesh = mesh or Mesh((dist.get_world_size(),), ("dp",))
-    homes = homes_of(module)
-    require_shardable(module, homes, mesh, reshard_after_forward, mp_policy)
+    for name in others:
+        raise TypeError(LACKING.get(name, f"fully_shard() has no argument {name!r}"))
+    mesh = Mesh((dist.get_world_size(),), ("dp",)) if mesh is None else mesh
+    modules = [module] if isinstance(module, nn.Module) else list(module)
+    homes = homes_of(modules, ignored := set(ignored_params))
+    require_shardable(modules, homes, mesh, reshard_after_forward, mp_policy)
     named = {places[0].name + ("" if p.requires_grad else " (frozen)"): p for p, places in homes.items()}
     for axis in mesh.mesh_dim_names:
         require_equal(named, mesh.get_group(axis))
     parameters = [ShardedParameter(places, p, mesh, mp_policy, offload_policy) for p, places in homes.items()]
-    module._sharding = Sharding(
-        module,
+    sharding = Sharding(
+        modules,
         ParameterGroup(parameters, mesh, mp_policy),
         reshard_after_forward,
         None if isinstance(reshard_after_forward, bool | None) else smaller_group(mesh, reshard_after_forward),
+        ignored,
     )
-    module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
+    for each in modules:
+        each._sharding = sharding
+        each.__class__ = type(f"FSDP{type(each).__name__}", (FSDPModule, type(each)), {})
     return module
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let another method than forward, such as `generate`, find the parameters of a sharded module whole."""
+    if not isinstance(module, FSDPModule):
+        return
+    method, sharding = getattr(module, method_name), module._sharding
+
+    @wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        output = None
+        args, kwargs = sharding.before_forward(module, args, kwargs)
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            output = sharding.after_forward(module, args, kwargs, output)
+        return output
+
+    setattr(module, method_name, wrapped)
+
+
+LACKING = {  # PyTorch has it, we do not; and the way out
+    "shard_placement_fn": "labs.fsdp cuts parameters along their first dim: transpose one that must be cut otherwise",
+    "dp_mesh_dims": "labs.fsdp shards along all of mesh: give it the axes that it has, mesh['dp', ...]",
+    "set_requires_all_reduce": "labs.fsdp reduces over both axes or none: set_requires_gradient_sync(False)",
+    "set_unshard_in_backward": "labs.fsdp always gathers in backward what forward has dropped",
+}
 
 
 class FSDPModule:
@@ -69,12 +109,47 @@ class FSDPModule:
 
     _sharding: Sharding
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a module of the class from before: what somebody makes of this one, as a slice is, is not sharded."""
+        return cls.__mro__[2](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LACKING:
+            raise AttributeError(LACKING[name])
+        return super().__getattr__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
-            f"copy.deepcopy of a {type(self).__name__}, whose process groups cannot be copied: for an average of the "
-            "parameters, average shards, [p.detach().clone() for p in model.parameters()]; for another model, copy "
-            "before fully_shard"
+            f"copy.deepcopy of a {type(self).__name__}, copy.copy or pickle, and its process groups cannot be copied: "
+            "for an average of the parameters, average shards, [p.detach().clone() for p in model.parameters()]; for "
+            "another model, copy before fully_shard; to save it, labs.checkpoint.save, or each p.full_tensor()"
         )
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+            raise RuntimeError(
+                "torch.distributed.checkpoint does not know the DTensors of labs, and would take a shard for a whole: "
+                "save with labs.checkpoint, or make whole, {name: x.full_tensor() for name, x in "
+                "model.state_dict().items()}"
+            )
+        return super().named_parameters(*args, **kwargs)
+
+    # Between unshard() and reshard(), these must find the shards.
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        hide(self)
+        return super().state_dict(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of shards, and those of earlier micro-batches that were not reduced."""
+        hide(self)
+        for sharding in shardings(self, True):
+            sharding.group.forget_gradients()
+        super().zero_grad(set_to_none)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        hide(self)
+        return super()._apply(*args, **kwargs)
 
     def unshard(self, async_op: bool = False) -> "UnshardHandle | None":
         """Gather this module's parameters, and wait; or only begin to, unless they are here or on their way.
@@ -86,18 +161,32 @@ class FSDPModule:
         self._sharding.unshard()
 
     def reshard(self) -> None:
-        """Drop them."""
+        """Drop them; raise RuntimeError if they were written to since."""
+        self._sharding.group.require_unwritten()
+        self._sharding.group.is_stale()  # raises where .data was written to
         self._sharding.group.drop()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward keeps whole gradients and sends nothing, for all micro-batches but the last.
 
-        What it keeps is in no `.grad`, so zero_grad() does not forget it.
+        What it keeps is in no `.grad`, so model.zero_grad() forgets it, and an optimizer's zero_grad() does not.
         """
         for sharding in shardings(self, recurse):
             sharding.sync = requires_gradient_sync
 
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Change nothing: PyTorch's waits for gradients in the last backward only, ours in each."""
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide the sum of this module's gradients by another number than that of the ranks."""
+        self._sharding.group.divisor = factor
+
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                f"set_reshard_after_forward({reshard_after_forward!r}): give True or False; a number of ranks is for "
+                "fully_shard(reshard_after_forward=...)"
+            )
         for sharding in shardings(self, recurse):
             sharding.reshard_after_forward = reshard_after_forward
 
@@ -107,11 +196,17 @@ class FSDPModule:
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """What to gather when this one's forward begins, instead of the one that came next in the last step."""
-        self._sharding.next_in_forward = [module._sharding for module in modules]
+        self._sharding.next_in_forward = shardings_of(modules)
+        self.require_same_prefetch()
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """What to gather when this one's backward begins, instead of the one before it in forward."""
-        self._sharding.next_in_backward = [module._sharding for module in modules]
+        self._sharding.next_in_backward = shardings_of(modules)
+        self.require_same_prefetch()
+
+    def require_same_prefetch(self) -> None:
+        if self._sharding.shared:  # else the first forward compares
+            self._sharding.shared.require_same_prefetch()
 
 
 class UnshardHandle:
@@ -125,6 +220,19 @@ class UnshardHandle:
     def wait(self) -> None:
         if self.sharding.group.arriving:
             self.sharding.unshard()
+
+
+def hide(module: nn.Module) -> None:
+    for sharding in shardings(module, True):
+        if not sharding.running:
+            sharding.group.hide()
+
+
+def shardings_of(modules: list[FSDPModule]) -> list[Sharding]:
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"a {type(module).__name__} to prefetch, which was not given to fully_shard")
+    return [module._sharding for module in modules]
 
 
 def shardings(module: nn.Module, recurse: bool) -> list[Sharding]:

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 
+from labs import agree
 from labs.agree import compare, everybodys
 from labs.fsdp.sharded import MixedPrecisionPolicy, ShardedParameter
-from labs.group import all_gather, free, start_reduce_scatter
+from labs.group import all_gather, divisor_before, free, meeting_place, start_reduce_scatter
 from labs.mesh import Mesh
 
 
@@ -37,10 +38,10 @@ class ParameterGroup:
     def __init__(self, parameters: list[ShardedParameter], mesh: Mesh, policy: MixedPrecisionPolicy):
         self.parameters, self.policy = parameters, policy
         self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
-        self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
-        self.copies = mesh.size() // self.ranks
+        self.replicas = mesh.get_group(0) if mesh.ndim == 2 and mesh.size(0) > 1 else None
+        self.divisor: float = mesh.size()  # of a sum of gradients
         self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
-        self.arriving: tuple[Tensor, dist.Work] | None = None
+        self.arriving: tuple[Tensor, dist.Work | None] | None = None
         self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
         self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
 
@@ -58,7 +59,8 @@ class ParameterGroup:
             first = self.parameters[0]
             table = torch.empty(self.ranks, self.width, dtype=first.dtype, device=first.device)
             group, mine = self.group, self.side_by_side(table[self.rank])
-        self.arriving = table, all_gather(table.view(-1), mine, group=group, async_op=True)
+        alone = len(table) == 1
+        self.arriving = table, None if alone else all_gather(table.view(-1), mine, group=group, async_op=True)
 
     @property
     def width(self) -> int:
@@ -73,12 +75,27 @@ class ParameterGroup:
         return row
 
     def require_current(self) -> None:
-        """Forget what was gathered or kept before the optimizer's last step."""
+        """Forget what was gathered before the optimizer's last step."""
         for p in self.parameters:
             p.require_unchanged()
         if self.taken != self.shard_versions():
             self.drop()
-            self.kept = None
+
+    def is_stale(self) -> bool:
+        """Whether shards were written to since they were gathered: by an optimizer, or by what loads or averages."""
+        if self.taken != self.shard_versions():
+            return True
+        return self.gathered and not all([p.is_current() for p in self.parameters])
+
+    def on_any_rank(self, mine: list[bool]) -> list[bool]:
+        """Return which of these is so on any rank that has a part or a copy of these parameters."""
+        if agree.alone:
+            return mine
+        found = torch.tensor(mine, dtype=torch.uint8, device=meeting_place(self.group, self.parameters[0].device))
+        for group in (self.group, self.replicas):
+            if group and dist.get_world_size(group) > 1:
+                dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        return found.bool().tolist()
 
     def follow(self) -> bool:
         """Whether others are trained now than in the last forward; all ranks must say the same then."""
@@ -96,15 +113,16 @@ class ParameterGroup:
             found |= others
         compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
 
-    def shard_versions(self) -> tuple[int, ...]:
-        return tuple(p.shard._version for p in self.parameters)
+    def shard_versions(self) -> tuple[tuple[int, int], ...]:
+        return tuple(p.version for p in self.parameters)
 
     def arrive(self) -> None:
         """Wait until all of each parameter is here."""
         if not self.arriving:
             return
         table, work = self.arriving
-        work.wait()
+        if work:
+            work.wait()
         pieces = self.ranks // len(table)  # of each parameter, in a row
         for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
             p.arrive(of_each)
@@ -128,8 +146,17 @@ class ParameterGroup:
             for p in self.parameters:
                 p.require_unwritten()
 
-    def show(self) -> list[Tensor]:
-        return [use for use in [p.show() for p in self.parameters] if use.requires_grad]
+    def show(self) -> None:
+        for p in self.parameters:
+            p.show()
+
+    def hide(self) -> None:
+        for p in self.parameters:
+            p.hide()
+
+    @property
+    def uses(self) -> list[Tensor]:
+        return [p.use for p in self.parameters if p.use is not None and p.use.requires_grad]
 
     # ---- gradients ---------------------------------------------------------------------------------------
 
@@ -149,8 +176,11 @@ class ParameterGroup:
     def forget(self) -> None:
         """Drop all that is gathered, and whole gradients."""
         self.drop()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
         for p in self.parameters:
-            p.full.grad = p.pending = None
+            p.forget_gradient()
 
 
 class Reduction:
@@ -168,13 +198,14 @@ class Reduction:
         self.widths = [p.n for p in self.due]
         dtype, device = group.policy.reduce_dtype or self.due[0].dtype, self.due[0].device
         self.table = torch.empty(group.ranks, sum(self.widths), dtype=dtype, device=device)
+        self.before = divisor_before(dtype, group.divisor)
         for p, pieces in zip(self.due, self.table.split(self.widths, 1), strict=True):
-            p.pack(pieces)
+            p.pack(pieces, self.before)
             p.pending = None
         self.part_of_sum = start_reduce_scatter(self.table.view(-1), group.group)
 
     def average_replicas(self) -> None:
-        self.part = self.part_of_sum().div_(self.group.ranks * self.group.copies)
+        self.part = self.part_of_sum().div_(self.group.divisor / self.before)
         free(self.table)
         replicas = self.group.replicas
         self.work = dist.all_reduce(self.part, group=replicas, async_op=True) if replicas else None

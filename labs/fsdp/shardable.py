@@ -17,19 +17,23 @@ from labs.mesh import Mesh
 from labs.zero.layers import Home
 
 
-def homes_of(module: nn.Module) -> dict[nn.Parameter, list[Home]]:
-    """The parameters in `module`, except those that an inner call has taken, each with the places where it stands."""
+def homes_of(modules: list[nn.Module], ignored: set[nn.Parameter]) -> dict[nn.Parameter, list[Home]]:
+    """Return the parameters in `modules` with the places where each stands.
+
+    Those that an inner call has taken, and those that are ignored, are left out.
+    """
     homes: dict[nn.Parameter, list[Home]] = {}
 
     def walk(inner: nn.Module, path: str) -> None:
         for attribute, p in inner._parameters.items():
-            if p is not None:
+            if p is not None and p not in ignored:
                 homes.setdefault(p, []).append(Home(inner, attribute, path + attribute))
         for name, child in inner.named_children():
             if not is_sharded(child):
                 walk(child, f"{path}{name}.")
 
-    walk(module, "")
+    for number, module in enumerate(modules):
+        walk(module, f"{number}." if len(modules) > 1 else "")
     return homes
 
 
@@ -38,33 +42,53 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def require_shardable(
-    module: nn.Module, homes: dict[nn.Parameter, list[Home]], mesh: Mesh, reshard: Any, policy: MixedPrecisionPolicy
+    modules: list[nn.Module],
+    homes: dict[nn.Parameter, list[Home]],
+    mesh: Mesh,
+    reshard: Any,
+    policy: MixedPrecisionPolicy,
 ) -> None:
-    kind = type(module).__name__
-    if is_sharded(module):
-        raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise ValueError(f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it")
+    if not modules:
+        raise ValueError("fully_shard of an empty list: give a module, or those that make one group, [norm, head]")
+    for module in modules:
+        require_module(module)
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh={mesh!r} is no labs.mesh.Mesh: give Mesh((ranks,), ('dp',)), or two axes for HSDP")
     if mesh.ndim > 2:
         raise ValueError(
             f"{mesh} has {mesh.ndim} axes: give one to shard along, or two, replicas first, mesh['dp', ...]"
         )
     ranks = mesh.size(-1)
+    if not isinstance(reshard, bool | int | None):
+        raise ValueError(f"reshard_after_forward={reshard!r}: give True, False, None, or a number of ranks")
     if not isinstance(reshard, bool | None) and (reshard < 2 or reshard >= ranks or ranks % reshard):
         fits = [n for n in range(2, ranks) if ranks % n == 0]
         raise ValueError(
             f"reshard_after_forward={reshard} on {ranks} ranks: give True, False, or a smaller number of ranks that "
             f"divides them{f' ({fits})' if fits else ''}"
         )
-    require_dense(module)
     for p, (home, *_) in homes.items():
-        require_cuttable(p, home.name, kind, policy)
+        require_cuttable(p, home.name, type(modules[0]).__name__, policy)
     dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
     if len(dtypes) > 1 and policy.param_dtype is None:
         names = " and ".join(f"{name!r} ({dtype})" for dtype, name in dtypes.items())
         raise ValueError(
             f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
         )
+
+
+def require_module(module: Any) -> None:
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"fully_shard of a {kind}: give a module, or a list of those that make one group")
+    if is_sharded(module):
+        raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        raise ValueError(
+            f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it, or on list(...) of "
+            "them, if they are to be one group"
+        )
+    require_dense(module)
 
 
 def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisionPolicy) -> None:
@@ -74,7 +98,15 @@ def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisi
             "travel together, so shard the module that has both, and neither of them by itself"
         )
     if isinstance(p, DTensor):
-        raise ValueError(f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters")
+        raise ValueError(
+            f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters; with tensor parallelism on "
+            "another axis, labs.parallel puts both together"
+        )
+    if hasattr(p, "__tensor_flatten__") or hasattr(p, "fsdp_pre_all_gather"):
+        raise ValueError(
+            f"parameter {name!r} is a {type(p).__name__}, whose own way to compute or to be gathered would be lost: "
+            "make it a plain parameter before fully_shard"
+        )
     if nn.parameter.is_lazy(p):
         raise ValueError(f"parameter {name!r} is lazy: run a forward before fully_shard, so that it has a shape")
     if p.grad is not None:
@@ -84,13 +116,18 @@ def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisi
             f"parameter {name!r} is of {p.dtype}, and would be gathered as {policy.param_dtype}, which loses "
             "some of it: shard its module by itself, without a param_dtype"
         )
+    if not p.is_contiguous():
+        raise ValueError(
+            f"parameter {name!r} has the strides {p.stride()}, and would be gathered with others: give it contiguous "
+            "memory before fully_shard, p.data = p.data.contiguous(); inputs alone may be channels_last"
+        )
     if p.ndim == 0:
         raise ValueError(f"parameter {name!r} has no dim to cut along: give it the shape (1,)")
 
 
-def require_all_sharded(root: nn.Module) -> None:
+def require_all_sharded(root: nn.Module, ignored: set[nn.Parameter]) -> None:
     for name, p in root.named_parameters():
-        if p.requires_grad and not hasattr(p, "to_local"):
+        if p.requires_grad and not hasattr(p, "to_local") and p not in ignored:
             raise RuntimeError(
                 f"parameter {name!r} was added after the model was sharded, and is not averaged: add it before "
                 "fully_shard, or fully_shard its module before the first forward, too"

@@ -4,6 +4,7 @@ has memory only while its layer computes, and then stands there instead.
     MixedPrecisionPolicy    in which dtypes it is gathered, and its gradient reduced
     OffloadPolicy           where its shard lies
     ShardedParameter        the parameter
+    Whole                   what its layer finds: `full`, to autograd
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labs import agree
 from labs.dropped import Moved, Versions
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.group import free
@@ -36,7 +38,10 @@ class OffloadPolicy:
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards, their gradients, and so the optimizer, stay in the CPU's memory; only what is gathered does not."""
+    """Shards, their gradients, and so the optimizer, stay in the CPU's memory; only what is gathered does not.
+
+    pin_memory: let a GPU's copy engines read the shards; where there is no GPU, nothing is pinned.
+    """
 
     pin_memory: bool = True
 
@@ -49,17 +54,21 @@ class ShardedParameter:
 
     def __init__(self, homes: list[Home], p: nn.Parameter, mesh: Mesh, policy: MixedPrecisionPolicy, offload: Any):
         self.homes, self.name, self.shape = homes, homes[0].name, p.shape
-        self.mesh, self.ranks, rank = mesh, mesh.size(-1), mesh.get_local_rank(-1)
+        self.mesh, self.ranks, self.rank = mesh, mesh.size(-1), mesh.get_local_rank(-1)
         self.rows = max(1, -(-p.shape[0] // self.ranks))  # of a piece: one of padding, where there is nothing at all
         self.n = self.rows * p.shape[1:].numel()
-        self.mine = slice(min(rank * self.rows, len(p)), min((rank + 1) * self.rows, len(p)))
+        self.mine = slice(*(min(rank * self.rows, len(p)) for rank in (self.rank, self.rank + 1)))
         self.placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
         to = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) and not p.is_meta else p.device
         own = p.detach()[self.mine].to(to, copy=True)
+        if p.is_cuda and to.type == "cpu" and offload.pin_memory:
+            own = own.pin_memory()
         self.shard = nn.Parameter(self.distributed(own), p.requires_grad)
         vars(self.shard).update(vars(p))  # what others have noted on it
         self.hooks = p._backward_hooks  # of a rank's own gradient; these are of the mean:
         self.shard._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
+        self.full: nn.Parameter | None = None  # from the first forward on
+        self.use: Tensor | None = None  # what stands in the module while its layer computes
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
         self.pending: Tensor | None = None  # a gradient of earlier micro-batches, in reduce_dtype
         for module, attribute, _ in homes:
@@ -89,6 +98,8 @@ class ShardedParameter:
     def require_unchanged(self) -> None:
         module, attribute, _ = self.homes[0]
         now = module._parameters.get(attribute)
+        if now is not None and now is self.use:
+            now = self.shard
         if now is not None and now.is_meta:
             raise RuntimeError(
                 f"parameter {self.name!r} is on the meta device: model.to_empty(device=...) gives the shards memory, "
@@ -101,9 +112,9 @@ class ShardedParameter:
             )
         if now is not self.shard or now.dtype != self.at_rest:
             raise RuntimeError(
-                f"parameter {self.name!r} was sharded as a DTensor of {self.at_rest}, and a {type(now).__name__} of "
-                f"{now.dtype} stands there now: convert or replace parameters before fully_shard (or let mp_policy= "
-                "say in which dtype to compute)"
+                f"parameter {self.name!r} was sharded as a DTensor of {self.at_rest}, and another one, a "
+                f"{type(now).__name__} of {now.dtype}, stands there now: convert or replace parameters before "
+                "fully_shard (or let mp_policy= say in which dtype to compute), and load without assign=True"
             )
         if now._backward_hooks:
             raise RuntimeError(
@@ -120,13 +131,20 @@ class ShardedParameter:
         """This rank's piece, without padding."""
         return self.shard.detach().to_local()
 
-    def show(self) -> Tensor:
-        """Let the layer find all of it: its gradient comes together in the tensor that is returned."""
+    @property
+    def version(self) -> tuple[int, int]:
+        """What changes where the shard is written to, or its block by itself, as checkpoints and averages do."""
+        return self.shard._version, self.shard._local_tensor._version
+
+    def show(self) -> None:
+        """Let the layer find all of it in `use`, where its gradient comes together."""
+        # Autograd would call the shard's hooks before there is a gradient.
+        noticed = self.full.requires_grad and not self.shard._post_accumulate_grad_hooks
         with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
-            use = self.full.view_as(self.full)
+            self.use = Whole.apply(self.full, self.shard) if noticed else self.full.view_as(self.full)
+        self.use._is_param = True  # for isinstance(..., nn.Parameter)
         for module, attribute, _ in self.homes:
-            vars(module)[attribute] = use
-        return use
+            module._parameters[attribute] = self.use
 
     def arrive(self, pieces: Tensor) -> None:
         """From a table of fewer ranks, several of the pieces stand in each of its rows."""
@@ -136,24 +154,46 @@ class ShardedParameter:
 
     def drop(self) -> None:
         self.hide()
+        self.versions.forbid()
         free(self.whole)
 
     def require_unwritten(self) -> None:
         module, attribute, _ = self.homes[0]
-        if self.full._version != self.versions.version or not vars(module)[attribute].is_set_to(self.full):
-            raise RuntimeError(
-                f"parameter {self.name!r} was written to in a forward, where fully_shard has gathered it, and drops it "
-                "with what was written: change parameters between steps, under torch.no_grad(), where they are shards"
-            )
+        now = module._parameters.get(attribute)
+        replaced = self.use is not None and not (now is self.use and now.is_set_to(self.full))
+        if replaced or self.full._version != self.versions.version:
+            self.refuse_write()
+
+    def is_current(self) -> bool:
+        """Whether what was gathered has this rank's numbers still, of which .data and NumPy change no version."""
+        own = self.local.to(self.whole).flatten()
+        gathered = self.whole[self.rank, : len(own)]
+        current = agree.alone or torch.equal(gathered.view(torch.uint8), own.view(torch.uint8))
+        if not current and self.use is not None:
+            self.refuse_write()
+        return current
+
+    def refuse_write(self) -> None:
+        raise RuntimeError(
+            f"parameter {self.name!r} was written to in a forward, or between unshard() and reshard(), where "
+            "fully_shard has gathered it, and drops it with what was written: change parameters between steps, "
+            "under torch.no_grad(), where they are shards"
+        )
 
     def hide(self) -> None:
-        """Let the layer find the shard again."""
+        """Let the layer find the shard again, unless somebody has put another one there."""
         for module, attribute, _ in self.homes:
-            vars(module).pop(attribute, None)
-        self.versions.forbid()
+            if self.use is not None and module._parameters.get(attribute) is self.use:
+                module._parameters[attribute] = self.shard
+        self.use = None
 
-    def pack(self, pieces: Tensor) -> None:
-        """Lay the gradient that waits into pieces, [ranks, n]; where none does, what changes no sum: -0.0.
+    def forget_gradient(self) -> None:
+        self.pending = None
+        if self.full is not None:
+            self.full.grad = None
+
+    def pack(self, pieces: Tensor, divisor: int) -> None:
+        """Lay the gradient that waits, divided, into pieces, [ranks, n]; where none does, what changes no sum: -0.0.
 
         What is added to -0.0 stays as it is, and only where all ranks bring that is it the sum.  So a gradient of zeros
         must bring 0.0, in its padding, too.
@@ -161,7 +201,7 @@ class ShardedParameter:
         if self.pending is None:
             pieces.fill_(-0.0)
             return
-        gradient, complete = self.pending, len(self.pending) // self.rows
+        gradient, complete = self.pending if divisor == 1 else self.pending / divisor, len(self.pending) // self.rows
         torch.add(gradient[: complete * self.rows].reshape(complete, self.n), 0.0, out=pieces[:complete])
         if complete < self.ranks:
             over = gradient[complete * self.rows :].flatten()
@@ -178,3 +218,25 @@ class ShardedParameter:
             self.shard.grad.to_local().add_(own)
         for hook in (self.shard._post_accumulate_grad_hooks or {}).values():
             hook(self.shard)
+
+
+class Whole(torch.autograd.Function):
+    """All of a parameter, as its layer finds it.
+
+    The shard is an input for one reason: who asks autograd for its gradient, as by backward(inputs=...), comes by here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, full: Tensor, shard: DTensor) -> Tensor:
+        return full.view_as(full)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (full, _), _ = ctx.next_functions
+        if not torch._C._will_engine_execute_node(full):
+            raise RuntimeError(
+                "backward(inputs=...) and autograd.grad do not bring a parameter of fully_shard its gradient: call "
+                "loss.backward() without inputs, and read p.grad after it, or train fewer parameters by "
+                "requires_grad_(False)"
+            )
+        return gradient, None

@@ -24,6 +24,7 @@ Checkpoints may be reentrant, and run a backward inside of a backward: the outer
 """
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,63 +40,72 @@ from labs.hooks import Call, alias, differentiable, require_inside, weakly
 
 
 class Sharding:
-    """One module's part in a training step: a method for each event."""
+    """One group's part in a training step: a method for each event.
+
+    modules: those that have its parameters, mostly one.  A turn begins as the first of them is called, and ends when
+    all of them have run; calls within a call belong to its turn.
+    """
 
     def __init__(
-        self, module: nn.Module, group: ParameterGroup, reshard: bool | int | None, smaller: ProcessGroup | None
+        self,
+        modules: list[nn.Module],
+        group: ParameterGroup,
+        reshard: bool | int | None,
+        smaller: ProcessGroup | None,
+        ignored: set[nn.Parameter],
     ):
-        self.module, self.group, self.smaller, self.policy = module, group, smaller, group.policy
+        self.modules, self.group, self.smaller, self.policy = modules, group, smaller, group.policy
+        self.ignored = ignored
         self.reshard_after_forward, self.reshard_after_backward, self.sync = reshard, True, True
         self.next_in_forward: list[Sharding] | None = None
         self.next_in_backward: list[Sharding] | None = None
         self.shared: SharedState | None = None
         self.call: Call | None = None
-        self.running = False  # its forward
+        self.depth, self.to_run = 0, set()  # calls that are running, and modules that this turn waits for
+        self.leads_back = False  # whether this turn has made something that a backward could begin with
         self.place = 0  # of its last forward among the others
         self.due, self.counted = 0, None  # gradients that a backward still brings, and which one
-        # Before the hooks that are there already, which may compute a weight from the parameters.
-        module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
+        for module in modules:
+            # Before the hooks that are there already, which may compute a weight from the parameters.
+            module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
     # ---- the events of a training step -------------------------------------------------------------------
 
     @torch.compiler.disable
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        self.running = True
-        self.settled()
-        self.shared.forward_begins(self)
-        self.group.require_current()
-        if not in_backward() and self.group.follow():
-            self.train()
-        uses = self.unshard()
-        self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
+        self.depth += 1
+        if self.depth == 1 and module not in self.to_run:
+            self.begin_turn(module)
         if self.policy.cast_forward_inputs:
             args, kwargs = cast(self.policy.param_dtype, (args, kwargs))
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
             given = differentiable([args, kwargs])
-            begins = partial(weakly(self.before_backward), self.group.shard_versions(), self.place)
-            self.call = Call(given, uses, begins, weakly(self.after_backward))
+            if self.call:
+                self.call.takes(given)
+            else:
+                begins = partial(weakly(self.before_backward), self.group.shard_versions(), self.place)
+                self.call = Call(given, self.group.uses, begins, weakly(self.after_backward))
         return args, kwargs
 
     @torch.compiler.disable
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Called when the module's output is there, or its forward has failed."""
-        self.running = False
+        self.depth -= 1
+        self.to_run.discard(module)
         self.group.require_unwritten()
         if output is not None:
             require_inside(output, {p.whole.untyped_storage()._cdata: p.name for p in self.group.parameters})
-        if self.reshards and not in_backward():  # a recomputation needs it at once
-            if self.smaller and self.group.gathered and torch.is_grad_enabled():
-                self.group.keep(self.smaller)
-            self.group.drop()
         output = cast(self.policy.output_dtype, output)
-        leads_back = self.call and self.call.ends(differentiable([output, args, kwargs]))
-        self.call = None
-        if self.shared:
-            if self.shared.root is self and output is not None:
-                require_all_sharded(module)
-            self.shared.forward_ends(self, leads_back, failed=output is None)
+        if self.call:
+            self.leads_back |= self.call.ends(differentiable([output, args, kwargs]))
+        if not self.running:
+            self.end_turn()
+            if self.shared:
+                self.shared.forward_ends(self, self.leads_back, failed=output is None)
+                if self.shared.root is self and output is not None:
+                    require_all_sharded(module, set().union(*(each.ignored for each in self.shared.members)))
         return output
 
     def before_backward(self, versions: tuple[int, ...], place: int) -> None:
@@ -127,12 +137,45 @@ class Sharding:
 
     # ---- what is done in them -----------------------------------------------------------------------------
 
-    def unshard(self) -> list[Tensor]:
+    @property
+    def running(self) -> bool:
+        return self.depth > 0 or bool(self.to_run)
+
+    def begin_turn(self, module: nn.Module) -> None:
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f"a {type(module).__name__} of fully_shard within torch.func.grad, vmap or another transform, which "
+                "see none of its gathers: call it outside of them, and take gradients by backward()"
+            )
+        self.to_run = {module} if in_backward() else set(self.modules)  # a recomputation may be of one of them
+        self.leads_back, self.call = False, None
+        self.settled()
+        self.shared.forward_begins(self)
+        if not in_backward() and (self.shared.root is self or not self.shared.root.running):
+            self.shared.drop_stale(self)
+        self.group.require_current()
+        if not in_backward() and self.group.follow():
+            self.train()
+        self.unshard()
+        self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
+
+    def end_turn(self) -> None:
+        """Drop the parameters; or let parameters() give the shards again, though all of them stay."""
+        self.to_run, self.call = set(), None
+        if in_backward():  # a recomputation needs them at once
+            return
+        self.group.hide()
+        if self.reshards:
+            if self.smaller and self.group.gathered and torch.is_grad_enabled():
+                self.group.keep(self.smaller)
+            self.group.drop()
+
+    def unshard(self) -> None:
         self.settled()
         with torch.inference_mode(False):
             self.group.gather(self.smaller)
             self.group.arrive()
-            return self.group.show()
+            self.group.show()
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:
         with torch.inference_mode(False):
@@ -145,8 +188,10 @@ class Sharding:
         return self.shared and self.shared.root is not self if reshard is None else bool(reshard)
 
     def drop_after_backward(self) -> None:
-        if self.reshard_after_backward and not self.running:
-            self.group.drop()
+        if not self.running:
+            self.group.hide()
+            if self.reshard_after_backward:
+                self.group.drop()
 
     def expect(self) -> None:
         """Count the gradients that this backward will bring."""
@@ -177,11 +222,12 @@ class Sharding:
     def settled(self) -> None:
         """The outermost module is the one whose forward begins first."""
         if self.shared is None:
-            names = shardings_in(self.module)
+            names = shardings_in(*self.modules)
             with torch.inference_mode(False):  # what is made in it could never be trained
                 for sharding in names:
                     sharding.settle()
             shared = SharedState(self, names)
+            shared.require_same_prefetch()
             for sharding in names:
                 sharding.shared = shared
                 sharding.train()
@@ -196,11 +242,24 @@ class Sharding:
             p.train(weakly(self.gradient_ready))
 
 
-def shardings_in(module: nn.Module) -> dict[Sharding, str]:
-    return {each._sharding: name for name, each in module.named_modules() if is_sharded(each)}
+def shardings_in(*modules: nn.Module) -> dict[Sharding, str]:
+    """Return {sharding: the name of its first module}."""
+    found: dict[Sharding, str] = {}
+    for module in modules:
+        for name, each in module.named_modules():
+            if is_sharded(each):
+                found.setdefault(each._sharding, name)
+    return found
 
 
 def cast(dtype: torch.dtype | None, values: Any) -> Any:
-    if dtype is None:
-        return values
-    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, values)
+    """Return the values with floating-point tensors of this dtype, in lists, dicts and dataclasses."""
+    return values if dtype is None else tree_map(partial(cast_one, dtype), values)
+
+
+def cast_one(dtype: torch.dtype, x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.to(dtype) if x.is_floating_point() else x
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{field.name: cast(dtype, getattr(x, field.name)) for field in fields(x) if field.init})
+    return x

@@ -21,6 +21,11 @@ class Member(Protocol):
 
     group: ParameterGroup
     place: int
+    running: bool
+    next_in_forward: "list[Member] | None"
+    next_in_backward: "list[Member] | None"
+
+    def end_turn(self) -> None: ...
 
     def reduce(self) -> None: ...
 
@@ -46,6 +51,20 @@ class SharedState:
             self.order.begin()
         member.place = self.order.append(member)
 
+    def drop_stale(self, member: Member) -> None:
+        """Before a forward, drop what earlier ones left gathered, if its shards were written to since.
+
+        Only those who hold some of the shards may have written, and all must gather again: so ranks ask each other,
+        where anything is left at all, as after a forward without a backward.
+        """
+        groups = [each.group for each in (self.members if member is self.root else [member])]
+        for group in groups:
+            group.kept = None
+        if held := [group for group in groups if group.gathered or group.arriving]:
+            for group, stale in zip(held, held[0].on_any_rank([group.is_stale() for group in held]), strict=True):
+                if stale:
+                    group.drop()
+
     def after(self) -> list[Member]:
         return [] if in_backward() else self.order.after()
 
@@ -56,6 +75,8 @@ class SharedState:
             self.order.leading.append(member)
         if member is self.root:
             for other in self.members:
+                if other.running:  # of a list of modules, one was left out
+                    other.end_turn()
                 if other.group.arriving:  # sent for in vain
                     other.group.drop()
             if not failed:
@@ -82,6 +103,20 @@ class SharedState:
             member.drop_after_backward()
         self.in_backward = False
         self.require_same("ranks go back through different layers", self.order.end())
+
+    def require_same_prefetch(self) -> None:
+        """Raise RuntimeError, on every rank, where ranks were told to gather ahead in different orders."""
+        names = {member: name or "the model" for member, name in self.order.names.items()}
+        self.root.group.require_same(
+            [
+                (name, [names.get(other, "another model's") for other in others])
+                for member, name in names.items()
+                for others in (member.next_in_forward, member.next_in_backward)
+                if others is not None
+            ],
+            "set_modules_to_forward_prefetch or set_modules_to_backward_prefetch had other modules on another rank: "
+            "{}; what meets in one all-gather must belong to one layer, so give the same lists on all ranks",
+        )
 
     def give_up(self) -> None:
         """The last backward has failed: what it left must not be taken for this one's."""

@@ -134,7 +134,7 @@ def test_only_what_no_rank_had_a_gradient_for_has_none():
         fully_shard(model)(torch.ones(1, 2)).sum().backward()
         p = model._sharding.group.parameters[0]
         p.pending, pieces = -torch.zeros(p.shape), torch.full((4, p.n), -0.0)
-        p.pack(pieces)
+        p.pack(pieces, 1)
         return [p.grad is not None for p in model.parameters()], pieces.signbit().any().item()
 
     assert run(body, ranks=4) == [([True, True, True, True, False, False], False)] * 4
