@@ -24,6 +24,7 @@ NAMES = """
                                               Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
                                               UntypedStorage._cdata ScriptObject._get_method _assert_async
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
+                                              _are_functorch_transforms_active
                                               _ImperativeEngine _autograd.DeviceType.PrivateUse1
                                               _set_throw_on_mutable_data_ptr
     torch._C._autograd                        _unsafe_set_version_counter _top_saved_tensors_default_hooks
@@ -65,6 +66,7 @@ NAMES = """
                                               aten._softmax aten._softmax_backward_data aten._local_scalar_dense
                                               aten._log_softmax aten._log_softmax_backward_data aten._unsafe_view
                                               aten._fused_rms_norm aten._fused_rms_norm_backward
+                                              aten._amp_foreach_non_finite_check_and_unscale
     torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
@@ -82,7 +84,7 @@ NOT_PYTORCHS = {
     "_foreach_",
     "_fused_",
 }
-SET_BY_US = set(vars(keep))  # for a later PyTorch that asks for it
+SET_BY_US = {"_is_param"} | set(vars(keep))  # for a later PyTorch that asks for it
 
 
 def names():

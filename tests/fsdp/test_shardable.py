@@ -1,8 +1,15 @@
 """What labs.fsdp refuses, as it shards or later, and the sentence."""
 
+import copy
+import io
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
 
 from labs.dtensor import Shard, distribute_tensor
 from labs.fsdp import fully_shard
@@ -67,7 +74,9 @@ def trained(do, mesh, inner=linear, inputs=None):
 
 
 def parameters_in_forward(mesh):
-    trained(lambda module, x: x @ next(module.parameters()), mesh)
+    model = Does(lambda module, x: x @ next(module.parameters()))
+    fully_shard(model.inner, mesh=mesh)  # which is not whole yet
+    fully_shard(model, mesh=mesh)(torch.ones(2, 3))
 
 
 def replaced_in_forward(mesh):
@@ -187,7 +196,7 @@ REFUSED = {  # beside the odd trainings (tests/odd.py)
     from_other_seeds: "replicas differ from the start: parameter 'weight'",
     replicas_from_other_seeds: "replicas differ from the start: parameter 'weight'",
     of_other_shapes: "replicas differ from the start: parameter 'weight' is torch.float32 of shape (3, 3)",
-    converted_later: "was sharded as a DTensor of torch.float32, and a DTensor of torch.float64 stands there now",
+    converted_later: "sharded as a DTensor of torch.float32, and another one, a DTensor of torch.float64, stands there",
     optimizer_before: "make the optimizer after fully_shard",
     step_before_backward: "backward() of a loss from before step()",
     parameters_in_forward: "after fully_shard, parameters() gives DTensors",
@@ -196,7 +205,7 @@ REFUSED = {  # beside the odd trainings (tests/odd.py)
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
     plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
-    a_loss_beside_the_output: "has been modified by an inplace operation",
+    a_loss_beside_the_output: "its base or another view of its base has been modified inplace",
     taken_out: "parameter 'weight' was taken out of its module after fully_shard",
     frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",
     frozen_later_on_one_rank: "ranks train different parameters: rank 0 ['bias'], rank 1 ['weight']",
@@ -224,3 +233,194 @@ def test_bad_input_is_refused_in_a_sentence():
     for said in run(body, ranks=2):
         for case, text in REFUSED.items():
             assert text in said.get(case.__name__, "nothing"), case.__name__
+
+
+# ---- what leads out --------------------------------------------------------------------------------------
+
+
+def loaded_by_assigning(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    layer.load_state_dict({name: x.clone() for name, x in layer.state_dict().items()}, assign=True)
+    layer(torch.ones(2, 3))
+
+
+def transposed_memory(mesh):
+    fully_shard(nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last), mesh=mesh)
+
+
+def of_a_kind_of_its_own(mesh):
+    layer = linear()
+    layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach().clone()))
+    fully_shard(layer, mesh=mesh)
+
+
+def with_a_gather_of_its_own(mesh):
+    layer = linear()
+    layer.weight.fsdp_pre_all_gather = lambda mesh: None
+    fully_shard(layer, mesh=mesh)
+
+
+def by_a_word(mesh):
+    fully_shard(linear(), mesh=mesh, reshard_after_forward="yes")
+
+
+def by_a_number_later(mesh):
+    fully_shard(linear(), mesh=mesh).set_reshard_after_forward(2)
+
+
+def on_pytorchs_mesh(mesh):
+    fully_shard(linear(), mesh=init_device_mesh("cpu", (2,)))
+
+
+def of_nothing(mesh):
+    fully_shard([], mesh=mesh)
+
+
+def cut_elsewhere(mesh):
+    fully_shard(linear(), mesh=mesh, shard_placement_fn=lambda p: Shard(1))
+
+
+def misspelt(mesh):
+    fully_shard(linear(), mesh=mesh, ignored_parameters=set())
+
+
+def half_reduced(mesh):
+    fully_shard(linear(), mesh=mesh).set_requires_all_reduce(False)
+
+
+def prefetching_a_stranger(mesh):
+    fully_shard(linear(), mesh=mesh).set_modules_to_forward_prefetch([linear()])
+
+
+def prefetching(mesh, *moments):
+    model = fully_shard(nn.Sequential(*(fully_shard(linear(), mesh=mesh) for _ in range(3))), mesh=mesh)
+    for forward in moments:
+        if forward:
+            model(torch.ones(2, 3))
+        else:
+            model[0].set_modules_to_forward_prefetch([model[1 + dist.get_rank()]])
+
+
+def prefetching_others(mesh):
+    prefetching(mesh, False, True)
+
+
+def prefetching_others_later(mesh):
+    prefetching(mesh, True, False)
+
+
+def prefetching_on_one_rank(mesh):
+    model = fully_shard(nn.Sequential(*(fully_shard(linear(), mesh=mesh) for _ in range(2))), mesh=mesh)
+    if dist.get_rank():
+        model[1].set_modules_to_backward_prefetch([model[0]])
+    model(torch.ones(2, 3))
+
+
+def within_a_transform(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    torch.func.grad(lambda x: layer(x).sum())(torch.ones(2, 3))
+
+
+def through_pytorchs_helper(mesh):
+    get_model_state_dict(fully_shard(linear(), mesh=mesh), options=StateDictOptions(full_state_dict=True))
+
+
+def the_optimizer_through_pytorchs_helper(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    get_optimizer_state_dict(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+
+
+def copied(mesh):
+    copy.copy(fully_shard(linear(), mesh=mesh))
+
+
+def saved_by_torch(mesh):
+    torch.save(fully_shard(linear(), mesh=mesh).state_dict(), io.BytesIO())
+
+
+def scaled(mesh):
+    layer, scaler = fully_shard(linear(), mesh=mesh), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler.scale(layer(torch.ones(2, 3)).sum()).backward()
+    scaler.step(optimizer)
+
+
+def clipped(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    layer(torch.ones(2, 3)).sum().backward()
+    nn.utils.clip_grad_norm_(layer.parameters(), 1.0, foreach=True)
+
+
+def orthogonal(mesh):
+    nn.init.orthogonal_(fully_shard(linear(), mesh=mesh).weight)
+
+
+def the_unit_matrix(mesh):
+    nn.init.eye_(fully_shard(linear(), mesh=mesh).weight)
+
+
+def in_shared_memory(mesh):
+    fully_shard(linear(), mesh=mesh).share_memory()
+
+
+LEADS_OUT = {
+    loaded_by_assigning: "load without assign=True",
+    transposed_memory: "parameter 'weight' has the strides (72, 1, 24, 8)",
+    of_a_kind_of_its_own: "parameter 'weight' is a TwoTensor",
+    with_a_gather_of_its_own: "whose own way to compute or to be gathered would be lost",
+    by_a_word: "reshard_after_forward='yes': give True, False, None, or a number",
+    by_a_number_later: "set_reshard_after_forward(2): give True or False",
+    on_pytorchs_mesh: "is no labs.mesh.Mesh: give Mesh(",
+    of_nothing: "fully_shard of an empty list",
+    cut_elsewhere: "labs.fsdp cuts parameters along their first dim",
+    misspelt: "fully_shard() has no argument 'ignored_parameters'",
+    half_reduced: "set_requires_gradient_sync(False)",
+    prefetching_a_stranger: "a Linear to prefetch, which was not given to fully_shard",
+    prefetching_others: "rank 0 [('0', ['1'])], rank 1 [('0', ['2'])]; what meets in one all-gather",
+    prefetching_others_later: "rank 0 [('0', ['1'])], rank 1 [('0', ['2'])]; what meets in one all-gather",
+    prefetching_on_one_rank: "rank 0 [], rank 1 [('1', ['0'])]; what meets in one all-gather",
+    within_a_transform: "within torch.func.grad, vmap or another transform",
+    through_pytorchs_helper: "save with labs.checkpoint",
+    the_optimizer_through_pytorchs_helper: "save with labs.checkpoint",
+    copied: "copy before fully_shard; to save it, labs.checkpoint.save",
+    saved_by_torch: "full_tensor()",
+    scaled: "LossScale looks for an overflow over all ranks",
+    clipped: "labs.clip.clip_gradients adds up",
+    orthogonal: "copy_(distribute_tensor(...))",
+    the_unit_matrix: "with distribute_tensor (it is the whole)",
+    in_shared_memory: "share_memory_() of a DTensor",
+}
+
+
+def said_of(cases):
+    mesh, said = Mesh((2,), ("dp",)), {}
+    for case in cases:
+        try:
+            case(mesh)
+        except Exception as error:
+            said[case.__name__] = str(error)
+    return said
+
+
+def test_what_is_refused_leads_out():
+    for said in run(partial(said_of, [*LEADS_OUT]), ranks=2):
+        for case, text in LEADS_OUT.items():
+            assert text in said.get(case.__name__, "nothing"), case.__name__
+
+
+def test_shards_are_filled_by_a_truncated_normal():
+    """As torchtitan's models are, of which to_empty() made the memory."""
+
+    def body():
+        whole = torch.stack([nn.init.trunc_normal_(fully_shard(nn.Linear(100, 80)).weight).full_tensor() for _ in "ab"])
+        tail = nn.init.trunc_normal_(fully_shard(nn.Linear(100, 80)).weight, a=1.0, b=2.0).full_tensor()
+        return whole.std().item(), whole.abs().max().item(), tail.min().item(), tail.max().item(), whole[0, 0, 0].item()
+
+    def seeded_body():
+        torch.manual_seed(0)
+        return body()
+
+    (one, other) = run(seeded_body, ranks=2)
+    assert one == other
+    std, largest, least, most, _ = one
+    assert 0.85 < std < 0.91 and 1.9 < largest <= 2.0 and 1.0 <= least < 1.01 and 1.9 < most <= 2.0

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import ddp
-from labs.fsdp import MixedPrecisionPolicy, fully_shard
+from labs.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.zero import Zero
@@ -167,3 +167,132 @@ def habits(mesh):
 def test_habits():
     for found in run(lambda: habits(Mesh((2,), ("dp",))), ranks=2):
         assert all(found.values()), found
+
+
+# ---- several modules, parameters left out, other methods -------------------------------------------------
+
+
+class Tied(nn.Module):
+    """Embedding, layers, norm, and a head that has the embedding's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(7, 3), nn.LayerNorm(3), nn.Linear(3, 7, bias=False)
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def encode(self, tokens):
+        x = self.embedding(tokens) * self.scale
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.norm(x)
+
+    def forward(self, tokens, headless=False):
+        x = self.encode(tokens)
+        return x.square().sum() if headless else self.head(x).logsumexp(-1).sum()
+
+    @torch.no_grad()
+    def generate(self, tokens, number):
+        for _ in range(number):
+            tokens = torch.cat([tokens, self.head(self.encode(tokens))[:, -1:].argmax(-1)], 1)
+        return tokens
+
+    @torch.no_grad()
+    def longer(self, tokens):
+        """Through its forward, several times."""
+        return sum(self(tokens[:, : n + 1]) for n in range(3))
+
+
+LISTS = {
+    "norm and head": lambda m: ([m.embedding], [m.norm, m.head]),
+    "embedding, norm and head": lambda m: ([m.embedding, m.norm, m.head],),
+    "layers": lambda m: (list(m.layers),),
+}
+
+
+def grouped(lists, mesh, tied=True, **options):
+    model = seeded(Tied)
+    if not tied:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    if mesh:
+        for modules in LISTS[lists](model):
+            fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, reshard_after_forward=True, **options)
+        fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def tokens_of(step, rank):
+    return torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(2 * step + rank))
+
+
+def trained_in_groups(lists, mesh):
+    model = grouped(lists, mesh, tied=lists == "embedding, norm and head")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ranks = [dist.get_rank()] if mesh else [0, 1]
+    for step in range(3):
+        for rank in ranks:
+            loss = model(tokens_of(step, rank), headless=step == 1) / len(ranks)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return full(model)
+
+
+def test_modules_in_a_list_are_one_group():
+    """One gather of them in forward, and one in backward, whether all of them run or not."""
+
+    def body():
+        mesh, wrong = Mesh((2,), ("dp",)), []
+        for lists in LISTS:
+            ours, alone = trained_in_groups(lists, mesh), trained_in_groups(lists, None)
+            wrong += [(lists, key) for key, p in alone.items() if not torch.allclose(ours[key], p, atol=1e-6)]
+        model = grouped("embedding, norm and head", mesh)
+        gathers = []
+        group, gather = model.embedding._sharding.group, model.embedding._sharding.group.gather
+        group.gather = lambda *args: gathers.append(group.gathered or bool(group.arriving)) or gather(*args)
+        model(tokens_of(0, 0)).backward()
+        assert model.head._sharding is model.norm._sharding and not group.gathered
+        return wrong, gathers.count(False)
+
+    assert run(body, ranks=2) == [([], 2)] * 2
+
+
+def test_methods_beside_forward_find_whole_parameters_if_they_are_registered():
+    def body():
+        mesh, found = Mesh((2,), ("dp",)), []
+        model, alone = grouped("layers", mesh), seeded(Tied)
+        for name in ("generate", "longer"):
+            register_fsdp_forward_method(model, name)
+            register_fsdp_forward_method(alone, name)  # which is not sharded, and stays as it is
+        tokens = tokens_of(0, 0)
+        for _ in range(2):
+            found.append(torch.equal(model.generate(tokens, 3), alone.generate(tokens, 3)))
+            found.append(torch.allclose(model.longer(tokens), alone.longer(tokens)))
+            with torch.no_grad():
+                for p in [*model.parameters(), *alone.parameters()]:
+                    p.mul_(1.5)
+        return found
+
+    assert run(body, ranks=2) == [[True] * 4] * 2
+
+
+def test_ignored_parameters_stay_as_they_are_and_the_divisor_may_be_another():
+    def body():
+        mesh, rank = Mesh((2,), ("dp",)), dist.get_rank()
+        model = seeded(Tied)
+        mine = {model.scale, model.layers[0].weight}
+        fully_shard(model.layers[0], mesh=mesh, ignored_params=mine)
+        fully_shard(model, mesh=mesh, ignored_params=mine)
+        model.set_gradient_divide_factor(1.0)
+        model.set_is_last_backward(False)
+        model(tokens_of(0, rank)).backward()
+        one = seeded(Tied)
+        one(tokens_of(0, rank)).backward()
+        right = [torch.allclose(model.scale.grad, one.scale.grad), type(model.layers[0].weight) is nn.Parameter]
+        for name, divisor in {"norm.bias": 1, "layers.0.bias": 2}.items():
+            dist.all_reduce(due := one.get_parameter(name).grad)
+            right.append(torch.allclose(model.get_parameter(name).grad.full_tensor(), due / divisor, atol=1e-6))
+        return right
+
+    assert run(body, ranks=2) == [[True] * 4] * 2
