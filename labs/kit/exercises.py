@@ -42,6 +42,7 @@ def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> No
         if group.gathered:
             for p in group.parameters:
                 p.hide()
+                p.versions.forbid()
             reshard(fulls_of(group))
             group.gathered = False
 
