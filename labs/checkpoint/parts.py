@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from labs.checkpoint.extents import of_range, whole
 from labs.checkpoint.optimizer_state import Entries, Kept, Optimizer, Options, Wanted
@@ -124,6 +125,9 @@ class Held:
 
     def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
         """Called when all parts have their numbers."""
+        for x in self.names:  # on ranks, too, that hold nothing of one
+            if isinstance(x, DTensor):
+                increment_version(x)
         self.kept.take(kept, {p: options.get(names[0], {}) for p, names in self.names.items()})
 
 

@@ -47,7 +47,7 @@ def fully_shard(
     is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep so much that
     a group of this many ranks holds all of it between them (a number).  None means True, but False for the outermost
     module, whose backward begins where its forward ends.  ignored_params: they stay whole, and nobody averages their
-    gradients; give them to each call that could take them.
+    gradients; give them to each call.
 
     Hooks on parameters stay: those of register_hook get this rank's own gradient, those of
     register_post_accumulate_grad_hook the shard, with its mean.
@@ -56,7 +56,7 @@ def fully_shard(
     """
     for name in others:
         raise TypeError(LACKING.get(name, f"fully_shard() has no argument {name!r}"))
-    mesh = Mesh((dist.get_world_size(),), ("dp",)) if mesh is None else mesh
+    mesh = mesh or Mesh((dist.get_world_size(),), ("dp",))
     modules = [module] if isinstance(module, nn.Module) else list(module)
     homes = homes_of(modules, ignored := set(ignored_params))
     require_shardable(modules, homes, mesh, reshard_after_forward, mp_policy)
@@ -98,9 +98,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 LACKING = {  # PyTorch has it, we do not; and the way out
     "shard_placement_fn": "labs.fsdp cuts parameters along their first dim: transpose one that must be cut otherwise",
-    "dp_mesh_dims": "labs.fsdp shards along all of mesh: give it the axes that it has, mesh['dp', ...]",
     "set_requires_all_reduce": "labs.fsdp reduces over both axes or none: set_requires_gradient_sync(False)",
-    "set_unshard_in_backward": "labs.fsdp always gathers in backward what forward has dropped",
 }
 
 
@@ -128,37 +126,34 @@ class FSDPModule:
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         if sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
             raise RuntimeError(
-                "torch.distributed.checkpoint does not know the DTensors of labs, and would take a shard for a whole: "
-                "save with labs.checkpoint, or make whole, {name: x.full_tensor() for name, x in "
-                "model.state_dict().items()}"
+                "torch.distributed.checkpoint takes a DTensor of labs for a whole: save with labs.checkpoint, or "
+                "full_tensor() of each in model.state_dict()"
             )
         return super().named_parameters(*args, **kwargs)
 
-    # Between unshard() and reshard(), these must find the shards.
-
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        hide(self)
+        """Return the shards, between unshard() and reshard(), too."""
+        for sharding in shardings(self, True):
+            sharding.group.hide()
         return super().state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of shards, and those of earlier micro-batches that were not reduced."""
-        hide(self)
         for sharding in shardings(self, True):
+            sharding.group.hide()
             sharding.group.forget_gradients()
         super().zero_grad(set_to_none)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        hide(self)
-        return super()._apply(*args, **kwargs)
-
-    def unshard(self, async_op: bool = False) -> "UnshardHandle | None":
+    def unshard(self, async_op: bool = False) -> Sharding | None:
         """Gather this module's parameters, and wait; or only begin to, unless they are here or on their way.
 
-        Whoever began waits by what is returned, or leaves that to this module's next forward or backward.
+        Whoever began waits by wait() of what is returned, or leaves that to this module's next forward or backward.
         """
-        if async_op:
-            return UnshardHandle(self._sharding)
-        self._sharding.unshard()
+        if not async_op:
+            return self._sharding.unshard()
+        self._sharding.settled()
+        self._sharding.prefetch([self._sharding])
+        return self._sharding
 
     def reshard(self) -> None:
         """Drop them; raise RuntimeError if they were written to since."""
@@ -183,10 +178,7 @@ class FSDPModule:
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         if not isinstance(reshard_after_forward, bool):
-            raise ValueError(
-                f"set_reshard_after_forward({reshard_after_forward!r}): give True or False; a number of ranks is for "
-                "fully_shard(reshard_after_forward=...)"
-            )
+            raise ValueError(f"set_reshard_after_forward({reshard_after_forward!r}): give True or False")
         for sharding in shardings(self, recurse):
             sharding.reshard_after_forward = reshard_after_forward
 
@@ -207,25 +199,6 @@ class FSDPModule:
     def require_same_prefetch(self) -> None:
         if self._sharding.shared:  # else the first forward compares
             self._sharding.shared.require_same_prefetch()
-
-
-class UnshardHandle:
-    """Parameters on their way: wait() until they are here, unless somebody has waited for them."""
-
-    def __init__(self, sharding: Sharding):
-        self.sharding = sharding
-        sharding.settled()
-        sharding.prefetch([sharding])
-
-    def wait(self) -> None:
-        if self.sharding.group.arriving:
-            self.sharding.unshard()
-
-
-def hide(module: nn.Module) -> None:
-    for sharding in shardings(module, True):
-        if not sharding.running:
-            sharding.group.hide()
 
 
 def shardings_of(modules: list[FSDPModule]) -> list[Sharding]:

@@ -22,10 +22,9 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 
-from labs import agree
 from labs.agree import compare, everybodys
 from labs.fsdp.sharded import MixedPrecisionPolicy, ShardedParameter
-from labs.group import all_gather, divisor_before, free, meeting_place, start_reduce_scatter
+from labs.group import all_gather, divisor_before, free, start_reduce_scatter
 from labs.mesh import Mesh
 
 
@@ -41,6 +40,7 @@ class ParameterGroup:
         self.replicas = mesh.get_group(0) if mesh.ndim == 2 and mesh.size(0) > 1 else None
         self.divisor: float = mesh.size()  # of a sum of gradients
         self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
+        self.idle = False  # whether they were gathered for a forward without gradients, which is over
         self.arriving: tuple[Tensor, dist.Work | None] | None = None
         self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
         self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
@@ -82,20 +82,16 @@ class ParameterGroup:
             self.drop()
 
     def is_stale(self) -> bool:
-        """Whether shards were written to since they were gathered: by an optimizer, or by what loads or averages."""
+        """Whether shards were written to since they were gathered: by an optimizer, or by what loads or averages.
+
+        Raises RuntimeError, where a backward is due, or the module shows its parameters, for what no version counts.
+        """
         if self.taken != self.shard_versions():
             return True
-        return self.gathered and not all([p.is_current() for p in self.parameters])
-
-    def on_any_rank(self, mine: list[bool]) -> list[bool]:
-        """Return which of these is so on any rank that has a part or a copy of these parameters."""
-        if agree.alone:
-            return mine
-        found = torch.tensor(mine, dtype=torch.uint8, device=meeting_place(self.group, self.parameters[0].device))
-        for group in (self.group, self.replicas):
-            if group and dist.get_world_size(group) > 1:
-                dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        return found.bool().tolist()
+        changed = [p for p in self.parameters if self.gathered and not p.is_current()]
+        if changed and not self.idle:
+            changed[0].refuse_write()
+        return bool(changed)
 
     def follow(self) -> bool:
         """Whether others are trained now than in the last forward; all ranks must say the same then."""
@@ -108,10 +104,14 @@ class ParameterGroup:
 
     def require_same(self, mine: Any, text: str) -> None:
         """Raise RuntimeError, on every rank that has a part or a copy of these parameters, where this differs."""
+        found = self.everybodys(mine)
+        compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
+
+    def everybodys(self, mine: Any) -> dict[int, Any]:
         found = everybodys(mine, self.group)
         for others in everybodys(found, self.replicas).values() if self.replicas else ():
             found |= others
-        compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
+        return found
 
     def shard_versions(self) -> tuple[tuple[int, int], ...]:
         return tuple(p.version for p in self.parameters)
@@ -154,7 +154,6 @@ class ParameterGroup:
         for p in self.parameters:
             p.hide()
 
-    @property
     def uses(self) -> list[Tensor]:
         return [p.use for p in self.parameters if p.use is not None and p.use.requires_grad]
 
@@ -180,7 +179,9 @@ class ParameterGroup:
 
     def forget_gradients(self) -> None:
         for p in self.parameters:
-            p.forget_gradient()
+            p.pending = None
+            if hasattr(p, "full"):  # from the first forward on
+                p.full.grad = None
 
 
 class Reduction:

@@ -18,10 +18,7 @@ from labs.zero.layers import Home
 
 
 def homes_of(modules: list[nn.Module], ignored: set[nn.Parameter]) -> dict[nn.Parameter, list[Home]]:
-    """Return the parameters in `modules` with the places where each stands.
-
-    Those that an inner call has taken, and those that are ignored, are left out.
-    """
+    """Return the parameters in `modules` that no inner call has taken, each with the places where it stands."""
     homes: dict[nn.Parameter, list[Home]] = {}
 
     def walk(inner: nn.Module, path: str) -> None:
@@ -42,16 +39,17 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def require_shardable(
-    modules: list[nn.Module],
-    homes: dict[nn.Parameter, list[Home]],
-    mesh: Mesh,
-    reshard: Any,
-    policy: MixedPrecisionPolicy,
+    modules: list[Any], homes: dict[nn.Parameter, list[Home]], mesh: Mesh, reshard: Any, policy: MixedPrecisionPolicy
 ) -> None:
     if not modules:
         raise ValueError("fully_shard of an empty list: give a module, or those that make one group, [norm, head]")
     for module in modules:
-        require_module(module)
+        kind = type(module).__name__
+        if is_sharded(module):
+            raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            raise ValueError(f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it")
+        require_dense(module)
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh={mesh!r} is no labs.mesh.Mesh: give Mesh((ranks,), ('dp',)), or two axes for HSDP")
     if mesh.ndim > 2:
@@ -68,27 +66,13 @@ def require_shardable(
             f"divides them{f' ({fits})' if fits else ''}"
         )
     for p, (home, *_) in homes.items():
-        require_cuttable(p, home.name, type(modules[0]).__name__, policy)
+        require_cuttable(p, home.name, kind, policy)
     dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
     if len(dtypes) > 1 and policy.param_dtype is None:
         names = " and ".join(f"{name!r} ({dtype})" for dtype, name in dtypes.items())
         raise ValueError(
             f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
         )
-
-
-def require_module(module: Any) -> None:
-    kind = type(module).__name__
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"fully_shard of a {kind}: give a module, or a list of those that make one group")
-    if is_sharded(module):
-        raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise ValueError(
-            f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it, or on list(...) of "
-            "them, if they are to be one group"
-        )
-    require_dense(module)
 
 
 def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisionPolicy) -> None:
@@ -99,14 +83,11 @@ def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisi
         )
     if isinstance(p, DTensor):
         raise ValueError(
-            f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters; with tensor parallelism on "
-            "another axis, labs.parallel puts both together"
+            f"parameter {name!r} is a DTensor already, and fully_shard cuts plain ones: labs.parallel puts FSDP on "
+            "tensor parallelism"
         )
     if hasattr(p, "__tensor_flatten__") or hasattr(p, "fsdp_pre_all_gather"):
-        raise ValueError(
-            f"parameter {name!r} is a {type(p).__name__}, whose own way to compute or to be gathered would be lost: "
-            "make it a plain parameter before fully_shard"
-        )
+        raise ValueError(f"parameter {name!r} is a {type(p).__name__} with ways of its own: give a plain parameter")
     if nn.parameter.is_lazy(p):
         raise ValueError(f"parameter {name!r} is lazy: run a forward before fully_shard, so that it has a shape")
     if p.grad is not None:
@@ -117,10 +98,7 @@ def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisi
             "some of it: shard its module by itself, without a param_dtype"
         )
     if not p.is_contiguous():
-        raise ValueError(
-            f"parameter {name!r} has the strides {p.stride()}, and would be gathered with others: give it contiguous "
-            "memory before fully_shard, p.data = p.data.contiguous(); inputs alone may be channels_last"
-        )
+        raise ValueError(f"parameter {name!r} has the strides {p.stride()}: do p.data = p.data.contiguous() before")
     if p.ndim == 0:
         raise ValueError(f"parameter {name!r} has no dim to cut along: give it the shape (1,)")
 

@@ -38,10 +38,7 @@ class OffloadPolicy:
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards, their gradients, and so the optimizer, stay in the CPU's memory; only what is gathered does not.
-
-    pin_memory: let a GPU's copy engines read the shards; where there is no GPU, nothing is pinned.
-    """
+    """Shards, their gradients, and so the optimizer, stay in the CPU's memory, pinned for the GPU's copy engines."""
 
     pin_memory: bool = True
 
@@ -67,7 +64,6 @@ class ShardedParameter:
         vars(self.shard).update(vars(p))  # what others have noted on it
         self.hooks = p._backward_hooks  # of a rank's own gradient; these are of the mean:
         self.shard._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
-        self.full: nn.Parameter | None = None  # from the first forward on
         self.use: Tensor | None = None  # what stands in the module while its layer computes
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
         self.pending: Tensor | None = None  # a gradient of earlier micro-batches, in reduce_dtype
@@ -168,10 +164,7 @@ class ShardedParameter:
         """Whether what was gathered has this rank's numbers still, of which .data and NumPy change no version."""
         own = self.local.to(self.whole).flatten()
         gathered = self.whole[self.rank, : len(own)]
-        current = agree.alone or torch.equal(gathered.view(torch.uint8), own.view(torch.uint8))
-        if not current and self.use is not None:
-            self.refuse_write()
-        return current
+        return agree.alone or torch.equal(gathered.view(torch.uint8), own.view(torch.uint8))
 
     def refuse_write(self) -> None:
         raise RuntimeError(
@@ -186,11 +179,6 @@ class ShardedParameter:
             if self.use is not None and module._parameters.get(attribute) is self.use:
                 module._parameters[attribute] = self.shard
         self.use = None
-
-    def forget_gradient(self) -> None:
-        self.pending = None
-        if self.full is not None:
-            self.full.grad = None
 
     def pack(self, pieces: Tensor, divisor: int) -> None:
         """Lay the gradient that waits, divided, into pieces, [ranks, n]; where none does, what changes no sum: -0.0.
@@ -223,12 +211,12 @@ class ShardedParameter:
 class Whole(torch.autograd.Function):
     """All of a parameter, as its layer finds it.
 
-    The shard is an input for one reason: who asks autograd for its gradient, as by backward(inputs=...), comes by here.
+    The shard is an input so that whoever asks for its gradient, as by backward(inputs=...), comes by here.
     """
 
     @staticmethod
     def forward(ctx: Any, full: Tensor, shard: DTensor) -> Tensor:
-        return full.view_as(full)
+        return full.detach()  # has its version, and is no view, which a custom function may not be written to
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -236,7 +224,6 @@ class Whole(torch.autograd.Function):
         if not torch._C._will_engine_execute_node(full):
             raise RuntimeError(
                 "backward(inputs=...) and autograd.grad do not bring a parameter of fully_shard its gradient: call "
-                "loss.backward() without inputs, and read p.grad after it, or train fewer parameters by "
-                "requires_grad_(False)"
+                "loss.backward() without inputs, and read p.grad after it"
             )
         return gradient, None

@@ -42,8 +42,7 @@ from labs.hooks import Call, alias, differentiable, require_inside, weakly
 class Sharding:
     """One group's part in a training step: a method for each event.
 
-    modules: those that have its parameters, mostly one.  A turn begins as the first of them is called, and ends when
-    all of them have run; calls within a call belong to its turn.
+    A turn begins as the first of its modules is called, and ends when all have run; calls within calls belong to it.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Sharding:
                 self.call.takes(given)
             else:
                 begins = partial(weakly(self.before_backward), self.group.shard_versions(), self.place)
-                self.call = Call(given, self.group.uses, begins, weakly(self.after_backward))
+                self.call = Call(given, self.group.uses(), begins, weakly(self.after_backward))
         return args, kwargs
 
     @torch.compiler.disable
@@ -143,10 +142,7 @@ class Sharding:
 
     def begin_turn(self, module: nn.Module) -> None:
         if torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                f"a {type(module).__name__} of fully_shard within torch.func.grad, vmap or another transform, which "
-                "see none of its gathers: call it outside of them, and take gradients by backward()"
-            )
+            raise RuntimeError("fully_shard within torch.func.grad or vmap, which see no gather: use backward()")
         self.to_run = {module} if in_backward() else set(self.modules)  # a recomputation may be of one of them
         self.leads_back, self.call = False, None
         self.settled()
@@ -160,11 +156,12 @@ class Sharding:
         self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
 
     def end_turn(self) -> None:
-        """Drop the parameters; or let parameters() give the shards again, though all of them stay."""
+        """Drop the parameters; or keep them, where parameters() gives the shards again."""
         self.to_run, self.call = set(), None
         if in_backward():  # a recomputation needs them at once
             return
         self.group.hide()
+        self.group.idle = not torch.is_grad_enabled()
         if self.reshards:
             if self.smaller and self.group.gathered and torch.is_grad_enabled():
                 self.group.keep(self.smaller)
@@ -176,11 +173,21 @@ class Sharding:
             self.group.gather(self.smaller)
             self.group.arrive()
             self.group.show()
+        self.group.idle = False
+
+    def wait(self) -> None:
+        """Wait for what unshard(async_op=True) has begun, unless somebody else has."""
+        if self.group.arriving:
+            self.unshard()
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:
         with torch.inference_mode(False):
             for other in others:
                 other.group.gather(other.smaller)
+
+    @property
+    def ahead(self) -> list["list[Sharding] | None"]:
+        return [self.next_in_forward, self.next_in_backward]
 
     @property
     def reshards(self) -> bool:
@@ -243,13 +250,7 @@ class Sharding:
 
 
 def shardings_in(*modules: nn.Module) -> dict[Sharding, str]:
-    """Return {sharding: the name of its first module}."""
-    found: dict[Sharding, str] = {}
-    for module in modules:
-        for name, each in module.named_modules():
-            if is_sharded(each):
-                found.setdefault(each._sharding, name)
-    return found
+    return {each._sharding: name for module in modules for name, each in module.named_modules() if is_sharded(each)}
 
 
 def cast(dtype: torch.dtype | None, values: Any) -> Any:

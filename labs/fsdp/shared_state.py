@@ -22,8 +22,7 @@ class Member(Protocol):
     group: ParameterGroup
     place: int
     running: bool
-    next_in_forward: "list[Member] | None"
-    next_in_backward: "list[Member] | None"
+    ahead: "list[list[Member] | None]"
 
     def end_turn(self) -> None: ...
 
@@ -52,17 +51,18 @@ class SharedState:
         member.place = self.order.append(member)
 
     def drop_stale(self, member: Member) -> None:
-        """Before a forward, drop what earlier ones left gathered, if its shards were written to since.
+        """Drop what earlier forwards left gathered, where shards were written to since.
 
-        Only those who hold some of the shards may have written, and all must gather again: so ranks ask each other,
-        where anything is left at all, as after a forward without a backward.
+        After one without gradients, ranks ask each other, since some may hold nothing of what was written to.
         """
         groups = [each.group for each in (self.members if member is self.root else [member])]
         for group in groups:
             group.kept = None
-        if held := [group for group in groups if group.gathered or group.arriving]:
-            for group, stale in zip(held, held[0].on_any_rank([group.is_stale() for group in held]), strict=True):
-                if stale:
+        found = {group: group.is_stale() for group in groups if group.gathered}
+        if idle := {group: stale for group, stale in found.items() if group.idle}:
+            everyones = self.root.group.everybodys([*idle.values()]).values()
+            for group, *stale in zip(idle, *everyones, strict=True):
+                if any(stale):
                     group.drop()
 
     def after(self) -> list[Member]:
@@ -105,17 +105,12 @@ class SharedState:
         self.require_same("ranks go back through different layers", self.order.end())
 
     def require_same_prefetch(self) -> None:
-        """Raise RuntimeError, on every rank, where ranks were told to gather ahead in different orders."""
-        names = {member: name or "the model" for member, name in self.order.names.items()}
+        """Raise RuntimeError, on every rank, where they differ in what they were told to gather ahead."""
+        names = self.order.names
+        lists = [(name, each) for member, name in names.items() for each in member.ahead if each is not None]
         self.root.group.require_same(
-            [
-                (name, [names.get(other, "another model's") for other in others])
-                for member, name in names.items()
-                for others in (member.next_in_forward, member.next_in_backward)
-                if others is not None
-            ],
-            "set_modules_to_forward_prefetch or set_modules_to_backward_prefetch had other modules on another rank: "
-            "{}; what meets in one all-gather must belong to one layer, so give the same lists on all ranks",
+            [(name or "the model", [names.get(other) for other in others]) for name, others in lists],
+            "ranks were told to prefetch other modules: {}; give the same lists everywhere",
         )
 
     def give_up(self) -> None:
