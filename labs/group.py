@@ -51,8 +51,6 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
     alike.  What it gets is as large as that copy.
     """
     ranks = dist.get_world_size(group)
-    if ranks == 1:
-        return full.clone
     if full.is_cuda and "nccl" in dist.get_backend_config(group):
         part = full.new_empty(full.numel() // ranks)
         work = reduce_scatter_single(part, full, group=group, async_op=True)

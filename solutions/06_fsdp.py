@@ -974,6 +974,30 @@ table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 # by the rank that has that shard, but all ranks must skip the step: `LossScale` in
 # [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.
 #
+# A *sum* of float16 gradients has less room still: float16 ends at 65,504, and 40,000 from each of two ranks is more,
+# though their mean is not. So a part of the division comes before the sum: on N ranks by about √N, on two ranks by 2.
+# That has its own price at the other end of the range. Two gradients, each in both dtypes:
+
+
+# %%
+def gradient(dtype, value):
+    """Train y = w·x on two ranks, and return the mean of both ranks' gradients, which is x."""
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(line.weight)
+    fully_shard(line, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+    line(torch.full((1, 1), value)).sum().backward()
+    return line.weight.grad.full_tensor().item()
+
+
+ends = {"largest": 4e4, "smallest": 6e-8}
+kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+found = on_cpu(lambda: {k: {e: gradient(t, x) for e, x in ends.items()} for k, t in kinds.items()}, ranks=2)[0]
+draw.table([{"": kind, **{end: f"{x:.0e}" for end, x in row.items()}} for kind, row in found.items()])
+
+# %% [markdown]
+# In float16 the large gradient arrives, and the small one has become 0: half of 6e-8 is less than float16 has.
+# PyTorch's `fully_shard` makes the same choice. bfloat16 has float32's range, so that both arrive.
+#
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With two micro-batches:
 
@@ -1128,6 +1152,23 @@ draw.table(rows)
 # dist.barrier()
 # dist.destroy_process_group()
 # ```
+#
+# ## What PyTorch's has, what ours has, and why
+#
+# | | PyTorch's | ours | why |
+# |---|---|---|---|
+# | a list of modules as one group, `ignored_params`, `register_fsdp_forward_method` | yes | yes | norm and head travel together; `generate` is no forward |
+# | `set_gradient_divide_factor`, `set_is_last_backward` | yes | yes | the latter changes nothing here: each backward waits for its gradients |
+# | `shard_placement_fn` | yes | no | we cut along the first dim alone, where pieces are contiguous |
+# | parameters that tensor parallelism has made DTensors | yes | no | our tensor parallelism has plain ones; `labs.parallel` puts both together |
+# | `set_requires_all_reduce(False)` | yes | no | `set_requires_gradient_sync(False)` saves both collectives |
+# | tensors with a gather of their own, as for float8 | yes | refused | their hooks would be ignored |
+# | `torch.func` transforms, `torch.save`, DCP | yes | refused | our DTensor is none of PyTorch's: `labs.checkpoint` saves it |
+# | shards written to between forwards, by whatever means | goes on with the old ones | seen | a checkpoint is often loaded after an evaluation |
+# | `backward(inputs=...)`, `autograd.grad` for shards | no gradient, no word | refused | whoever asks for gradients must know that none come |
+# | writes between `unshard()` and `reshard()` | dropped | refused | they go to what is dropped |
+# | `model.zero_grad()` between forward and backward | may miss the root's shards | forgets them all | many loops do it there |
+# | `create_graph=True` | a second backward fails | refused | it would read what was dropped |
 #
 # **Read on**: [labs/fsdp/sharding.py](../labs/fsdp/sharding.py), whose head has a table of what became of stage 3,
 # event by event; then [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) and

@@ -37,11 +37,11 @@ class ParameterGroup:
     def __init__(self, parameters: list[ShardedParameter], mesh: Mesh, policy: MixedPrecisionPolicy):
         self.parameters, self.policy = parameters, policy
         self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
-        self.replicas = mesh.get_group(0) if mesh.ndim == 2 and mesh.size(0) > 1 else None
+        self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
         self.divisor: float = mesh.size()  # of a sum of gradients
         self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
         self.idle = False  # whether they were gathered for a forward without gradients, which is over
-        self.arriving: tuple[Tensor, dist.Work | None] | None = None
+        self.arriving: tuple[Tensor, dist.Work] | None = None
         self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
         self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
 
@@ -59,8 +59,7 @@ class ParameterGroup:
             first = self.parameters[0]
             table = torch.empty(self.ranks, self.width, dtype=first.dtype, device=first.device)
             group, mine = self.group, self.side_by_side(table[self.rank])
-        alone = len(table) == 1
-        self.arriving = table, None if alone else all_gather(table.view(-1), mine, group=group, async_op=True)
+        self.arriving = table, all_gather(table.view(-1), mine, group=group, async_op=True)
 
     @property
     def width(self) -> int:
@@ -121,8 +120,7 @@ class ParameterGroup:
         if not self.arriving:
             return
         table, work = self.arriving
-        if work:
-            work.wait()
+        work.wait()
         pieces = self.ranks // len(table)  # of each parameter, in a row
         for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
             p.arrive(of_each)
