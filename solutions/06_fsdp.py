@@ -1157,17 +1157,20 @@ draw.table(rows)
 #
 # | | PyTorch's | ours | why |
 # |---|---|---|---|
-# | a list of modules as one group, `ignored_params`, `register_fsdp_forward_method` | yes | yes | norm and head travel together; `generate` is no forward |
-# | `set_gradient_divide_factor`, `set_is_last_backward` | yes | yes | the latter changes nothing here: each backward waits for its gradients |
+# | a list of modules as one group | yes | yes | norm and head travel together |
+# | `ignored_params`, `register_fsdp_forward_method` | yes | yes | `generate`, say, is no forward |
+# | `set_gradient_divide_factor` | yes | yes | a loss that is a sum wants no mean |
+# | `set_is_last_backward` | yes | changes nothing | each of our backwards waits for its gradients |
 # | `shard_placement_fn` | yes | no | we cut along the first dim alone, where pieces are contiguous |
-# | parameters that tensor parallelism has made DTensors | yes | no | our tensor parallelism has plain ones; `labs.parallel` puts both together |
+# | parameters that are DTensors already | yes | refused | `labs.parallel` puts FSDP on tensor parallelism |
 # | `set_requires_all_reduce(False)` | yes | no | `set_requires_gradient_sync(False)` saves both collectives |
 # | tensors with a gather of their own, as for float8 | yes | refused | their hooks would be ignored |
-# | `torch.func` transforms, `torch.save`, DCP | yes | refused | our DTensor is none of PyTorch's: `labs.checkpoint` saves it |
-# | shards written to between forwards, by whatever means | goes on with the old ones | seen | a checkpoint is often loaded after an evaluation |
-# | `backward(inputs=...)`, `autograd.grad` for shards | no gradient, no word | refused | whoever asks for gradients must know that none come |
+# | `torch.func` transforms | yes | refused | they see no gather |
+# | `torch.save`, DCP | yes | refused | they do not know our DTensor: `labs.checkpoint` saves it |
+# | shards written to after an evaluation | may be missed | seen | a checkpoint is often loaded there |
+# | `backward(inputs=shards)`, `autograd.grad` | no gradient, no word | refused | nobody would train |
 # | writes between `unshard()` and `reshard()` | dropped | refused | they go to what is dropped |
-# | `model.zero_grad()` between forward and backward | may miss the root's shards | forgets them all | many loops do it there |
+# | `model.zero_grad()` behind a forward | may miss the root's shards | finds them | many loops do it there |
 # | `create_graph=True` | a second backward fails | refused | it would read what was dropped |
 #
 # **Read on**: [labs/fsdp/sharding.py](../labs/fsdp/sharding.py), whose head has a table of what became of stage 3,
