@@ -1034,7 +1034,7 @@ REFUSED = [
     Refused("a new parameter later", ZERO, "was replaced after its model was sharded"),
     Refused("a new parameter later", FSDP, "was sharded as a DTensor of .* stands there now"),
     Refused("a new parameter later", "tp.*", "was replaced by one of shape"),
-    Refused("data replaced", "zero-[12]", "was given other memory"),
+    Refused("data replaced", ZERO, "was given other memory"),
     # one gradient of a parameter per step
     Refused(
         "reentrant,? .*(twice|outside).*|reentrant layers, one twice|two backwards.*", "ddp-overlapped", "a second gr"

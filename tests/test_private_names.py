@@ -84,7 +84,7 @@ NOT_PYTORCHS = {
     "_foreach_",
     "_fused_",
 }
-SET_BY_US = {"_is_param"} | set(vars(keep))  # for a later PyTorch that asks for it
+SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # for a later PyTorch that asks for it
 
 
 def names():

@@ -28,7 +28,7 @@ from labs.dropped import Dropped, Moved, Versions
 from labs.group import all_gather, divisor_before, free, reduce_scatter
 from labs.hooks import Call, alias
 from labs.zero.at_rest import AtRest, forget_gradient, own_gradient
-from labs.zero.flattenable import ANEW, NO_HOOKS, refuse_alone
+from labs.zero.flattenable import ANEW, NO_HOOKS, is_hooked, refuse_alone
 from labs.zero.layers import Home
 
 
@@ -102,7 +102,7 @@ class Unit:
         gradient = own_gradient(self.full)
         forget_gradient(self.full)
         before = divisor_before(gradient.dtype, self.ranks)
-        mean = reduce_scatter(gradient.div_(before), self.group).div_(self.ranks // before)
+        mean = reduce_scatter(gradient.div_(before), self.group).div_(self.ranks / before)
         free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
@@ -120,10 +120,13 @@ class Unit:
                 "zero.refresh(zero.units) on all of them"
             )
         shown = self.at_rest
-        if shown is not self.full and (
-            shown._backward_hooks or shown._post_accumulate_grad_hooks or self.shard._backward_hooks
-        ):
+        if shown is not self.full and (is_hooked(shown) or self.shard._backward_hooks):
             raise RuntimeError(f"the shard of {self.name!r} has a hook, which backward does not call: {NO_HOOKS}")
+        if shown.untyped_storage()._cdata != self.shard.untyped_storage()._cdata:
+            raise RuntimeError(
+                f"the vector of {self.name!r} was given other memory (by .data = ...): change the numbers that are "
+                "there, with .data.copy_(...)"
+            )
         module, name = self.place
         if module._parameters.get(name) is not self.at_rest:
             raise RuntimeError(

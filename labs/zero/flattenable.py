@@ -35,12 +35,17 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
         raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
     require_dense(model)
     for name, p in model.named_parameters():
-        after = (p._post_accumulate_grad_hooks or {}).values()
-        if p._backward_hooks or not all(hasattr(hook, "only_watches") for hook in after):
+        if is_hooked(p):
             raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
     meta = [name for name, p in model.named_parameters() if p.is_meta]
     if meta and initial is None:
         raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")
+
+
+def is_hooked(p: nn.Parameter) -> bool:
+    """Whether somebody but the memory ledger waits for its gradient."""
+    after = (p._post_accumulate_grad_hooks or {}).values()
+    return bool(p._backward_hooks) or not all(hasattr(hook, "only_watches") for hook in after)
 
 
 def require_elementwise(optimizer: Any) -> None:

@@ -113,8 +113,9 @@ class Finders:
             self.hooked[key] = weakref.ref(parameter, partial(self.hooked.pop, key)), handle
 
     def accumulated(self, parameter: nn.Parameter) -> None:
-        if parameter.grad is not None:
-            self.ledger.tag(parameter.grad, "G" if self.ledger.kind(parameter) == "P" else "comm")
+        gradient = torch.Tensor.grad.__get__(parameter)  # which a strategy may not show to everybody
+        if gradient is not None:
+            self.ledger.tag(gradient, "G" if self.ledger.kind(parameter) == "P" else "comm")
 
     accumulated.only_watches = True  # so that a strategy whose parameters are others may leave it behind
 
