@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import require_equal_replicas
-from labs.group import broadcast
+from labs.group import broadcast, divisor_before
 from labs.hooks import require_dense, weakly
 
 MiB = 2**20
@@ -147,8 +147,9 @@ class Naive(DataParallel):
     def average(self) -> None:
         for p in self.trainable.values():
             p.grad = p.grad.contiguous()  # a backend adds up memory, in whichever order
+            after = divide_before(p.grad, self.ranks)
             self.all_reduce(p.grad, group=self.group)
-            p.grad /= self.ranks
+            p.grad /= after
 
 
 class Bucketed(DataParallel):
@@ -165,8 +166,9 @@ class Bucketed(DataParallel):
         for bucket in self.buckets:
             flat = buffer[: nbytes(bucket)].view(bucket[0].dtype)
             torch.cat([p.grad.flatten() for p in bucket], out=flat)
+            after = divide_before(flat, self.ranks)
             self.all_reduce(flat, group=self.group)
-            flat /= self.ranks
+            flat /= after
             for p, mean in zip(bucket, unflatten(flat, bucket), strict=True):
                 p.grad.copy_(mean)
 
@@ -175,7 +177,7 @@ class Overlapped(DataParallel):
     """Each bucket's all-reduce starts during backward, as soon as its last gradient is there.
 
     The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back, and that nobody may
-    change before sync(), while it travels.
+    change before sync(), while it travels.  The next backward writes there: keep a gradient with clone().
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
@@ -206,6 +208,7 @@ class Overlapped(DataParallel):
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
                 return
+            bucket.divisor = divide_before(bucket.flat, self.ranks)
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def average(self) -> None:
@@ -214,7 +217,7 @@ class Overlapped(DataParallel):
                 self.gradient_ready(p)
         for bucket, work in zip(self.buckets, self.works, strict=True):
             work.wait()
-            bucket.flat /= self.ranks
+            bucket.flat /= bucket.divisor
             bucket.waiting_for = set(bucket.views)
         self.works = []
 
@@ -230,6 +233,14 @@ class Bucket:
     def collect(self, p: nn.Parameter) -> None:
         self.views[p].copy_(p.grad)
         p.grad = self.views[p]
+
+
+def divide_before(x: Tensor, ranks: int) -> float:
+    """Divide float16 numbers as far as their sum needs it to stay in range; return what the sum is divided by."""
+    before = divisor_before(x.dtype, ranks)
+    if before > 1:
+        x /= before
+    return ranks / before
 
 
 def in_buckets(parameters, bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -408,3 +408,17 @@ def test_complex_parameters_are_averaged():
         return gradients
 
     assert run(body, ranks=2) == [[[[1.5, 1.5]]] * len(VARIANTS)] * 2
+
+
+def test_a_mean_of_float16_whose_sum_would_overflow():
+    def body():
+        found = []
+        for way in (Naive, Bucketed, Overlapped):
+            torch.manual_seed(0)
+            model = way(nn.Linear(1, 1, bias=False).half())
+            (40000.0 * model(torch.ones(1, 1, dtype=torch.float16)).float().sum()).backward()
+            model.sync()
+            found.append(model.module.weight.grad.item())
+        return found
+
+    assert list(run(body, ranks=2)) == [[40000.0] * 3] * 2
