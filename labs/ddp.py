@@ -208,7 +208,7 @@ class Overlapped(DataParallel):
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
                 return
-            bucket.divisor = divide_before(bucket.flat, self.ranks)
+            bucket.divided = self.ranks / divide_before(bucket.flat, self.ranks)
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def average(self) -> None:
@@ -217,13 +217,18 @@ class Overlapped(DataParallel):
                 self.gradient_ready(p)
         for bucket, work in zip(self.buckets, self.works, strict=True):
             work.wait()
-            bucket.flat /= bucket.divisor
+            bucket.flat /= self.ranks / bucket.divided
             bucket.waiting_for = set(bucket.views)
         self.works = []
 
 
 class Bucket:
-    """Gradients side by side in one vector, `flat`; `views[p]` is the part that has p's shape."""
+    """Gradients side by side in one vector, `flat`; `views[p]` is the part that has p's shape.
+
+    divided: by what they were divided before they were added up.
+    """
+
+    divided = 1.0
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
