@@ -83,6 +83,8 @@ NOT_PYTORCHS = {
     "_like",
     "_foreach_",
     "_fused_",
+    "_DYNAMIC_CLASS_TRACKER_BY_CLASS",  # of cloudpickle, as is the next
+    "_class_setstate",
 }
 SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # for a later PyTorch that asks for it
 

@@ -33,6 +33,7 @@ from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.diagnosis import RankError
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pickled
+from labs.kit.ranks.settings import settings
 from labs.kit.ranks.team import FORKSERVER, RESTARTED, Team
 
 __all__ = ["MOST_RANKS", "Link", "RankError", "Results", "run"]
@@ -84,6 +85,7 @@ def run(
              TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
+    What was set in PyTorch before is set on the ranks, too: ranks/settings.py has the list.
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
     """
     world = torchrun.world()
@@ -93,12 +95,14 @@ def run(
         values = torchrun.join(fn, args, kwargs, device, timeout, record)
         return to_results(values, record, restarts=int(os.environ[RESTARTED]))
     ranks = 4 if ranks is None else ranks
+    what_is_set = settings()
     devices = devices_for("cpu" if link and device == "auto" else device, ranks)
     payload = pickled(fn, args, kwargs)
     restarted = 0
     while True:
         try:
-            with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link, restarted) as team:
+            team = Team(devices, payload, ranks, timeout, record, link, restarted, what_is_set)
+            with telling(tell, ranks), team:
                 values = team.finish()
             return to_results(values, record, link, restarted)
         except KeyboardInterrupt as interrupt:  # it says where the ranks are; our own lines say nothing more

@@ -87,6 +87,36 @@ print([a.rank for a in answers], all(isinstance(a, Answer) for a in answers))
     assert text == "[0, 3, 6] True\n"
 
 
+def test_a_class_of_a_cell_that_comes_back_is_still_the_cells(kernel):
+    """Variables that the cells change later count, here and in the next job; attributes set on a rank stay there."""
+    _, client = kernel
+    code = """
+import dataclasses, enum
+rate = 0.1
+class Kind(enum.Enum):
+    BIG = 1
+@dataclasses.dataclass
+class Trainer:
+    kind: Kind = Kind.BIG
+    count = 0
+    def rate(self): return rate
+def job():
+    Trainer.count = 7
+    class Own:
+        kept = 3
+    return Trainer(), Own()
+before = Trainer
+trainer, own = run(job, ranks=2)[1]
+rate = 0.5
+print(Trainer().rate(), trainer.rate(), run(lambda: Trainer().rate(), ranks=1)[0])
+print(Trainer is before, type(trainer) is Trainer, trainer == Trainer(), trainer.kind is Kind.BIG)
+print(Trainer.count, own.kept)
+"""
+    reply, text, error = execute(client, code)
+    assert reply["status"] == "ok", error
+    assert text == "0.5 0.5 0.5\nTrue True True True\n0 3\n"
+
+
 def test_an_error_shows_the_cells_own_line_and_nothing_of_the_launcher(kernel):
     _, client = kernel
     code = """

@@ -2,7 +2,7 @@
 
     pickled(fn, args, kwargs)    to the ranks: a function travels by value, from a notebook's cell, too
     pack(value, file)            back: the value and its buffers, past the socket, into a file without a name
-    unpack(file, sizes)          and out of it
+    unpack(file, sizes)          and out of it; a class that the caller sent is the caller's own, as it is there now
 
 A tensor travels as its bytes, a view as its own bytes only: torch would send the whole storage, copied several times.
 """
@@ -20,12 +20,14 @@ import pickle
 import sys
 import tempfile
 import types
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any
 
 import cloudpickle
 import torch
+from cloudpickle import cloudpickle as cloudpickle_parts
 
 from labs.kit.watch import frames
 
@@ -96,7 +98,26 @@ def unpack(file: int, sizes: list[int]) -> Any:
     with open(file, "rb", closefd=False) as source:
         source.seek(0)
         stream, *buffers = [read(source, size) for size in sizes]
-    return pickle.loads(stream, buffers=buffers)
+    return Unpickler(io.BytesIO(stream), buffers=buffers).load()
+
+
+class Unpickler(pickle.Unpickler):
+    """Take a class that came from here for what it is here now, whatever it is on the rank.
+
+    cloudpickle finds it by its number, and would then set all of it anew: its methods would use the rank's copies of
+    the notebook's variables, and its attributes would be the rank's.
+    """
+
+    def __init__(self, file: IO[bytes], **options: Any) -> None:
+        super().__init__(file, **options)
+        self.known = weakref.WeakSet(cloudpickle_parts._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self.set_state if found is cloudpickle_parts._class_setstate else found
+
+    def set_state(self, kind: type, state: Any) -> type:
+        return kind if kind in self.known else cloudpickle_parts._class_setstate(kind, state)
 
 
 def read(source: IO[bytes], size: int) -> memoryview:

@@ -1,6 +1,6 @@
 """The ranks of one job, seen from their caller: their ends, what has come back, and what is known to be wrong.
 
-    with Team(devices, payload, ranks, timeout, record, link, restarted) as team:
+    with Team(devices, payload, ranks, timeout, record, link, restarted, settings) as team:
         values = team.finish()
 
 A rank has a control (the job goes out; warnings, its value or its failure come back), an output, a status from the
@@ -79,9 +79,11 @@ class Team:
         record: str | None = None,
         link: Link | None = None,
         restarted: int = 0,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.devices, self.payload, self.ranks, self.timeout = devices, payload, ranks, timeout
         self.record, self.link, self.restarted = record, link, restarted
+        self.settings = settings or {}
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -206,6 +208,7 @@ class Team:
             path=list(sys.path),
             folder=self.folder,
             sources=sources,
+            settings=dict(self.settings),
         )
 
     def finish(self) -> list[Any]:

@@ -29,6 +29,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labs.kit.ranks import settings
 from labs.kit.ranks.flight_recorder import FlightRecorder
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pack
@@ -55,6 +56,7 @@ class Job:
     path: list[str]
     folder: str
     sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
+    settings: dict[str, Any] = field(default_factory=dict)  # of PyTorch, see settings.py
 
 
 def main(
@@ -118,7 +120,7 @@ def flush() -> None:
 
 
 def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
-    """Make this process look like the caller's: environment, imports, folder, cell sources, warnings."""
+    """Make this process look like the caller's: environment, imports, folder, cell sources, warnings, PyTorch."""
     rank = str(job.rank)
     wanted = job.environment | {"RANK": rank, "WORLD_SIZE": str(job.ranks), "LOCAL_RANK": rank, "LABS_RANK": rank}
     for name in os.environ.keys() - wanted.keys():
@@ -148,6 +150,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
         numpy.seed(int.from_bytes(os.urandom(4)))  # seed() alone takes 0.6 ms
     sys.stdin = NoKeyboard()
     torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
+    settings.apply(job.settings)
 
 
 def work(

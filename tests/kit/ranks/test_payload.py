@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from labs.kit.launch import RankError, run
+from labs.kit.ranks.settings import apply, settings
 
 
 def test_a_view_travels_without_its_storage():
@@ -100,3 +101,26 @@ def test_where_warnings_are_errors_a_warning_is_one():
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
         warnings.simplefilter("error")
         run(lambda: warnings.warn("mind the gap", stacklevel=1), ranks=2)
+
+
+def test_what_is_set_in_pytorch_is_set_on_the_ranks():
+    """labs/kit/ranks/settings.py lists it."""
+    before = settings()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("medium")
+        with torch.no_grad(), torch.autocast("cpu", torch.float16):
+            here = settings()
+            there, dtype = run(lambda: (settings(), torch.ones(1).dtype), ranks=2)[1]
+    finally:
+        apply(before)
+    assert there == here and dtype == torch.float64
+    assert {name for name in here if here[name] != before[name]} >= {"dtype", "deterministic", "matmul", "gradients"}
+    assert run(settings, ranks=1)[0] == before == settings()
+
+
+def test_a_default_device_that_no_rank_has_is_told():
+    x = torch.ones(2)
+    with torch.device("meta"), pytest.raises(ValueError, match=r"made on 'meta' by default here .*in the function, or"):
+        run(lambda: x, ranks=1)
