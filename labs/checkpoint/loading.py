@@ -75,6 +75,7 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
             for part, key in {id(part): (part, key) for key, part in parts.items()}.values():
                 for block, x in part.blocks.items():
                     fill(x, block, index[key], files)
+            held.give_back(parts)
 
         on_all_ranks(prepare, group)
         on_all_ranks(take, group)
@@ -186,9 +187,10 @@ def refuse(what: str, differ: Sequence[str]) -> None:
 
 def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any], parts: Parts) -> None:
     """What is one tensor here may be two in it: a tied parameter, if the stages of a pipeline saved it."""
-    first: dict[int, str] = {}
+    first: dict[Any, str] = {}
     for key, part in parts.items():
-        other = first.setdefault(id(part), key)
+        memory = tuple((x.data_ptr(), x.shape, x.stride()) for x in part.blocks.values() if x.numel())
+        other = first.setdefault(memory or id(part), key)
         for block, x in part.blocks.items() if index[key].key != index[other].key else ():
             one, two = (fingerprint(fill(torch.empty_like(x), block, index[each], files)) for each in (other, key))
             if one != two:

@@ -13,7 +13,8 @@ What has several names, as a tied parameter has, is one Part under all of them.
     a DTensor, as labs.fsdp makes     the block that its placements say, of what tensor parallelism has left
     in a vector of labs.zero          a range of its elements, which is some blocks
 
-The tensors of a Part are no copies: what is loaded into them is where the training reads it.
+The tensors of a Part are no copies: what is loaded into them is where the training reads it.  What `state_dict()` makes
+anew, as extra state, goes back by `load_state_dict()`.  Buffers that are not persistent are in neither.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,6 +113,16 @@ class Held:
         names = self.names
         return [(options, [names[p] for p in of_each]) for options, of_each in self.kept.groups()]
 
+    def give_back(self, parts: Parts) -> None:
+        """Hand what `state_dict()` has made anew, and now has its numbers, to `load_state_dict()`."""
+        for model in self.models:
+            one, two = model.state_dict(keep_vars=True), model.state_dict(keep_vars=True)
+            anew = [key for key, x in one.items() if x is not two[key] and x.data_ptr() != two[key].data_ptr()]
+            made = {key: next(iter(parts[f"model/{key}"].blocks.values())) for key in anew}
+            if unknown := model.load_state_dict(made, strict=False).unexpected_keys if made else ():
+                told = "is made by state_dict(), and load_state_dict() does not know it: keep it in a buffer, or have a"
+                raise ValueError(f"{unknown[0]!r} {told} register_load_state_dict_pre_hook() that takes it back")
+
     def room(self, kept: Kept) -> Entries:
         """Tensors for what a checkpoint kept."""
         wanted: dict[Tensor, dict[str, Wanted]] = {}
@@ -137,9 +148,11 @@ class HeldByZero(Held):
     def __init__(self, zero: Zero):
         self.zero, self.units = zero, {unit.shard: unit for unit in zero.units}
         super().__init__(optimizer=zero.optimizer)
+        self.models = (zero.model,)
 
     def named(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict(self.zero.model.named_buffers(remove_duplicate=False))
+        found: dict[str, Any] = self.zero.model.state_dict(keep_vars=True)
+        found |= self.zero.model.named_buffers(remove_duplicate=False)
         found |= {name: unit.shard for unit in self.zero.units for name in unit.layout.shapes}
         return {key: found.get(name) for key, name in self.zero.keys.items()}
 

@@ -61,7 +61,41 @@ def nested(seed):
     return model
 
 
+class Scaled(nn.Linear):
+    """What `state_dict()` has of its three scales is made anew each time, in all three ways that PyTorch has."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        super().__init__(3, 3)
+        self.extra, self.own, self.hooked = seed + 0.25, seed + 0.5, seed + 0.75
+        self.register_state_dict_post_hook(Scaled.add)
+        self.register_load_state_dict_pre_hook(Scaled.take)
+
+    def get_extra_state(self):
+        return torch.tensor(self.extra)
+
+    def set_extra_state(self, value):
+        self.extra = float(value)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}own"] = torch.full((2,), self.own)
+
+    def _load_from_state_dict(self, state, prefix, *others):
+        if (own := state.pop(f"{prefix}own", None)) is not None:
+            self.own = float(own[0])
+        super()._load_from_state_dict(state, prefix, *others)
+
+    def add(self, state, prefix, metadata):
+        state[f"{prefix}hooked"] = torch.tensor([self.hooked])
+
+    def take(self, state, prefix, *others):
+        if (hooked := state.pop(f"{prefix}hooked", None)) is not None:
+            self.hooked = float(hooked)
+
+
 ODD = {
+    "scaled": lambda seed: nn.Sequential(Scaled(seed), nn.Linear(3, 3)),
     **{str(dtype): partial(of_dtype, dtype) for dtype in DTYPES},
     "views of one another": views,
     "not in its state_dict()": hidden,
@@ -120,6 +154,34 @@ def test_a_buffer_that_was_replaced_is_saved_as_it_is_now(tmp_path):
         return model.seen.tolist()
 
     assert run(body, ranks=2) == [[1.0, 1.0]] * 2
+
+
+def test_what_state_dict_makes_anew_comes_back_or_is_told(tmp_path):
+    """In every layout: test_odd_models_by_way_of_zero."""
+
+    def body():
+        save(tmp_path, 1, Held(Scaled(seed=1)))
+        load(newest(tmp_path), Held(fresh := Scaled(seed=7)))
+        other = linear()
+        other.register_state_dict_post_hook(lambda module, state, *_: state.update(count=torch.ones(1)))
+        save(tmp_path, 2, Held(other))
+        return fresh.extra, fresh.own, fresh.hooked, words_of(lambda: load(newest(tmp_path), Held(other)))
+
+    for *scales, said in run(body, ranks=2):
+        assert scales == [1.25, 1.5, 1.75]
+        assert said.startswith("'count' is made by state_dict(), and load_state_dict() does not know it")
+
+
+def test_two_buffers_in_the_same_memory_must_be_equal_in_a_checkpoint(tmp_path):
+    def body():
+        x = torch.zeros(2)
+        save(tmp_path, 1, Held(with_buffers(1, a=torch.ones(2), b=torch.zeros(2))))
+        save(tmp_path, 2, Held(with_buffers(1, a=torch.ones(2), b=torch.ones(2))))
+        load(tmp_path / "step-2", held := Held(with_buffers(1, a=x, b=x[:])))
+        return x.tolist(), words_of(lambda: load(tmp_path / "step-1", held))
+
+    numbers, said = run(body, ranks=1)[0]
+    assert numbers == [1, 1] and "'model/a' and 'model/b' are one tensor here, and differ" in said
 
 
 def test_what_is_frozen_or_not_by_now_begins_anew_or_is_told(tmp_path):
