@@ -17,7 +17,9 @@ its forward once more when the backward arrives at it: memory for one layer's ac
 (letters as in `labs.model`; float32, and RMSNorm as it is without a fused kernel: where one is used, none is 2D less)
 
 While a layer's backward runs, that one layer is held as in the first row.  All rows give the same gradients, bit by
-bit: the second run draws the first one's random numbers, and computes under its autocast.
+bit: the second run draws the first one's random numbers, computes under its autocast, and finds the buffers as that
+found them; afterwards they are as they were before it (a BatchNorm counts a batch once).  Where something else is
+remembered between the runs, as by a generator of one's own, they give other outputs on the CPU, and that is an error.
 
 How: each tensor that autograd would keep becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The
 first slot that the backward looks into makes the frame run the forward again, which fills them all in order.  How the
@@ -32,17 +34,20 @@ Source: Chen et al. 2016, arXiv 1604.06174, section 4.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from labs.memory.selective import HandOut, KeepOutputs, operations
+from labs.memory.surroundings import Stash, Surroundings, norms
+
+MAY_DEPEND_ON = "it must depend on nothing but its arguments, its parameters and buffers, and torch's random numbers"
+TORCHS = {"use_reentrant", "context_fn", "preserve_rng_state", "determinism_check", "early_stop"}
 
 
 def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
@@ -60,25 +65,39 @@ def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
             raise TypeError(f"recompute() takes modules, not {layer!r:.60}: for a ModuleDict, give its .values()")
         if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
             raise TypeError(f"a {type(layer).__name__} is never called: give recompute() the modules in it")
-        if getattr(vars(layer).get("forward"), "func", None) is checkpoint:
+        if getattr(vars(layer).get("forward"), "func", None) is run_twice:
             raise ValueError(f"this {type(layer).__name__} is recomputed already: call recompute() on it once")
-        layer.forward = partial(checkpoint, layer.forward, keep=ops)
+        layer.forward = partial(run_twice, layer.forward, ops)
+        layer.register_forward_pre_hook(partial(require_itself, layer))
 
 
-def checkpoint(fn: Callable[..., Any], *args: Any, keep: Iterable[str] = (), **kwargs: Any) -> Any:
+def require_itself(layer: nn.Module, called: nn.Module, inputs: Any) -> None:
+    if called is not layer:
+        raise RuntimeError(f"this is a shallow copy of a recomputed {type(layer).__name__}: make it by copy.deepcopy()")
+
+
+def checkpoint(fn: Callable[..., Any], /, *args: Any, keep: Iterable[str] = (), **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)`, whose activations are computed again in backward, except the outputs of `keep`'s
     operations.
 
     `fn` must do the same each time it is given the same; what it reads besides its arguments (parameters, say) must
-    not have changed by then.  Raises RuntimeError in backward where the second run does not save what the first did.
+    not have changed by then.  Both runs go to its end.  Raises RuntimeError in backward where the second one does not
+    save or give what the first did, TypeError for arguments of torch's checkpoint.
     """
+    if theirs := TORCHS & kwargs.keys():
+        raise TypeError(f"{min(theirs)}= is for torch.utils.checkpoint: leave it out here, where keep= alone is there")
+    return run_twice(fn, operations(keep), *args, **kwargs)
+
+
+def run_twice(fn: Callable[..., Any], ops: frozenset[str], /, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
-    frame, keeping = Frame(fn, args, kwargs), KeepOutputs(operations(keep))
-    with saved_tensors_hooks(frame.pack, frame.unpack), keeping if keep else nullcontext():
+    frame, keeping = Frame(fn, ops, args, kwargs), KeepOutputs(ops)
+    with saved_tensors_hooks(frame.pack, frame.unpack), keeping if ops else nullcontext():
         output = fn(*args, **kwargs)
-    if keep:
-        frame.ops, frame.kept = keeping.ops, Stash(keeping.to_keep())
+    frame.given = norms(output)
+    frame.surroundings.forget_what_stayed()
+    frame.kept = Stash(keeping.to_keep()) if ops else None
     return output
 
 
@@ -95,10 +114,10 @@ class Slot:
 class Frame:
     """One call whose saved tensors are slots: what it takes to run it again."""
 
-    def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.fn, self.inputs = fn, Stash((args, kwargs))
-        self.surroundings = Surroundings(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        self.ops, self.kept = frozenset(), None
+    def __init__(self, fn: Callable[..., Any], ops: frozenset[str], args: Any, kwargs: Any) -> None:
+        self.fn, self.ops, self.inputs = fn, ops, Stash((args, kwargs))
+        self.surroundings = Surroundings(fn, args, kwargs)
+        self.kept = self.given = None  # until the first run is over
         self.slots: list[weakref.ref[Slot]] = []
         self.saved: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -125,76 +144,27 @@ class Frame:
             return tensor
 
         args, kwargs = self.inputs.take_out()
+        if self.ops and self.given is None:
+            raise RuntimeError("keep= is not for a function that asks autograd itself: call it without keep=")
         handing_out = HandOut(self.ops, self.kept.take_out()) if self.ops else nullcontext()
         with self.surroundings.restored(), saved_tensors_hooks(fill, lambda tensor: tensor), handing_out:
-            self.fn(*args, **kwargs)
+            output = self.fn(*args, **kwargs)
+        if self.given is None:  # the function itself asks autograd, in its first run, which goes on to save more
+            del saved[len(self.saved) :]
         if saved != self.saved:
             raise RuntimeError(difference(self.fn, self.saved, saved))
-        self.inputs = self.kept = None  # full slots need no third run
+        if self.given is not None:
+            if not torch.allclose(*map(torch.tensor, (self.given, norms(output))), 1e-6, 0, equal_nan=True):
+                name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+                raise RuntimeError(f"{name} gave another output when it was recomputed: {MAY_DEPEND_ON}")
+            self.inputs = self.kept = None  # full slots need no third run
 
 
 def difference(fn: Callable[..., Any], first: list[Any], second: list[Any]) -> str:
-    name = getattr(fn, "__qualname__", repr(fn))
+    name = getattr(fn, "__qualname__", type(fn).__name__)
     again = f"{name} did not do the same when it was recomputed: its forward saved"
-    way_out = "for the backward; it must depend on nothing but its arguments, its parameters and torch's random numbers"
+    way_out = f"for the backward: {MAY_DEPEND_ON}"
     if len(first) != len(second):
         return f"{again} {len(first)} tensors, its recomputation {len(second)} {way_out}"
     n, (a, b) = next((n, pair) for n, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
     return f"{again} as tensor {n} {a[1]} {tuple(a[0])}, its recomputation {b[1]} {tuple(b[0])} {way_out}"
-
-
-# ---- what the second run needs ---------------------------------------------------------------------------
-
-
-class SaveForBackward(torch.autograd.Function):
-    """A node of the graph that does nothing: it only keeps tensors, in the way that autograd keeps them."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        return anchor.clone()
-
-
-class Stash:
-    """A nest of values put away for the backward.
-
-    The tensors in it are held by autograd: hooks around this call see them (so, a checkpoint within a checkpoint holds
-    nothing while the outer one waits), and one that is changed in place meanwhile is an error.
-    """
-
-    def __init__(self, values: Any) -> None:
-        leaves, self.structure = tree_flatten(values)
-        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.indices = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        anchor = torch.empty(0, requires_grad=True)
-        self.anchor = SaveForBackward.apply(anchor, *(leaves[n] for n in self.indices))
-
-    def take_out(self) -> Any:
-        leaves = list(self.others)
-        for n, tensor in zip(self.indices, self.anchor.grad_fn.saved_tensors, strict=True):
-            leaves[n] = tensor
-        return tree_unflatten(leaves, self.structure)
-
-
-class Surroundings:
-    """Random numbers and autocast, as they are now, on the CPU and on the tensors' devices: some 5 KB."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        devices = {x.device for x in tensors} - {torch.device("cpu"), torch.device("meta")}
-        self.cpu_random = torch.get_rng_state()
-        self.random = {device: torch.get_device_module(device).get_rng_state(device) for device in devices}
-        cache = torch.is_autocast_cache_enabled()
-        self.autocasts = [
-            torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache)
-            for kind in {"cpu", *(device.type for device in devices)}
-        ]
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        with torch.random.fork_rng(list(self.random)), torch.enable_grad(), ExitStack() as stack:
-            torch.set_rng_state(self.cpu_random)
-            for device, state in self.random.items():
-                torch.get_device_module(device).set_rng_state(state, device)
-            for autocast in self.autocasts:
-                stack.enter_context(autocast)
-            yield

@@ -8,6 +8,7 @@ a count by hand, per token and layer, stand beside them.
 
 import copy
 import gc
+import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -176,6 +178,109 @@ def test_arguments_of_any_nesting_and_outputs_of_any_kind():
     answer["out"].sum().backward()
     assert answer["count"] == 5
     exactly_equal([x.grad, w.grad], [2 * torch.ones(3).exp(), torch.ones(3).exp()])
+
+
+class Codebook(nn.Module):
+    """Two buffers, of which each forward replaces one and changes the other; both change what it gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        h = self.linear(x)
+        self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return h.tanh() - self.mean * self.count
+
+
+class OfFunctions(nn.Module):
+    """Statistics that PyTorch changes without counting a version."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x):
+        return nn.functional.batch_norm(self.linear(x), self.mean, self.variance, training=True)
+
+
+def remembering(how, make, keep):
+    """Parameters, buffers and losses of three steps with two micro-batches, whose backwards come after both."""
+    torch.manual_seed(0)
+    model = make()
+    if how == "recompute":
+        recompute([model], keep)
+    calls = {
+        "closure": lambda x: checkpoint(lambda x: model(x).sin(), x, keep=keep),
+        "partial": lambda x: checkpoint(partial(nn.Module.__call__, model), x, keep=keep).sin(),
+    }
+    call = calls.get(how, lambda x: model(x).sin())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        losses = [call(torch.randn(8, 4)).square().sum() for _ in range(2)]
+        sum(losses).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.parameters(), *model.buffers(), *losses]
+
+
+@pytest.mark.parametrize("keep", [(), MATMULS], ids=["full", "matmuls"])
+def test_buffers_that_a_forward_changes_are_those_of_one_run(keep):
+    makes = {
+        "batch norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)),
+        "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh()),
+        "codebook": Codebook,
+        "functions": OfFunctions,
+    }
+    for make in makes.values():
+        expected = remembering("plain", make, ())
+        for how in ("recompute", "closure", "partial"):
+            exactly_equal(remembering(how, make, keep), expected)
+
+
+def test_a_function_that_asks_autograd_itself():
+    def forces(x):
+        energy = (x @ w).pow(3).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return (force @ w).sin()
+
+    w, found = torch.full((2, 2), 0.5, requires_grad=True), []
+    for call in (forces, partial(checkpoint, forces)):
+        x = torch.eye(2, requires_grad=True)
+        found.append(torch.autograd.grad(call(x).sum(), (x, w)))
+    exactly_equal(*found)
+    with pytest.raises(RuntimeError, match=r"keep= is not for a function that asks autograd itself: call it without"):
+        checkpoint(forces, x, keep=MATMULS)
+
+
+def test_in_forward_mode_and_under_the_forwards_default_device():
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore")  # of PyTorch's own, as it begins
+        x = forward_ad.make_dual(torch.ones(2, requires_grad=True), torch.full((2,), 3.0))
+        exactly_equal(forward_ad.unpack_dual(checkpoint(torch.sin, x)).tangent, 3 * torch.ones(2).cos())
+    x = torch.ones(2, requires_grad=True, device="meta")
+    with torch.device("meta"):
+        y = checkpoint(lambda x: x * torch.ones(2), x).sum()
+    y.backward()
+    assert x.grad.is_meta
+
+
+def test_arguments_of_a_layer_are_its_own():
+    class Own(nn.Module):
+        def forward(self, x, keep=(), fn=torch.exp, use_reentrant=0):
+            return fn(x) * len(keep) + use_reentrant
+
+    layer, x = Own(), torch.ones(1, requires_grad=True)
+    recompute([layer])
+    y = layer(x, keep=["aten.exp"], fn=torch.sin, use_reentrant=2)
+    y.backward()
+    exactly_equal([y, x.grad], [torch.ones(1).sin() + 2, torch.ones(1).cos()])
 
 
 # ---- how often, and when ---------------------------------------------------------------------------------
@@ -397,6 +502,40 @@ def test_a_change_in_place_is_told():
     z.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.sum().backward()
+
+
+def test_what_else_is_remembered_is_told():
+    """A generator of one's own, a number, a tensor that is no buffer."""
+
+    class Counting(nn.Module):
+        seen, noise = 0, torch.Generator().manual_seed(0)
+
+        def forward(self, x, of):
+            h, self.seen = x.exp(), self.seen + 1
+            return h * (torch.rand(3, generator=self.noise) if of == "noise" else self.seen)
+
+    layer = Counting()
+    recompute([layer])
+    for of in ("noise", "seen"):
+        with pytest.raises(
+            RuntimeError, match=r"Counting.forward gave another output .*: it must depend on nothing"
+        ):
+            layer(torch.ones(3, requires_grad=True), of).sum().backward()
+    nan = layer(torch.full((3,), torch.nan, requires_grad=True), "seen").sum()
+    nan.backward()  # of which nothing can be said
+
+
+def test_a_shallow_copy_and_arguments_of_torchs_checkpoint_are_told():
+    layer = nn.Linear(1, 1)
+    recompute([layer])
+    with pytest.raises(RuntimeError, match=r"a shallow copy of a recomputed Linear: make it by copy.deepcopy\(\)"):
+        copy.copy(layer)(torch.ones(1, 1))
+    twin = copy.deepcopy(layer)
+    twin.weight.data.zero_()
+    exactly_equal(twin(torch.ones(1, 1)), twin.bias[None])
+    for name in ("use_reentrant", "context_fn", "preserve_rng_state"):
+        with pytest.raises(TypeError, match=f"{name}= is for torch.utils.checkpoint: leave it out here"):
+            checkpoint(lambda x, **options: x, torch.ones(1), **{name: False})
 
 
 def test_slips_of_the_pen():
