@@ -8,7 +8,7 @@
 Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.  Read in its release 0.19.8.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -31,6 +31,31 @@ KEYS = {
     *("steps_per_print", "log_level", "dump_state", "disable_python_gc", "wall_clock_breakdown", "memory_breakdown"),
     *("timers", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet"),
     *("autotuning", "elasticity", "compression_training", "curriculum_learning", "data_efficiency"),
+}
+
+# How much is sent or held at once, what is printed, and how DeepSpeed does it: no number depends on it.
+SAYS_NO_NUMBERS = {
+    *("steps_per_print", "log_level", "dump_state", "disable_python_gc", "wall_clock_breakdown", "memory_breakdown"),
+    *("timers", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "disable_allgather"),
+    *(
+        f"zero_optimization.{key}"
+        for key in (
+            *("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients", "sub_group_size"),
+            *(PERSISTS, "stage3_model_persistence_threshold", "stage3_prefetch_bucket_size", "reduce_scatter"),
+            *("memory_efficient_linear", "round_robin_gradients", "allgather_partitions", "ignore_unused_parameters"),
+            *("stage3_gather_16bit_weights_on_model_save", "offload_param.pin_memory", "offload_optimizer.pin_memory"),
+        )
+    ),
+}
+OLDER = {
+    "bfloat16": "bf16",
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_use_pin_memory": "pin_memory in offload_param and offload_optimizer",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    **{key.removeprefix("stage3_"): key for key in (PERSISTS, REUSE, LIVE, "stage3_prefetch_bucket_size")},
+    **{key: f"stage3_{key}" for key in ("model_persistence_threshold", "gather_16bit_weights_on_model_save")},
 }
 
 
@@ -130,14 +155,22 @@ def from_fsdp(
 def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     """The settings of `fully_shard` with which a model of so many parameters is trained as by this configuration.
 
-    What else it says, of clipping and of batch sizes, is code there.  Raises ValueError for what has no counterpart.
+    Everything that it says is translated, or is in SAYS_NO_NUMBERS, or is refused by a ValueError that names all such
+    keys: what has no counterpart, "auto", null, and older names, which DeepSpeed accepts.  Code of one's own there are
+    a loss scale for fp16, and clipping: without a `gradient_clipping` of 0, DeepSpeed clips.
     """
+    require_known(config)
     zero = config.get("zero_optimization", {})
-    if (stage := zero.get("stage", 0)) != 3:
+    require_known(zero, {*zero} if isinstance(zero, Mapping) else (), "zero_optimization in a configuration")
+    require_said(config)
+    require_kinds(config)
+    stage = zero.get("stage", 0)
+    if stage != 3:
         raise ValueError(
             f"stage {stage} keeps all parameters on each rank, and fully_shard never does: the nearest is stage 3 with "
             "reshard_after_forward=False, or DDP with ZeroRedundancyOptimizer"
         )
+    require_translated(config)
     offloads = {zero.get(f"offload_{what}", {}).get("device", "none") for what in ("param", "optimizer")}
     if "nvme" in offloads or len(offloads) > 1:
         raise ValueError(
@@ -145,10 +178,73 @@ def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
             "optimizer state on the CPU, or none of them"
         )
     dtypes = {name: dtype for dtype, name in NUMBERS.items()}
-    computes = next((dtype for name, dtype in dtypes.items() if config.get(name, {}).get("enabled")), torch.float32)
+    computes = [dtype for name, dtype in dtypes.items() if config.get(name, {}).get("enabled")] or [torch.float32]
+    if len(computes) > 1:
+        raise ValueError("bf16 and fp16 are both enabled: DeepSpeed computes in one of them, so take out the other")
     return {
         "reshard_after_forward": min(zero.get(REUSE, FAR), zero.get(LIVE, FAR)) < parameters,
-        "param_dtype": computes,
-        "reduce_dtype": dtypes[config["communication_data_type"]] if "communication_data_type" in config else computes,
+        "param_dtype": computes[0],
+        "reduce_dtype": dtypes[config.get("communication_data_type", NUMBERS[computes[0]])],
         "offload": offloads == {"cpu"},
     }
+
+
+def require_said(config: Mapping[str, Any], where: str = "") -> None:
+    """Raise ValueError for what the configuration leaves to others, or calls by a name of older releases."""
+    for key, value in config.items():
+        if key in OLDER:
+            raise ValueError(f"{where}{key} is an older name: say {OLDER[key]}")
+        if value is None or value == "auto":
+            said = "null" if value is None else "'auto', which Hugging Face's Trainer fills in"
+            raise ValueError(f"{where}{key} is {said}: give a value, or take it out")
+        if isinstance(value, Mapping):
+            require_said(value, f"{where}{key}.")
+
+
+def require_kinds(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value of another kind than DeepSpeed takes."""
+    for key, value in flat(config):
+        what, fits = TRANSLATED.get(key, ("", bool))
+        if what and not fits(value):
+            raise ValueError(f"{key} is {value!r}: DeepSpeed takes {what} there")
+
+
+def require_translated(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for what `fully_shard` cannot be told."""
+    known = {*TRANSLATED, *SAYS_NO_NUMBERS}
+    left = [key for key, _ in flat(config) if key not in known and key.partition(".")[0] not in SAYS_NO_NUMBERS]
+    if config.get("gradient_clipping") == 0:
+        left.remove("gradient_clipping")
+    if left:
+        raise ValueError(
+            f"fully_shard has no setting for {', '.join(left)}: take that out of the configuration, and write what you "
+            "need of it as code"
+        )
+
+
+def flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each key with those around it, as "bf16.enabled", and its value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from ((f"{key}.{rest}", inner) for rest, inner in flat(value))
+        elif value != {}:
+            yield key, value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+DICTIONARY = "a dictionary, such as {'enabled': true},", lambda value: False
+ENABLED = "true or false", lambda value: isinstance(value, bool)
+DEVICE = "'none', 'cpu' or 'nvme'", {"none", "cpu", "nvme"}.__contains__
+NUMBER = "a number of parameters", is_number
+TRANSLATED = {  # what it takes, and whether a value is that
+    **{name: DICTIONARY for name in ("bf16", "fp16")},
+    **{f"{name}.enabled": ENABLED for name in ("bf16", "fp16")},
+    "communication_data_type": ("'fp32', 'bf16' or 'fp16'", [*NUMBERS.values()].__contains__),
+    "zero_optimization.stage": ("an integer", lambda value: type(value) is int),
+    **{f"zero_optimization.offload_{what}": DICTIONARY for what in ("param", "optimizer")},
+    **{f"zero_optimization.offload_{what}.device": DEVICE for what in ("param", "optimizer")},
+    **{f"zero_optimization.{key}": NUMBER for key in (REUSE, LIVE)},
+}

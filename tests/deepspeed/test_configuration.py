@@ -1,12 +1,16 @@
 """Reference: numbers worked out by hand, and settings by the documentation of DeepSpeed 0.19.8."""
 
+import re
+
 import pytest
 import torch
 
 from labs.deepspeed import configuration
 from labs.deepspeed.configuration import (
     ACCUMULATION,
+    LIVE,
     MICRO,
+    REUSE,
     TRAIN,
     batch_sizes,
     from_fsdp,
@@ -108,3 +112,63 @@ def test_by_its_own_thresholds_a_small_model_is_not_resharded():
 def test_what_has_no_counterpart_is_told(zero, told):
     with pytest.raises(ValueError, match=told):
         to_fsdp({"zero_optimization": zero}, parameters=10)
+
+
+ZERO = {"stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"bf16": True}, "bf16 is True: DeepSpeed takes a dictionary, such as {'enabled': true}, there"),
+        ({"bf16": {"enabled": "auto"}}, "bf16.enabled is 'auto', which Hugging Face's Trainer fills in: give a value"),
+        ({"bf16": {"enabled": "true"}}, "bf16.enabled is 'true': DeepSpeed takes true or false there"),
+        ({"train_batch_size": "auto"}, "train_batch_size is 'auto', which"),
+        ({"zero_optimization": ZERO | {REUSE: "auto"}}, f"zero_optimization.{REUSE} is 'auto'"),
+        ({"zero_optimization": ZERO | {"reduce_bucket_size": "auto"}}, "reduce_bucket_size is 'auto'"),
+        (
+            {"zero_optimization": ZERO | {"offload_param": None}},
+            "zero_optimization.offload_param is null: give a value",
+        ),
+        ({"zero_optimization": ZERO | {LIVE: "1e9"}}, f"{LIVE} is '1e9': DeepSpeed takes a number of parameters there"),
+        ({"zero_optimization": {"stage": "3"}}, "zero_optimization.stage is '3': DeepSpeed takes an integer there"),
+        ({"zero_optimization": True}, "zero_optimization in a configuration of DeepSpeed is True: give a dictionary"),
+        ({"bf16": None}, "bf16 is null: give a value, or take it out"),
+        ({"bfloat16": {"enabled": True}}, "bfloat16 is an older name: say bf16"),
+        ({"zero_optimization": ZERO | {"cpu_offload": True}}, "cpu_offload is an older name: say offload_optimizer"),
+        ({"zero_optimization": ZERO | {"max_reuse_distance": 0}}, f"max_reuse_distance is an older name: say {REUSE}"),
+        (
+            {"communication_data_type": "float32"},
+            "communication_data_type is 'float32': DeepSpeed takes 'fp32', 'bf16'",
+        ),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
+        (
+            {TRAIN: 8, "optimizer": {"type": "Adam", "params": {"lr": 1}}, "gradient_clipping": 1.0},
+            "fully_shard has no setting for train_batch_size, optimizer.type, optimizer.params.lr, gradient_clipping: take",
+        ),
+        ({"fp16": {"enabled": True, "loss_scale": 128}}, "no setting for fp16.loss_scale: take that out"),
+        ({"zero_optimization": ZERO | {"zero_hpz_partition_size": 8}}, "no setting for zero_optimization.zero_hpz"),
+        (
+            {"zero_optimization": ZERO | {"offload_param": {"device": "cpu", "max_in_cpu": 3}}},
+            "offload_param.max_in_cpu",
+        ),
+    ],
+)
+def test_what_would_be_dropped_on_the_way_to_fully_shard_is_told(config, told):
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        to_fsdp({"zero_optimization": ZERO} | config, parameters=10)
+    assert "\n" not in str(error.value)
+
+
+def test_every_key_of_deepspeeds_own_is_translated_or_refused():
+    """Only what says no numbers leaves the settings as they are; the installed DeepSpeed says which keys there are."""
+    zero = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    fields = {*zero.model_fields, *(field.alias for field in zero.model_fields.values() if field.alias)}
+    kept = set()
+    for key in fields - {"stage", "offload_param", "offload_optimizer", REUSE, LIVE}:
+        try:
+            assert to_fsdp({"zero_optimization": ZERO | {key: 7}}, 10) == to_fsdp({"zero_optimization": ZERO}, 10)
+            kept.add(f"zero_optimization.{key}")
+        except ValueError as error:
+            assert key in str(error)
+    assert kept <= configuration.SAYS_NO_NUMBERS

@@ -517,9 +517,7 @@ def test_what_else_is_remembered_is_told():
     layer = Counting()
     recompute([layer])
     for of in ("noise", "seen"):
-        with pytest.raises(
-            RuntimeError, match=r"Counting.forward gave another output .*: it must depend on nothing"
-        ):
+        with pytest.raises(RuntimeError, match=r"Counting.forward gave another output .*: it must depend on nothing"):
             layer(torch.ones(3, requires_grad=True), of).sum().backward()
     nan = layer(torch.full((3,), torch.nan, requires_grad=True), "seen").sum()
     nan.backward()  # of which nothing can be said
