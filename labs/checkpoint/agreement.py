@@ -49,7 +49,7 @@ Share = tuple[Brought, dict[Piece, Tensor]]
 
 def bring(folder: str | Path, step: int, held: Savable, values: Any, own: Any) -> Share:
     """What this rank has for a save, from itself alone."""
-    same = {"folder": str(Path(folder)), "step": numbered(step), "values": to_json("values", values)}
+    same = {"folder": str(Path(folder).expanduser()), "step": numbered(step), "values": to_json("values", values)}
     parts = held.parts()
     brought = Brought(same, describe(parts), held.groups(), to_json("own", own), secrets.token_hex(4))
     return brought, tensors_in(parts)

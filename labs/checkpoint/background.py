@@ -54,7 +54,7 @@ class Saver:
     """
 
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.own_group = dist.new_group(backend="gloo", group_desc="saver") if group is None else None
         self.group = group or self.own_group
         self.thread = ThreadPoolExecutor(1, "saver")

@@ -49,7 +49,7 @@ def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup |
     Raises, on all ranks, ValueError for another model than the config's, for ranks that differ in what they bring, and
     where the folder is there already; OSError where the disk is full, or cannot be written.
     """
-    folder, rank = Path(folder), dist.get_rank(group)
+    folder, rank = Path(folder).expanduser(), dist.get_rank(group)
     index, described, word = compared(held, config, group)
     parts, room = named(held, config), {}
     require_equal_copies([bytes_of(each) for each in described], tensors_in(parts), group)

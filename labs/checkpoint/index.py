@@ -17,7 +17,6 @@ import json
 import operator
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def newest(folder: str | Path) -> Path | None:
     Raises OSError for what is no folder, or cannot be looked into.
     """
     try:
-        named = [(found, path) for path in Path(folder).iterdir() if (found := STEP.fullmatch(path.name))]
+        named = [(found, path) for path in Path(folder).expanduser().iterdir() if (found := STEP.fullmatch(path.name))]
         steps = {int(found[1]): path for found, path in named if (path / INDEX).is_file()}
     except FileNotFoundError:
         return None
@@ -165,7 +164,10 @@ def drafted(final: Path, draft: Path) -> Iterator[None]:
     if final.exists():
         raise ValueError(f"{final} is there already: give another folder, or go on from it")
     made = [parent for parent in draft.parents if not parent.exists()]
-    draft.mkdir(parents=True)
+    try:
+        draft.mkdir(parents=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"{final.parent} is a file, or lies in one: give a folder") from error
     try:
         with open(draft / INDEX, "w") as index:
             with suppress(OSError):  # a file system without locks: there, nobody can take one either
@@ -174,7 +176,8 @@ def drafted(final: Path, draft: Path) -> Iterator[None]:
                 flush(folder.parent)
             yield
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):
+            remove(draft)
 
 
 def lock(file: IO[str]) -> None:
@@ -196,7 +199,15 @@ def remove_unless_alive(draft: Path) -> None:
     """Of a job that was killed while it saved; the lock of one that lives cannot be taken."""
     with suppress(OSError), open(draft / INDEX, "r+") as index:
         lock(index)
-        shutil.rmtree(draft)
+        remove(draft)
+
+
+def remove(draft: Path) -> None:
+    """Take as few open files as can be: they may have run out, which is why it is removed."""
+    with suppress(OSError):  # none for a look into it: then it is empty
+        for path in [*draft.iterdir()]:
+            path.unlink()
+    draft.rmdir()
 
 
 def rename(draft: Path, final: Path, files: Iterable[str]) -> None:

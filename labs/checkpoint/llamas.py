@@ -27,7 +27,7 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
     config: the whole model's.  Raises ValueError, on all ranks and before any tensor has changed, where the folder has
     another model, or not all of it.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
 
     def look() -> set[str]:
         require_same(config, read_config(folder), folder)

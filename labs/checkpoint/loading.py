@@ -50,7 +50,7 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
     the names that differ.
     """
     record, index = looked_at(where, group)
-    where = Path(where)
+    where = Path(where).expanduser()
 
     def ask() -> tuple[dict[str, Entry], Groups]:
         return {key: (part.shape, part.dtype) for key, part in held.parts({}).items()}, held.groups()
@@ -92,7 +92,8 @@ def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dic
     def look() -> int:
         if where is None:
             raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
-        path, (found, its) = Path(where), opened(Path(where))
+        path = Path(where).expanduser()
+        found, its = opened(path)
         lying = in_files(its)
         for name, written in [*found["files"].items()][rank::ranks]:
             require_as_written(path / name, written)

@@ -30,6 +30,8 @@ NORM = {1: 4, 2: 4, 3: 8}  # bytes: stage 3 adds squares up in float64
 def deepspeed(job: Job, stage: int, bucket: int) -> Prediction:
     """A step in float32 on CPU; bucket: elements of gradients that are reduced at once."""
     job.require("cost.deepspeed", precision=("float32",))
+    if stage not in NORM:
+        raise ValueError(f"stage={stage!r}: cost.deepspeed has stages 1, 2 and 3; without sharding it is cost.ddp")
     layers, accumulation = gpt_layers(job.config), job.accumulation
     sizes = [size for layer in layers for size in layer.sizes]
     reduces = len(reduced_together(sizes, bucket)) * (1 if stage == 1 else accumulation)

@@ -32,6 +32,7 @@ from labs.kit.ranks import torchrun
 from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.diagnosis import RankError
 from labs.kit.ranks.link import Link
+from labs.kit.ranks.output import say
 from labs.kit.ranks.payload import pickled
 from labs.kit.ranks.settings import settings
 from labs.kit.ranks.team import FORKSERVER, RESTARTED, Team
@@ -112,7 +113,7 @@ def run(
                 raise
             restarted += 1
             what = str(error).partition("\n")[0]
-            print(f"{what:.{MOST_TEXT}}; all ranks are started again ({restarted} of {restarts})", flush=True)
+            say(f"{what:.{MOST_TEXT}}; all ranks are started again ({restarted} of {restarts})\n")
 
 
 @contextmanager
@@ -121,11 +122,11 @@ def telling(what: str, ranks: int) -> Iterator[None]:
         yield
         return
     began = time.monotonic()
-    print(f"{what}, {ranks} rank{'s' * (ranks > 1)} … ", end="", flush=True)
+    say(f"{what}, {ranks} rank{'s' * (ranks > 1)} … ")
     try:
         yield
     finally:
-        print(f"{time.monotonic() - began:.0f} s")
+        say(f"{time.monotonic() - began:.0f} s\n")
 
 
 def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, restarts: Any, world: int | None) -> None:

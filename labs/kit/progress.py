@@ -10,11 +10,13 @@
 The notebooks themselves say which exercises there are, by the checks that their cells call.
 """
 
+import fcntl
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
@@ -56,12 +58,25 @@ def learners_course() -> Path | None:
 
 
 def add(course: Path, exercise: str) -> None:
+    with alone_in(course):
+        try:
+            found = read(course)
+        except ValueError:
+            found = {}  # broken: it begins anew
+        if exercise not in found:
+            write(course, found | {exercise: datetime.now().isoformat(" ", "minutes")})
+
+
+@contextmanager
+def alone_in(course: Path) -> Iterator[None]:
+    """Let no other thread or process note anything there while the body runs, which reads, and writes what it read."""
+    folder = os.open(course, os.O_RDONLY)
     try:
-        found = read(course)
-    except ValueError:
-        found = {}  # broken: it begins anew
-    if exercise not in found:
-        write(course, found | {exercise: datetime.now().isoformat(" ", "minutes")})
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def is_time(value: Any) -> bool:

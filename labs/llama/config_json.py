@@ -48,13 +48,15 @@ DEFAULTS = FIXED | {
 
 def read_config(folder: str | Path) -> Config:
     """The shape of a folder's model.  Raises ValueError where the course's GPT has no such shape."""
-    path = Path(folder) / "config.json"
+    path = Path(folder).expanduser() / "config.json"
     theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
     theirs |= rotary(theirs)
     theirs.setdefault("num_key_value_heads", theirs.get("num_attention_heads"))
     if (kind := theirs["rope_type"]) not in ("default", "llama3"):
         raise ValueError(f"{path} has rope_type {kind!r}: the course's GPT has 'default' and 'llama3', and no other")
     is_scaled = kind == "llama3"
+    if theirs.get("original_max_position_embeddings") is None:  # as transformers does
+        theirs["original_max_position_embeddings"] = theirs["max_position_embeddings"]
     for name in [*FIELDS.values(), *(SCALING.values() if is_scaled else ())]:
         if theirs.get(name) is None:
             raise ValueError(f"{path} does not say {name}: it must be the configuration of a Llama")

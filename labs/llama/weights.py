@@ -52,7 +52,7 @@ def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]]
 
     Raises ValueError, before a parameter is changed, where the folder has another model, or not all of it.
     """
-    folder, slices, parameters = Path(folder), slices or {}, dict(model.named_parameters())
+    folder, slices, parameters = Path(folder).expanduser(), slices or {}, dict(model.named_parameters())
     require_same(model.config, read_config(folder), folder)
     if unknown := slices.keys() - parameters.keys():
         raise ValueError(f"slices has {min(unknown)!r}, which is no parameter of this model")
@@ -92,7 +92,7 @@ def save(model: GPT, folder: str | Path) -> None:
 
     Raises ValueError for a model of which this rank has only a part.
     """
-    folder, theirs, whole = Path(folder), names(model.config), whole_shapes(model.config)
+    folder, theirs, whole = Path(folder).expanduser(), names(model.config), whole_shapes(model.config)
     for name, parameter in model.named_parameters():
         if parameter.shape != whole[name]:
             raise ValueError(f"{name} is {tuple(parameter.shape)}, a part of {tuple(whole[name])}: save a whole model")

@@ -64,7 +64,7 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
                 "own= is not for JSON (Object of type set is not JSON serializable)",
                 "values= has a key 30, which JSON would bring back as a string",
                 "/0 on rank 0 and ",
-                "Not a directory",
+                "file is a file, or lies in one: give a folder",
                 "rank-1-of-2.safetensors cannot be written",
                 "'model/bias' differs on ranks 0 and 1, which both have it",
                 "the optimizer keeps 'exp_avg' of 'weight' on rank 1, but not on rank 0, which has the same of it",
@@ -167,6 +167,33 @@ def test_what_cannot_be_removed_is_left_and_each_folder_that_was_made_is_flushed
     assert set(flushed) == {".", "runs"} and saved == ["step-2", "step-3"]
     left = sorted(path.name for path in (tmp_path / "runs" / "a").iterdir())
     assert left == ["step-1", "step-1.file.draft", "step-1.link.draft", "step-2", "step-3"]
+
+
+def test_where_files_can_no_longer_be_opened_nothing_is_left(tmp_path):
+    def body():
+        held, said = Held(linear()), []
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        for more in range(2):
+            if dist.get_rank() == 0:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
+            said.append(words_of(lambda: save(tmp_path, 1, held)))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return said, list(tmp_path.iterdir())
+
+    for said, left in run(body, ranks=2):
+        assert not left and all("Too many open files" in words for words in said), (said, left)
+
+
+def test_a_folder_at_home_is_named_as_in_a_shell(tmp_path):
+    def body():
+        os.environ["HOME"] = str(tmp_path)
+        held = Held(linear())
+        path = save("~/runs", 1, held)
+        return str(path), load("~/runs/step-1", held).step, newest("~/runs") == path
+
+    assert run(body, ranks=1) == [(str(tmp_path / "runs" / "step-1"), 1, True)]
 
 
 def test_a_save_leaves_one_that_is_not_finished_alone(tmp_path):

@@ -57,3 +57,10 @@ def test_activations_are_left_out():
     few, many = (cost.deepspeed(cost.Job(config, 1, 4, context=T), 3, BUCKET).held for T in (1, 512))
     assert 1.2 * estimated > few.P + few.G + few.S
     assert many.P + many.G + many.S == few.P + few.G + few.S and many.peak > 5 * estimated
+
+
+def test_a_stage_that_is_none_is_told():
+    with pytest.raises(
+        ValueError, match="stage=0: cost.deepspeed has stages 1, 2 and 3"
+    ):
+        cost.deepspeed(cost.Job(PRESETS["tiny"], 1, 4), 0, BUCKET)

@@ -117,6 +117,28 @@ print(Trainer.count, own.kept)
     assert text == "0.5 0.5 0.5\nTrue True True True\n0 3\n"
 
 
+def test_a_cached_function_of_a_cell_travels_and_a_magic_is_told(kernel):
+    _, client = kernel
+    code = """
+import functools
+@functools.cache
+def double(x): return x * factor
+factor = 2
+def job(): return double(dist.get_rank()), double.cache_info().hits
+print(double(1), run(job, ranks=2))
+factor = 3
+print(run(double, 1, ranks=1))
+"""
+    reply, text, error = execute(client, code)
+    assert reply["status"] == "ok", error
+    assert text == "2 [(0, 0), (2, 0)]\n[3]\n"
+    for line in ("!ls", "%time 3"):
+        _, _, error = execute(client, f"def helper():\n    {line}\nrun(lambda: helper(), ranks=1)")
+        assert (
+            error["ename"] == "TypeError" and "or a !command, which is the notebook's own: take it" in error["evalue"]
+        )
+
+
 def test_an_error_shows_the_cells_own_line_and_nothing_of_the_launcher(kernel):
     _, client = kernel
     code = """

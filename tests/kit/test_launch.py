@@ -7,21 +7,25 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from labs.fsdp import fully_shard
 from labs.kit import launch
 from labs.kit.launch import RankError, run
 from labs.kit.ranks import flight_recorder, torchrun
 from labs.kit.watch import tap
+from labs.mesh import Mesh
 from tests.kit.ranks.jobs import gone_within
 
 
@@ -396,6 +400,43 @@ def test_a_variable_named_like_a_module_of_torch_can_be_sent():
 def test_a_value_that_cannot_come_back_is_told():
     with pytest.raises(RankError, match=r"the value that it returned \(lock\) cannot be sent to the caller"):
         run(threading.Lock, ranks=2)
+
+
+def test_a_value_with_a_process_group_is_told_with_the_way_out():
+    def job():
+        torch.manual_seed(0)
+        return fully_shard(torch.nn.Linear(2, 2))
+
+    for fn in (job, partial(Mesh, (2,), ("dp",))):
+        with pytest.raises(
+            RankError, match=r"it ends with the job\): return what has none, such as full_tensor"
+        ):
+            run(fn, ranks=2)
+
+
+class Plain:
+    """A standard output that can only be written to."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+def test_a_standard_output_that_is_none_or_cannot_be_flushed(monkeypatch):
+    for stdout in (None, Plain()):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert run(print, "hello", ranks=1, tell="here") == [None]
+    assert stdout.text.startswith("here, 1 rank … [rank 0] hello\n")
+
+
+def test_where_all_warnings_are_errors_from_the_start_ranks_start():
+    """PyTorch itself warns as it is imported by the process that forks them."""
+    code = "from labs.kit.launch import run; print(run(__import__('os').getenv, 'PYTHONWARNINGS', ranks=1))"
+    environment = os.environ | {"PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "['error']\n", done.stderr
 
 
 class Awkward:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -160,3 +161,11 @@ def test_the_courses_own_exercises_are_checks_that_answer_by_their_names():
     names = [name for each in found for name in each.exercises]
     assert len(names) == len(set(names)) >= 25
     assert all(getattr(check, name).__name__ == name for name in names)
+
+
+def test_of_exercises_that_are_noted_at_once_none_is_lost(tmp_path):
+    names = [f"exercise {n}" for n in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: progress.add(tmp_path, name), names))
+    assert progress.read(tmp_path).keys() == {*names}
+    assert [path.name for path in tmp_path.iterdir()] == [progress.FILE]

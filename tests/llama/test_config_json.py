@@ -50,6 +50,14 @@ def config_of(folder, **changes):
         ({"rms_norm_eps": 1e-6}, replace(SEVEN_B, eps=1e-6)),
         ({"rms_norm_eps": ...}, replace(SEVEN_B, eps=1e-6)),
         ({"rope_scaling": SCALED}, replace(SEVEN_B, rope_scaling=LONG.rope_scaling)),
+        (
+            {"rope_scaling": SCALED | {"original_max_position_embeddings": None}},
+            replace(SEVEN_B, rope_scaling=replace(LONG.rope_scaling, context=4096)),
+        ),
+        (
+            {"rope_scaling": {key: value for key, value in SCALED.items() if not key.startswith("original")}},
+            replace(SEVEN_B, rope_scaling=replace(LONG.rope_scaling, context=4096)),
+        ),
         ({"rope_scaling": OLDER}, replace(SEVEN_B, rope_scaling=LONG.rope_scaling)),
     ],
 )

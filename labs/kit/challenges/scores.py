@@ -27,12 +27,13 @@ def noted(challenge: str, score: float) -> list[float]:
         course = progress.learners_course()
         if course is None:
             return [score]
-        try:
-            found = read(course)
-        except ValueError:
-            found = {}  # broken: it begins anew
-        tries = [*found.get(challenge, []), round(score, 1)]
-        progress.write(course, found | {challenge: tries}, FILE)
+        with progress.alone_in(course):
+            try:
+                found = read(course)
+            except ValueError:
+                found = {}  # broken: it begins anew
+            tries = [*found.get(challenge, []), round(score, 1)]
+            progress.write(course, found | {challenge: tries}, FILE)
         return tries
     except OSError:
         return [score]  # in a folder that cannot be written to

@@ -60,6 +60,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "OMP_NUM_THREADS": "1",
     "MKL_DISABLE_FAST_MM": "1",  # no buffers of a size that depends on the CPU: budget.py counts them
+    "PYTHONWARNINGS": "",  # as errors they would end it: PyTorch warns as it is imported; ranks have the caller's
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
     "LABS_RANK": "",  # or labs.kit.launch, which the course imports, would start a fork server here, too
 }

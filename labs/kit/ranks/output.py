@@ -41,9 +41,7 @@ class Lines:
                 shown += f"[rank {rank}] … {cut:,} bytes are not shown …\n"
             shown += self.lines(rank, end, last=True)
         if shown:
-            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            sys.stdout.write(shown.encode(encoding, "backslashreplace").decode(encoding))
-            sys.stdout.flush()
+            say(shown)
 
     def keep_end(self, rank: int, data: bytes) -> str:
         """Take what there is no room for; the sentence that says so, the first time."""
@@ -70,6 +68,14 @@ class Lines:
         gloo = [piece for piece in pieces if GLOO_ABORTS.match(piece)]
         self.aborts[rank] += "".join("\n" + piece.decode(errors="replace").rstrip() for piece in gloo)
         return "".join(prefixed(rank, piece) for piece in pieces if piece not in gloo)
+
+
+def say(text: str) -> None:
+    """Write to the standard output, whatever that is here: there may be none, or one that cannot be flushed."""
+    if sys.stdout is not None:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        getattr(sys.stdout, "flush", str)()
 
 
 def prefixed(rank: int, piece: bytes) -> str:

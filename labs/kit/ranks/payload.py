@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copyreg
+import functools
 import importlib
 import io
 import linecache
@@ -39,16 +40,23 @@ def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
             copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
     try:
         return dumps((fn, args, kwargs))
+    except NotebooksOwn as error:
+        raise TypeError(str(error)) from None
     except Exception as error:  # a class may refuse in its own way
         what = culprit(fn, args, kwargs)
         raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
 
 
+class NotebooksOwn(TypeError):
+    """A magic, or a !command, in a function for ranks."""
+
+
 class Pickler(cloudpickle.Pickler):
-    """By value, as cloudpickle does it, with two exceptions.
+    """By value, as cloudpickle does it, with three exceptions.
 
     Modules of every class go by name, torch's `config` modules among them: cloudpickle sends these along with any
-    function that uses both `torch.distributed` and a variable named `config`.  Tensors go as buffers.
+    function that uses both `torch.distributed` and a variable named `config`.  Tensors go as buffers.  A cell's
+    function with a cache goes without what is in that.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -61,7 +69,18 @@ class Pickler(cloudpickle.Pickler):
             content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())
             layout = data.storage_offset(), data.shape, data.stride()
             return tensor_of, (pickle.PickleBuffer(content.numpy()), obj.dtype, layout, obj.requires_grad)
+        if isinstance(obj, functools._lru_cache_wrapper) and (obj.__module__ == "__main__" or "<" in obj.__qualname__):
+            return cached, (obj.__wrapped__, obj.cache_parameters())
+        if getattr(type(obj), "__module__", "").startswith("ipykernel.") and hasattr(obj, "run_cell_magic"):
+            raise NotebooksOwn(
+                "a function for ranks has a %magic, or a !command, which is the notebook's own: take it out, or use "
+                "subprocess.run(command, shell=True)"
+            )
         return super().reducer_override(obj)
+
+
+def cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    return functools.lru_cache(**parameters)(fn)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -177,8 +177,10 @@ def work(
     try:
         return cloudpickle.dumps(("value", pack(value, value_fd)))
     except BaseException as error:  # the value's own class may raise anything
-        kind = type(value[0]).__name__
-        return failure(TypeError(f"the value that it returned ({kind}) cannot be sent to the caller: {error}"), error)
+        told = f"the value that it returned ({type(value[0]).__name__}) cannot be sent to the caller: {error}"
+        if "ProcessGroup" in str(error):
+            told += " (it ends with the job): return what has none, such as full_tensor() of each DTensor"
+        return failure(TypeError(told), error)
 
 
 def end_child(error: BaseException | None) -> NoReturn:
