@@ -60,7 +60,5 @@ def test_activations_are_left_out():
 
 
 def test_a_stage_that_is_none_is_told():
-    with pytest.raises(
-        ValueError, match="stage=0: cost.deepspeed has stages 1, 2 and 3"
-    ):
+    with pytest.raises(ValueError, match=r"stage=0: cost.deepspeed has stages 1, 2 and 3"):
         cost.deepspeed(cost.Job(PRESETS["tiny"], 1, 4), 0, BUCKET)
