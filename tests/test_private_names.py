@@ -70,7 +70,7 @@ NAMES = """
     torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
-OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
+OF_A_MODULE = ("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {
     "_exit",
@@ -85,6 +85,7 @@ NOT_PYTORCHS = {
     "_fused_",
     "_DYNAMIC_CLASS_TRACKER_BY_CLASS",  # of cloudpickle, as is the next
     "_class_setstate",
+    "_lru_cache_wrapper",  # of functools
 }
 SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # for a later PyTorch that asks for it
 
