@@ -25,7 +25,7 @@ from labs.kit.checks.answer import Answer, Wrong, sendable, show
 from labs.kit.launch import Results
 
 Function = Callable[..., Any]
-LIMIT = 120.0  # s for one job: what hangs is ended there, and a search that is too long
+LIMIT = 120.0  # s of the processor for one job: a search that is too long is ended there
 REPLACED = re.compile(r"failed: RuntimeError: (.* was put in another's place.*)")
 
 
@@ -98,13 +98,13 @@ class Challenge:
 def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication") -> Results:
     """A check's job, with time for a function that searches."""
     try:
-        return launching.job(fairly, body, *args, ranks=ranks, record=record, timeout=LIMIT)
+        return launching.job(fairly, body, *args, ranks=ranks, record=record, seconds=LIMIT)
     except Wrong as wrong:
         if unfair := REPLACED.search(wrong.answer.text):
             raise Wrong(unfair[1]) from None
         if wrong.answer.mistake == launching.NEVER_ENDS:
             raise Wrong(
-                f"it took longer than {LIMIT:g} s\n{wrong.answer.text}",
+                f"it took longer than {LIMIT:g} s of the processor\n{wrong.answer.text}",
                 "Does it search for that long, or is there a loop without an end?",
             ) from None
         raise

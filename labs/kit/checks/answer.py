@@ -45,12 +45,15 @@ class Answer:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        if self.ok is not False:
-            return [f"✓ {self.check}: {self.text}" if self.ok else f"not yet: {self.check} ({self.text})"]
-        first, *rest = [self.mistake, *self.text.splitlines()] if self.mistake else self.text.splitlines()
-        lines = [f"✗ {self.check}: {first}", *(f"  {line}" for line in rest)]
+        if self.ok:
+            return [f"✓ {self.check}: {self.text}"]
+        wrong = self.ok is False
+        first, *rest = [self.mistake, *self.text.splitlines()] if self.mistake and wrong else self.text.splitlines()
+        lines = [f"✗ {self.check}: {first}" if wrong else f"not yet: {self.check} ({first})"]
+        lines += [f"  {line}" for line in rest]
         lines += [f"  → {self.question}"] if self.question else []
-        return lines + ([f"  (for the same numbers again: seed={self.seed})"] if self.seed is not None else [])
+        again = [f"  (for the same numbers again: seed={self.seed})"] if self.seed is not None and wrong else []
+        return lines + again
 
     def _repr_html_(self) -> str:
         colour = {True: "#117733", None: "#57606A", False: "#882255"}[self.ok]
@@ -78,13 +81,16 @@ class Mistake:
     shows: str = ""
 
 
+NOT_DONE = "not done in time"  # which is nobody's mistake: a busy machine takes longer
+
+
 class Wrong(Exception):
     """What a judge raises at the first thing that is not as it must be."""
 
     def __init__(self, text: str, question: str = "", mistake: str = "", raised: bool = False) -> None:
         super().__init__(text)
         self.raised = raised  # by the learner's own function
-        self.answer = Answer("", False, text, question, mistake)
+        self.answer = Answer("", None if mistake == NOT_DONE else False, text, question, mistake)
 
     @property
     def untouched(self) -> bool:
@@ -109,7 +115,7 @@ class Wrong(Exception):
 
 
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
-NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of torch's sight")
+NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of torch's sight", NOT_DONE)
 
 
 def says(pattern: str) -> Callable[[str], bool]:

@@ -3,18 +3,21 @@
 What a rank raises, and what the ranks hang in, is reported as the launcher reports it, with the learner's own line.
 """
 
+import os
 import re
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labs.kit.checks.answer import LUCK, Mistake, Wrong
+from labs.kit.checks.answer import LUCK, NOT_DONE, Mistake, Wrong
 from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Event
 from labs.kit.watch.frames import KIT, TORCH
 
-TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
+SECONDS = 10.0  # of the processor, for a rank in one job; what is certain to hang is told after a second or two
+PATIENCE = 6  # × that on the clock on the wall, where every rank has a core
 ROOM = 2 << 30  # bytes for what a rank makes, where the system keeps to it (Linux)
 FRAME = re.compile(
     r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
@@ -44,8 +47,17 @@ def of_other_dtypes(error: RankError) -> bool:
 
 
 NEVER_ENDS = "it does not come to an end"
+
+
+class NoEnd(BaseException):
+    """Raised in a rank whose processor has computed for too long: no clock on the wall says who is to blame."""
+
+    __module__ = "builtins"  # its name is told without one
+
+
 # fmt: off
 FAILURES = (
+    Mistake(NEVER_ENDS, "Which loop has no end on this rank?", because("raised", " failed: NoEnd: ")),
     Mistake("far too much memory", "How many bytes does this line allocate, and how many was the function given?",
             because("raised", "can't allocate memory|MemoryError")),
     Mistake("", "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
@@ -75,7 +87,8 @@ FAILURES = (
     Mistake("there is no such rank", "What is the number of the last rank?", because("nobody")),
     Mistake("the ranks wait for each other", "Which rank could go first, if each waits for another?",
             because("deadlock"), shows="a hang in a ring of blocking calls"),
-    Mistake(NEVER_ENDS, "Which loop has no end on this rank?", because("timeout")),
+    Mistake(NOT_DONE, "Is the machine busy with something else? If it is not, what does this line wait for?",
+            because("timeout")),
 )
 # fmt: on
 
@@ -85,23 +98,51 @@ def job(
     *args: Any,
     ranks: int,
     record: str | None = "communication",
-    timeout: float = TIMEOUT,
+    seconds: float | None = None,
 ) -> Results:
-    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
+    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too.
+
+    seconds: of the processor, after which a rank has no end; by itself SECONDS.
+    """
+    seconds = seconds or SECONDS
     when = "on one rank" if ranks == 1 else f"on {ranks} ranks"
     try:
-        return run(in_a_room, body, *args, ranks=ranks, record=record, timeout=timeout, device="cpu")
+        limit = patience(seconds)
+        return run(in_a_room, seconds, body, *args, ranks=ranks, record=record, timeout=limit, device="cpu")
     except RankError as error:
         raise failed(error, when) from None
 
 
-def in_a_room(body: Callable[..., Any], *args: Any) -> Any:
-    """On a rank: what asks for too much is refused, before other programs have to go."""
+def patience(seconds: float) -> float:
+    """How long to wait for that on this machine, by the clock on the wall."""
+    return PATIENCE * seconds * max(1.0, load() / cores())
+
+
+def load() -> float:
+    """How many processes have wanted a core in the last minute, on average."""
+    return os.getloadavg()[0]
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
+    """On a rank: what asks for too much memory, or time, is refused, before other programs have to go."""
     status = Path("/proc/self/status")
     if status.exists():
         held = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text())[1])
         resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    return body(*args)
+    signal.signal(signal.SIGPROF, no_end)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # and again, where somebody catches everything
+    try:
+        return body(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def no_end(*_: Any) -> None:
+    raise NoEnd("its processor has computed for much longer than any answer takes")
 
 
 def failed(error: RankError, when: str) -> Wrong:
@@ -114,6 +155,8 @@ def failed(error: RankError, when: str) -> Wrong:
         told = [f"{when}, {headline}", *rest, *own_lines(str(error))]
     else:
         told = [f"{when}: {headline}", *str(error).splitlines()[1:]]
+    if mistake.name == NOT_DONE:
+        told.insert(0, f"{NOT_DONE}; this machine has a load of {load():.1f}, and {cores()} cores")
     return Wrong("\n".join(told), mistake.question, mistake.name, raised=error.kind == "raised")
 
 

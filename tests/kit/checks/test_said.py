@@ -1,8 +1,11 @@
 """What is said of jobs that fail, of what is no function, and of predictions: the same for all checks."""
 
 import contextlib
+import math
+import re
 import sys
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -11,6 +14,7 @@ import torch.distributed as dist
 
 from labs import collectives, ddp
 from labs.kit import check
+from labs.kit.checks import launching
 from labs.kit.checks.launching import failed
 from labs.kit.launch import RankError
 from tests.answers import exercises
@@ -115,6 +119,38 @@ def test_a_hang_is_told_with_its_line():
     answer = check.all_reduce(fn)
     assert answer.mistake == "one side of a message or a collective is missing"
     assert "rank 1 returned" in answer.text and "dist.recv(x, group=group, group_src=1)" in answer.text
+
+
+def test_a_busy_machine_accuses_nobody(monkeypatch):
+    """Two ranks wait, and no clock on the wall knows for what; the load and the cores are named."""
+    monkeypatch.setattr(launching, "SECONDS", 0.3)
+    monkeypatch.setattr(launching, "load", lambda: 0.0)
+    answer = check.my_shard(lambda *given: time.sleep(60))
+    first, *rest = str(answer).splitlines()
+    assert answer.ok is None
+    assert re.fullmatch(
+        r"not yet: my_shard \(not done in time; this machine has a load of 0\.0, and \d+ cores\)", first
+    )
+    assert "the job was not done after 1.8 s" in rest[0] and rest[-1].startswith("  → Is the machine busy")
+    monkeypatch.setattr(launching, "load", lambda: 14.0 * launching.cores())
+    assert launching.patience(10) == 14 * 60
+
+
+def test_a_loop_without_an_end_is_known_by_the_processors_clock(monkeypatch):
+    """Whatever it catches, and where any error would be right."""
+
+    def fn(*given):
+        while True:
+            try:
+                math.sqrt(2)
+            except Exception:
+                continue
+
+    monkeypatch.setattr(launching, "SECONDS", 1.0)
+    answers = [each(fn) for each in (check.my_shard, check.reduce_scatter)]
+    for answer in answers:
+        assert answer.mistake == "it does not come to an end" and answer.question.startswith("Which loop has no end")
+        assert "NoEnd: its processor has computed for much longer" in answer.text and "in fn:" in answer.text
 
 
 def test_one_that_ends_the_process():

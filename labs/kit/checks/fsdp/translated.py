@@ -191,7 +191,7 @@ def translate(fn: Callable[..., Any], seed: int) -> str:
     draw.shuffle(cases)
     given = [Sheet(tuple(settings), None, told_of(settings), secret=True) for settings in cases]
     question = "What does fully_shard do here that the file does not say?"
-    for filled in job(side_by_side, fn, given, seed, ranks=RANKS, record=None, timeout=STARTING):
+    for filled in job(side_by_side, fn, given, seed, ranks=RANKS, record=None, seconds=STARTING):
         judge(*zip(*filled, strict=True), TRANSLATED, question)
     return f"DeepSpeed and fully_shard send the same bytes in {len(cases)} trainings, which end with the same numbers"
 
