@@ -826,7 +826,7 @@ check.held_and_sent(held_and_sent)
 # of five models. To gather each layer when it is needed, and drop it after each use, scores 49.6 in their mean.
 #
 # Both ranks call your function, and must get the same list: fix the seed of a search, and do not end it by the clock.
-# The check ends after 120 s for all five models. The ranks obey your lists for real, and the gradients must be one
+# The check ends after 120 s of the processor. The ranks obey your lists for real, and the gradients must be one
 # process's.
 
 # %%

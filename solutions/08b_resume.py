@@ -387,7 +387,7 @@ draw.chart(shares, "%", caption=lost, words=words)
 def interval(save, machine, machines):
     """Seconds of training between two saves, by Young's formula.
 
-    save: seconds for which training waits in a save
+    save: seconds for which training waits in a save; 0 where it does not wait
     machine: the mean seconds between failures of one machine; machines: how many the job has
     """
     ### BEGIN SOLUTION

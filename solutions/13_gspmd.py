@@ -273,12 +273,13 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 # ### Exercise 1: pass it on
 #
 # `dims` has the letters of each tensor, inputs first and the result last. `cut` says for each of them which dim is cut,
-# by number; None where nothing is known. One letter is cut. Fill in what follows for the tensors that have it.
+# by number; None where nothing is known. One letter is cut. Fill in what follows for the tensors that have it, in the
+# list that you are given or in a new one.
 
 
 # %%
 def pass_on(dims, cut):
-    """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0].
+    """pass_on(["ik", "kj", "ij"], [0, None, None]) returns [0, None, 0].
 
     Of [None, None, 1] it makes [None, 1, 1].
     """
@@ -440,7 +441,8 @@ draw.table(
 #
 # In notebook 04 it took a class. Here each device has its rows of every weight, and its part of the batch; you return
 # its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather when it goes
-# backward? You may leave that to it, or write it yourself.
+# backward? You may leave that to it, or write it yourself. Budget, by what XLA has compiled: each weight is gathered
+# once, so a device sends (N − 1)/N of their bytes; and to add up gradients it all-reduces no more than their bytes.
 
 
 # %%

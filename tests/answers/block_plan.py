@@ -165,7 +165,7 @@ but("columns where rows belong, or rows where columns do",
 but(WHOLE, drop=("ffn", "ffn.w1", "ffn.w3", "ffn.w2"))
 but(WHOLE, drop=("mixer", *QKV, "mixer.gates", "mixer.out"), long=True)
 but(MEETS, drop=("mixer.gates",))
-but(MEETS, lambda c, x, q, k, s: columns(("mixer.gates",)))
+but("two pieces that are not cut alike", lambda c, x, q, k, s: columns(("mixer.gates",)))
 but("", lambda c, x, q, k, s: columns(("mixer.gates",), heads=k), long=True)  # likewise
 but(WHOLE, lambda c, x, q, k, s: columns(UP, output_layouts=Replicate()), drop=("ffn.w2",), blind=False, long=True)
 of(WHOLE, lambda config, sequence_parallel: {}, blind=False, long=True)

@@ -52,7 +52,7 @@ spoil("parts of a matrix are mixed along tp", OVER_DP, ALL)
 spoil("returned, and not in place", OVER_DP, f"gradient = gradient.clone()\n    {OVER_DP}",
     PP, f'if kind != "tied":\n        return gradient\n    {PP}')
 spoil("not averaged along dp", OVER_DP, "pass", MEAN, "pass")
-spoil("added up along dp, and not divided", MEAN, "pass")
+spoil("added up along dp, and not divided in place", MEAN, "pass")
 spoil("the summands of tp are not added up", TP, "if False:")
 spoil("summands are averaged along tp", OF_TP, f'{OF_TP}\n        gradient /= mesh.size("tp")')
 spoil("added up along tp, where all have the same", TP, 'if kind in ("whole", "summand"):')
@@ -64,7 +64,7 @@ spoil("gradients of different stages are mixed", PP, "if True:")
 spoil("", MEAN, "gradient /= mesh.size()")
 spoil("", MEAN, 'gradient /= mesh.size("tp")')
 spoil("", OVER_DP, 'dist.all_reduce(gradient, group=mesh["dp", "tp"]._flatten().get_group())')
-spoil("", MEAN, 'gradient = gradient / mesh.size("dp")')
+spoil("added up along dp, and not divided in place", MEAN, 'gradient = gradient / mesh.size("dp")')
 spoil("an all-reduce where a part is enough", TP,
     'if kind == "whole":\n        whole = gradient.clone()\n        '
     'dist.all_reduce(whole, group=mesh.get_group("tp"))\n    '

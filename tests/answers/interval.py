@@ -39,10 +39,8 @@ def by_torch(save, machine, machines):
 
 @answers.right
 def least_of_what_is_lost(save, machine, machines):
-    """Where save / t + t / (2 M) is least, by ternary search."""
+    """Where save / t + t / (2 M) is least, by ternary search; 4e-62 where a save takes no time."""
     mean, low, high = machine / machines, 0.0, 1e9
-    if not save:
-        return 0
     for _ in range(400):
         one, other = low + (high - low) / 3, high - (high - low) / 3
         derivative = -save / one**2 + 1 / (2 * mean), -save / other**2 + 1 / (2 * mean)

@@ -6,7 +6,7 @@ from tests.answers import Exercise
 answers = Exercise("mend")
 
 
-@answers.right(line="right on all 7 examples")
+@answers.right(line="right on all 8 examples")
 def divided(train, micro, accumulation, ranks):
     written_for = train // (micro * accumulation)
     new, rest = divmod(train, micro * ranks)

@@ -54,6 +54,8 @@ instead("copies count as often as there are ranks", COPIES, "1")
 for axis in ("pp", "replicate", "shard", "tp"):
     instead(f"copies along {axis} count several times", "if axis not in axes", f'if axis not in (*axes, "{axis}")')
 instead("not added up along pp", ALL, along("replicate", "shard", "tp"))
+instead("not added up along pp", ALL, along("replicate", "shard", "tp"), "if axis not in axes",
+    'if axis not in (*axes, "pp")', blind=False)
 instead("not added up along shard", ALL, along("pp", "replicate", "tp"))
 instead("not added up along tp", ALL, along("pp", "replicate", "shard"))
 instead("", ALL, along("pp", "tp"))

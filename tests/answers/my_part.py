@@ -85,13 +85,6 @@ instead("other layers", "part(layers, pp, p)", "part(layers, pp, pp - 1 - p)")
 instead("other heads", "part(heads, tp, t)", "part(heads, tp * shard, t * shard + s)")
 instead("not all parts, by these names", PIECE, "")
 instead("nothing is returned", "return {", "_ = {")
-for name, parts in {
-    "layers": "part(layers, pp, p)",
-    "sequences": READ,
-    "heads": "part(heads, tp, t)",
-}.items():
-    new = f"({parts}[0], {parts}[1] - {parts}[0])"
-    instead(f"{name}: start and length instead of first and end", parts, new)
-instead("other layers", RETURNED, "return number * each, (number + 1) * each - 1", long=True)
+instead("layers: the last instead of the end", RETURNED, "return number * each, (number + 1) * each - 1")
 
 answers.instead(MISTAKES)

@@ -198,3 +198,27 @@ def scaled(model):
 @answers.wrong(NOTHING)
 def nothing(model):
     pass
+
+
+@answers.wrong("ahead only in the first step")
+def a_list_that_is_used_up(model):
+    """Backward's order is made once, and each hook takes from it."""
+    layers, at = list(model), []
+    order = layers[-2::-1]
+
+    def start(*_):
+        at[:] = layers[1:]
+
+    def forward(layer, _):
+        if at:
+            at.pop(0).unshard(async_op=True)
+
+    def backward(layer, _):
+        layer.unshard(async_op=True)
+        if order:
+            order.pop(0).unshard(async_op=True)
+
+    model.register_forward_pre_hook(start)
+    for layer in set(layers):
+        layer.register_forward_pre_hook(forward)
+        layer.register_full_backward_pre_hook(backward)

@@ -358,6 +358,10 @@ spoil("the random state is left out", {SET: 'torch.Generator().set_state(state["
 spoil("the random numbers go on from another place", {SET: "torch.manual_seed(0)"})
 then("the random numbers go on from another place", "torch.rand(1)")
 then("the random numbers go on from another place", "model(next(loader)[0])\n    loader.step -= 1")
+answers.spoil(remember, "right only after a first step",
+    {"x.clone() for key, x in optimizer.state[p].items()":
+     'optimizer.state[p][key].clone() for key in ("step", "exp_avg", "exp_avg_sq")'},
+    given=remembers)
 spoil("right only after a first step", {SET: f"if state['read']:\n        {SET}"})
 then("no longer in training mode", "model.eval()")
 spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})

@@ -46,7 +46,7 @@ answers.spoil(both_by_hand, "divided once too often", {"g / lax": "g / 4 / lax"}
 answers.spoil(both_by_hand, "whole gradients, and no shards", {'psum_scatter(g, "dp", tiled=True)': 'psum(g, "dp")'})
 answers.spoil(gathered_within, "nothing is returned", {"return jax.grad": "jax.grad"})
 answers.spoil(gathered_within, "a different kind of answer", {"return jax.grad(share)(shards)": "return share(shards)"})
-answers.spoil(gathered_within, "", {", tiled=True)": ")"})
+answers.spoil(gathered_within, "loss is given a weight that is not whole, or has a dim more", {", tiled=True)": ")"})
 answers.spoil(gathered_within, "", {"share)(shards)": "share)(shards)[0]"})
 
 

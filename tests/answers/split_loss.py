@@ -288,3 +288,5 @@ spoil("not a tensor", {END: f"{END}.item()"}, blind=False)
 spoil("rounded on the way", {"total.log()": "(total + 1e-7).log()"}, blind=False)
 half = "border(lambda x, group: summed(x.bfloat16(), group).to(x.dtype), as_is)(shifted.exp().sum(1), group)"
 spoil("rounded on the way", {SUM: half}, blind=False, long=True)
+answers.spoil(without_padding, "the right loss with a gradient that is not finite",
+    {"logits.detach().amax(1) if v": "logits.amax(1) if v"})

@@ -145,6 +145,7 @@ class Step:
 
     def __init__(self, world: Chain, notes: list[Any], most: int, own: bool) -> None:
         self.most, self.own, self.layers, self.depth = most, own, len(set(world.there)), len(world.there)
+        self.first = world.step == 0
         self.uses = [("forward", n) for n in world.there] + [("backward", n) for n in world.there[::-1]] * world.trains
         self.ahead = [k for k in range(len(self.uses)) if k not in (0, self.depth)]
         begun = [0, *accumulate(what in USES for what, _ in notes)]
@@ -223,6 +224,9 @@ STEP = (
     Mistake("waited for before it is needed",
             "What could this rank compute, instead of standing still for the next layer?", waited_early,
             shows="gathers begin early, but the waiting is as long as without prefetch"),
+    Mistake("ahead only in the first step",
+            "In the first step all was on its way. What is used up by then, or refers to tensors that are gone?",
+            late(lambda step: [] if step.first else step.late)),
     Mistake("nothing is on its way while a layer computes", NOW, late(lambda step: step.ahead),
             shows="a comb of waiting in the timeline"),
     Mistake("only in forward", "Which hook is called when a layer's backward begins?",

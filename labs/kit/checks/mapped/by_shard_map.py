@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from labs.kit import virtual
-from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
+from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, says, show
 from labs.kit.checks.launching import job
 from labs.xla.hlo import Collective
 
@@ -144,6 +144,11 @@ def whole(run: Run) -> str:
 
 
 # fmt: off
+SHAPES = (
+    Mistake("loss is given a weight that is not whole, or has a dim more",
+            "Print the shape of what you hand to loss: have you gathered it, and with tiled=True?",
+            says("TypeError: (dot_general requires|add got incompatible shapes)")),
+)
 SHARDED = (
     Mistake("whole gradients, and no shards", "Which rows of the gradient does this device's optimizer need?", whole),
     Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
@@ -165,7 +170,10 @@ SHARDED = (
 @answered
 def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
     """`fn(loss, shards, x, y) -> shards of the gradients`, on each device of the axis "dp"."""
-    run = on_virtual_devices(in_shards, fn, seed)
+    try:
+        run = on_virtual_devices(in_shards, fn, seed)
+    except Wrong as wrong:
+        raise wrong.told_by(SHAPES) from None
     refuse(SHARDED, run, f"on {N} devices ", "What is added up, over which devices, and divided by what?")
     sent, n = sum(one.sent for one in run.sent), run.weights
     return f"right on {N} devices; each sends {sent} bytes for weights of {n}: gathered once, reduce-scattered once"

@@ -104,7 +104,8 @@ EXERCISE = Exercise(
                   instead("split", "whole", "summand", pp=by)) for by in ("mean", "sum")),
         Mistake("not averaged along dp", "Whose data has this gradient seen?", instead(dp=""),
                 shows="replicas that drift apart"),
-        Mistake("added up along dp, and not divided", "What does the learning rate mean if dp doubles?",
+        Mistake("added up along dp, and not divided in place",
+                "Is the sum divided, and does that change the tensor that was given, or make another one?",
                 instead(dp="sum")),
     ),
     asks={

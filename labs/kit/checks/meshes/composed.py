@@ -84,7 +84,10 @@ def worlds(draw: Draw) -> dict[int, list[Layer]]:
         size = draw.random.randrange(3, 6), draw.random.randrange(2, 5), draw.random.randrange(3, 7)
         return draw.world(Layer, prod(shape), **{"shape": shape, "size": size} | options)
 
-    return {4: [layer(2, 2), layer(4, 1), layer(1, 4), layer(2, 2, dtype=F32, size=(40, 60, 50)), layer(2, 2)]}
+    return {
+        6: [layer(2, 3)],
+        4: [layer(2, 2), layer(4, 1), layer(1, 4), layer(2, 2, dtype=F32, size=(40, 60, 50)), layer(2, 2)],
+    }
 
 
 def script(world: Layer, fn: Callable[..., Any]) -> Iterator[Look | None]:
@@ -136,6 +139,10 @@ EXERCISE = Exercise(
         Mistake("the gradient is not averaged over the data's ranks", "Whose sequences has it seen?",
                 gradients(lambda w: w.gradients()),
                 shows="replicas of a shard that does not exist: pieces that have each seen other data"),
+        Mistake("dy is added up along tp",
+                "dy is the same on every rank along tp, as y is. What is the sum of copies?",
+                lambda one: gradients(lambda w: w.gradients().mean(0, True) * w.shape[1])(one)
+                and (not one.done.facts["changed"] or "dy, which it was given, has changed")),
         Mistake("summed instead of averaged", "By what must the sum be divided?",
                 gradients(lambda w: w.gradients().sum(0, True))),
         Mistake("divided by all ranks", "How many gradients of this piece were added up?",

@@ -96,7 +96,8 @@ EXERCISE = Exercise(
         *(Mistake(f"copies along {axis} count several times", ONCE,
                   as_if(lambda w, axis=axis: w.counted(axis))) for axis in AXES),
         *(Mistake(f"not added up along {axis}", "Which parts of the model do the ranks along it have?",
-                  as_if(lambda w, axis=axis: w.counted(along=tuple(a for a in AXES if a != axis))))
+                  as_if(lambda w, axis=axis: (w.counted(*own, along=tuple(a for a in AXES if a != axis))
+                                              for own in ((), (axis,)))))
           for axis in ("pp", "shard", "tp")),
         Mistake("the mean over the ranks", "Is a part of a sum of squares a mean?",
                 as_if(lambda w: [norm / w.n**0.5 for norm in w.counted()])),

@@ -106,12 +106,18 @@ PROBES = {
     "dp": BASE._replace(dp=8),
     "idle": BASE._replace(tokens=1),  # nearly all of it Python
     "idle pp": BASE._replace(tokens=1, pp=8),
+    "narrow tp, once": BASE._replace(tp=8, parameters=10**6, tokens=10**6, microbatches=1),
+    "idle, once": BASE._replace(tokens=1, microbatches=1),
+    "short": BASE._replace(microbatches=1, tokens=4096),
+    "short, many": BASE._replace(microbatches=1, tokens=4096, dp=512),  # gradients take nearly as long as backward
+    "long, many": BASE._replace(microbatches=1, tokens=32_768, dp=512),  # and here a tenth of that time
     "near": BASE._replace(microbatches=1, tokens=1, dp=8, parameters=10**12),  # nearly all of it gradients
     "far": BASE._replace(microbatches=1, tokens=1, dp=8, tp=8, parameters=10**12),
 }
 GIVEN = {  # the same with other constants
     "slow GPUs": ("base", {"flops": FLOPS / 10}),
     "slow Python": ("idle", {"launch": LAUNCH * 10}),
+    "slow Python, much work": ("base", {"launch": LAUNCH * 10}),
     "a slow wire": ("narrow tp", {"wire": lambda ranks, apart: wire(ranks, apart) / 10}),
 }
 
@@ -215,6 +221,8 @@ def reduced_often(seen: Seen) -> str | None:
 
 # fmt: off
 MISTAKES = (
+    Mistake("tokens per second, and not seconds", "Is more work done in less time?",
+            compared("slow GPUs", "base", lambda x: x < 0.5, "with GPUs of a tenth of the pace, a step")),
     Mistake("the micro-batches are left out", "How often does a rank compute a micro-batch in a step?",
             compared("more micro-batches", "base", lambda x: 0.95 < x < 1.5, "a step of twice as many micro-batches")),
     Mistake("tokens per second, and not seconds", "Is more work done in less time?",
@@ -231,6 +239,9 @@ MISTAKES = (
             compared("a long pipeline step", "a short pipeline step", lambda x: x > 90,
                      "in a pipeline of 8, a step of 100 times as many micro-batches"),
             shows="a plan that takes a long pipeline for a step of few micro-batches"),
+    Mistake("tensor parallelism sends once a step", "In how many micro-batches does each layer wait for its sums?",
+            compared("narrow tp", "narrow tp, once", lambda x: x < 8,
+                     "of nearly all traffic along tp, a step of 64 micro-batches")),
     Mistake("tensor parallelism sends nothing", "What does each layer wait for, four times?",
             compared("tp", "base", lambda x: x < 1.01 / 8, "the same on 8 ranks along tp")),
     Mistake("too little travels along tp", "How many all-reduces of x are there in a layer, and what does a ring send?",
@@ -248,8 +259,19 @@ MISTAKES = (
             compared("far", "near", lambda x: x > 5, "an eighth of the gradients, but between nodes,")),
     Mistake("too little travels along dp", "How many bytes has a gradient here, and what does a ring send?",
             next_to_due("near", 0.7, "a step that is nearly all gradients")),
+    Mistake("Python is counted once a step", "In how many micro-batches does Python go through each layer?",
+            compared("idle", "idle, once", lambda x: x < 8, "of nearly no tokens, a step of 64 micro-batches")),
     Mistake("Python takes no time", "What does a GPU do in the 5 ms that Python takes for a layer?",
             next_to_due("idle", 0.1, "a step of nearly no tokens")),
+    Mistake("Python's time is added to the GPU's", "What does Python do while the GPU computes: is it waited for?",
+            compared("slow Python, much work", "base", lambda x: x > 1.1,
+                     "where the GPU computes for longer than Python takes, with Python 10 times as slow, a step")),
+    Mistake("gradients that are hidden make a step shorter", "What does a step wait for, if they come before its end?",
+            compared("long, many", "base", lambda x: x < 0.95 / 64,
+                     "a micro-batch of 32,768 tokens on 512 ranks along dp, and not 64 of them on one,")),
+    Mistake("gradients that are hidden are waited for", "Under which backward do they travel?",
+            compared("short, many", "short", lambda x: x > 1.1,
+                     "a step of 4,096 tokens, whose backward takes longer than its gradients, on 512 ranks, not one,")),
     unused("flops", "slow GPUs", "base"),
     unused("wire", "a slow wire", "narrow tp"),
     unused("launch", "slow Python", "idle"),

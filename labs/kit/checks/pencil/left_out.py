@@ -17,6 +17,16 @@ def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, fl
 OUT = (
     Mistake("activations are shared by the ranks", "Each rank has its own sequences. Who keeps their activations?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept // ranks, bucket, long))),
+    Mistake("activations are left out, too", "What does backward read, and who has estimated it?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, 0, bucket, long))),
+    Mistake("all of it, and not what is beyond the estimate", "Which bytes stand in 2Ψ + 18Ψ/N already?",
+            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + 2 * n + 18 * n // ranks)),
+    Mistake("the bucket has other numbers than the parameters", "In which dtype are gradients reduced?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 2 * bucket,
+                  lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 4 * bucket)),
+    Mistake("float32's bytes in mixed precision, too", "Is P, G or S estimated too small in mixed precision?",
+            as_if(lambda n, ranks, kept, bucket, long:
+                  missing_bytes(n, ranks, kept, 0, True) + (4 if long else 2) * bucket)),
     Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long)),
             shows="out of memory in the first backward, though the states would fit twice"),

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, on_paper, part_as_if, part_so, same, so
+from labs.kit.checks.pencil.sheet import Sheet, on_paper, part_as_if, part_so, so
 from labs.mesh import Mesh
 from labs.parallel import AXES
 
@@ -56,6 +56,11 @@ def read_by(*axes: str) -> Callable[..., Any]:
     return sequences
 
 
+def first_and(second: Callable[[int, int], int], job: tuple[Any, ...], name: str) -> tuple[int, int]:
+    first, end = right(*job)[name]
+    return first, second(first, end)
+
+
 def sheets(seed: int) -> list[Sheet]:
     draw, found = random.Random(seed), []
     for sizes in SIZES:
@@ -95,7 +100,10 @@ MISTAKES = (
     Mistake("a piece for each replica", "What do replicas have copies of?",
             part_as_if("piece", lambda sizes, rank, *_: rank // sizes[3] % (sizes[1] * sizes[2]))),
     *(Mistake(f"{name}: start and length instead of first and end", "What does the second number say?",
-              part_so(name, lambda found, due: same(found, (due[0], due[1] - due[0]))))
+              part_as_if(name, lambda *job, name=name: first_and(lambda first, end: end - first, job, name)))
+      for name in ("layers", "sequences", "heads")),
+    *(Mistake(f"{name}: the last instead of the end", "Which number does range(first, end) end before?",
+              part_as_if(name, lambda *job, name=name: first_and(lambda first, end: end - 1, job, name)))
       for name in ("layers", "sequences", "heads")),
     Mistake("other layers", "Which ranks have the same layers?", part_so("layers")),
     Mistake("other heads", "Along which axis is a layer split, and how many ranks are there along it?",

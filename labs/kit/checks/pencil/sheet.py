@@ -36,6 +36,7 @@ from labs.kit.record import mark
 
 PROCESSES = 2
 LARGEST = 400  # characters of an answer that are shown
+LONG = 6  # items: of a longer list the first that differs is shown
 SENT = "sent, and not worked out"
 
 
@@ -44,6 +45,7 @@ class Sheet:
     """One call: `arguments`, what is `due`, and which call it is in `words`.
 
     secret: what is due is not shown.  only: the name of what is wrong only on such a sheet.
+    fills: whether the function may write into what it was given.
     """
 
     arguments: tuple[Any, ...]
@@ -52,6 +54,7 @@ class Sheet:
     _: KW_ONLY
     secret: bool = False
     only: str = ""
+    fills: bool = False
 
     def read(self, returned: Any) -> Any:
         """What of it is looked at."""
@@ -81,7 +84,7 @@ class Seen:
     @property
     def told(self) -> str:
         if not self.sheet.secret:
-            return f"it says {cut(self.found)}, and not {cut(self.sheet.due)}"
+            return first_that_differs(self.found, self.sheet.due)
         if form(self.found) != form(self.sheet.due):
             return f"it says {cut(self.found)}"
         found, due = plain(self.found), plain(self.sheet.due)
@@ -120,7 +123,7 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
         try:
             if not same(outcome.returned, sheet.due):
                 refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
-            if outcome.changed:
+            if outcome.changed and not sheet.fills:
                 raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
             require_nothing_kept(sheet, outcome)
         except Wrong as wrong:
@@ -251,7 +254,7 @@ def same(found: Any, due: Any) -> bool:
     if isinstance(due, dict) and isinstance(found, dict):
         return found.keys() == due.keys() and all(same(found[key], due[key]) for key in due)
     if is_number(due) and is_number(found):
-        return math.isclose(found, due, rel_tol=1e-9)
+        return math.isclose(found, due, rel_tol=1e-9, abs_tol=0 if due else 1e-12)
     return type(found) is type(due) and found == due
 
 
@@ -265,6 +268,17 @@ def form(value: Any) -> Any:
     if isinstance(value, list):
         return "list"
     return set(value) if isinstance(value, dict) else "number" if is_number(value) else type(value)
+
+
+def first_that_differs(found: Any, due: Any) -> str:
+    """In words; of a long list, only the first item that differs, and how many there are."""
+    found, due = plain(found), plain(due)
+    if not (isinstance(found, list) and isinstance(due, list) and len(due) > LONG):
+        return f"it says {cut(found)}, and not {cut(due)}"
+    at = next(i for i in range(len(due) + 1) if i >= min(len(found), len(due)) or not same(found[i], due[i]))
+    items = [cut(each[at]) if at < len(each) else "missing" for each in (found, due)]
+    where = f"item {at} is {items[0]}, and not {items[1]}" if at < len(due) else f"item {at}, {items[0]}, is not due"
+    return where + f"; it has {len(found)} items, and not {len(due)}" * (len(found) != len(due))
 
 
 def cut(value: Any) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, mse_loss
 
+from labs.kit.checks.launching import noted
 from labs.kit.checks.left import Aftermath
 from labs.kit.checks.pencil.sheet import plain
 from labs.kit.checks.scripts import World, copied
@@ -211,7 +212,7 @@ class Story:
             remember, resume = pickle.loads(self.functions)  # another process knows nothing of their variables
             trainer = Trainer(self.world, self.rank, number)
             with Aftermath() as after:
-                resume(pickle.loads(saved), *trainer.parts)
+                noted(f"resume called with what there was after {t} steps", resume, pickle.loads(saved), *trainer.parts)
             found, strange = trainer.numbers(), trainer.strange
             broke, (new, *went) = raised(trainer.take, end - t), trainer.history
             one = Moment(t, one.state, found, self.due, self.other, after.left, broke, new, went, strange)
@@ -219,7 +220,7 @@ class Story:
 
     def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
         with Aftermath() as after:
-            state = remember(*trainer.parts)
+            state = noted(f"remember called after {t} steps", remember, *trainer.parts)
         return Moment(t, state, trainer.numbers(), self.due, self.other, after.left, raised(dumps, state))
 
 

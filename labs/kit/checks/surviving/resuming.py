@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.acts import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
-from labs.kit.checks.answer import Mistake, answered, instead, show
+from labs.kit.checks.answer import Mistake, answered, instead, says, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Look, Seen
@@ -21,6 +21,7 @@ from labs.kit.checks.surviving.restarting import LOST, Key, Kind, Moment, Number
 
 MOMENTS = Kind.MEAN, Kind.SQUARE
 IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # what a step writes into
+FIRST = "right only after a first step"
 ROUNDED = torch.bfloat16, torch.float16
 
 
@@ -34,7 +35,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
         2: [
             case(t),
             case(t, frozen=True),
-            case(0, only="right only after a first step"),
+            case(0, only=FIRST),
             case(t, t + 3, only="right only for the first restart"),
         ]
     }
@@ -182,6 +183,10 @@ PLAY = Play(
         )),
     ),
     question=READS,
+    raised=(
+        Mistake(FIRST, "What has AdamW kept for a parameter before its first step?",
+                says(r"KeyError: '(step|exp_avg|exp_avg_sq)'[\s\S]*remember called after 0 steps")),
+    ),
 )
 # fmt: on
 

@@ -1,5 +1,6 @@
 """block_plan: a block that the course has nowhere else, and a table of styles, which a job obeys."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -182,10 +183,20 @@ def adds_up(one: One) -> bool:
     return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.due)
 
 
+def two_pieces(told: str) -> bool:
+    """Whether two tensors meet of which neither has all heads, nor all of another dimension."""
+    meet = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\).* dimension 2", told)
+    wholes = re.findall(r"(?<!_)(?:heads|hidden) (\d+)", told) + [str(Block.heads), str(Block.hidden), str(X[2])]
+    return bool(meet) and not {*meet.groups()} & {*wholes}
+
+
 STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
 # fmt: off
 PLANS = (  # what a rank raised that was to obey it
     Mistake("not a plan", STYLE, says("is no plan|is no style")),
+    Mistake("two pieces that are not cut alike",
+            "Two pieces meet in this line. Which matrices make them, and must those be cut at the same heads?",
+            two_pieces),
     Mistake("what is whole meets a piece",
             "Two tensors meet in this line, or before it. Which part of each does this rank have, by your plan?",
             says(r"The size of tensor.* dimension 2|of its (\d+) features, \d+, and got \1\b")),

@@ -49,9 +49,14 @@ def ask(world: Deals, fn: Callable[..., Any]) -> Iterator[Look | None]:
     )
 
 
+def whole(number: Any) -> int:
+    """2 of 2.0 as well."""
+    return int(number) if isinstance(number, float) and number.is_integer() else index(number)
+
+
 def lists(returned: Any) -> list[list[int]] | str:
     try:
-        queries, keys, sharers = (list(map(index, numbers)) for numbers in returned)
+        queries, keys, sharers = (list(map(whole, numbers)) for numbers in returned)
     except (TypeError, ValueError):
         return show(returned)
     return [queries, keys, sharers]
