@@ -1166,6 +1166,7 @@ check.started_when(started_when)
 # **The bound.** All layers are computed, one after the other. And all gradients are sent after the last layer's
 # backward and before its next forward, with one latency at the least. No step takes less than the longer of the two:
 # 100 points, in each of five models. One all-reduce for each layer, the last first, scores 72.8 in their mean.
+# A score is 100 × bound / time.
 #
 # Two ranks really send your buckets. More ranks would change nothing: what an all-reduce takes is given here.
 

@@ -1168,6 +1168,7 @@ check.stages_by_event(stages_by_event)
 # **The bound.** From one step to the next, AdamW must keep a parameter and its two means somewhere, 12 bytes in all.
 # Four ranks of 4 MB keep them for 1,333,333 parameters, if there is room for nothing else: 100 points. With copies, as
 # in DDP, 206,496 parameters fit: 15.5 points. Which of the 16 bytes of stage 3 is not among these 12?
+# A score is 100 × parameters / bound.
 
 
 # %%

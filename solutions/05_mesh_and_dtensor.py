@@ -790,6 +790,7 @@ with tempfile.TemporaryDirectory() as folder:
 # has only summands, k different ones, the sum is complete somewhere after k − 1 messages at the least, and each further
 # rank that needs it must be sent something after that. All of it together is 100 points, and the score is the mean of
 # the twelve. The straight way scores 53.9.
+# A score is 100 × bound / bytes.
 
 # %%
 from labs.kit.challenges.stops import WAYS, bound

@@ -656,6 +656,7 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # no room in memory from one step to the next. Two steps take at least the longer of the two: 100 points, in each of
 # five models. Read, update and write, one layer after the other, scores 51.6 in their mean. Your lists are also
 # obeyed, and the numbers on the disk must be those of a training in memory.
+# A score is 100 × bound / time.
 
 # %%
 from labs.kit.challenges.hidden_disk import TRAININGS, measured

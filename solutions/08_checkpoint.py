@@ -652,6 +652,7 @@ FOLDER.cleanup()
 # **The bound.** All that has changed since the save before is new, so it has to be written, by four ranks side by side
 # at best, and flushed. Only then may its name change, and be flushed. So no save takes less than changed bytes/4W and
 # two latencies. Where the first rank that has a tensor writes it, as here, the mean is 41.7 points.
+# A score is 100 × bound / time.
 
 
 # %%

@@ -730,6 +730,7 @@ draw.table(rows)
 # together; or the other's weights, D × H. As much goes for the gradients of its own weights: T × D numbers of the
 # other's tokens, or D × H numbers that the other has summed. So at least 2 D min(T, H) numbers leave a node, and at
 # least one message forward and one backward. That is 100 points, and the score is the mean of five blocks:
+# A score is 100 × bound / time.
 
 # %%
 from labs.kit.challenges.boundary import BLOCKS, bound

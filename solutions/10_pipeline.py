@@ -1002,6 +1002,7 @@ check.bubbles(bubbles)
 # one rank. No list takes less than the longer of the two: 100 points, and the score is the mean of the five. Zero
 # bubble (ZB-H1), with two stages per rank that count as one, keeps every limit, and scores 74.2. How close one can
 # come, nobody knows: the search further down takes one stage per rank.
+# A score is 100 × bound / time.
 
 
 # %%

@@ -624,6 +624,7 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 # two products of the backward are like it, with gradients in place of y, of x and of w. The six numbers are least
 # together where x, w and the gradient of y, which are in two products each, have twice as many as the others: 5.67 V to
 # the power of 2/3. An Nth of each array is there. All else must come, or is a summand that must go.
+# A score is 100 × bound / bytes.
 #
 # FSDP cuts all arrays along their rows, and uses weights that are whole. It scores 26.2.
 

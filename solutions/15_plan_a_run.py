@@ -584,6 +584,7 @@ check.bottlenecks(bottlenecks)
 #
 # **The bound**: the plan has tried all layouts of each, and the quickest that fits is 100 points. FSDP over all GPUs,
 # with everything recomputed, scores 51.0 in the mean of the six. A layout that does not fit scores nothing at all.
+# A score is 100 × bound / time.
 
 # %%
 from labs.kit.challenges.five_questions import SEEDS, drawn

@@ -44,6 +44,7 @@ HOMES = (
 GUARDED = "labs", "torch.distributed", "torch", "time"  # the first two with all that is below them
 HEADER = 256  # bytes: of a message on a connection, besides its own
 SETTING_UP = 64 << 10
+MARK = "### BEGIN SOLUTION"  # in an answer; what stands in the notebook without one is everybody's
 
 
 def chance() -> torch.Generator:
@@ -95,13 +96,15 @@ def at_home(value: Any) -> bool:
 
 
 def copied_from(course: Path, notebook: str, fn: Callable[..., Any]) -> bool:
+    """Whether it is the answer that learners do not see."""
     try:
         mine = shape(ast.parse(textwrap.dedent(inspect.getsource(fn))).body[0])
     except (OSError, TypeError, SyntaxError):
         return False
     sources = [path.read_text(encoding="utf-8") for path in (course / "solutions").glob(f"{notebook}_*.py")]
-    theirs = (node for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
-    return any(shape(node) == mine for node in theirs)
+    nodes = ((text, node) for text in sources for node in ast.walk(ast.parse(text)))
+    theirs = (each for each in nodes if isinstance(each[1], ast.FunctionDef))
+    return any(shape(node) == mine for text, node in theirs if MARK in ast.get_source_segment(text, node))
 
 
 def shape(function: ast.AST) -> str:

@@ -302,44 +302,67 @@ FLUSH = shared_disk.LATENCY * shared_disk.BANDWIDTH / ROW  # so many rows could 
 
 
 def cheap_save(disk, step, mine, tensors, memo):
-    """What has changed, in pieces by which all ranks end at one moment; the last one writes the index beside them.
+    """What has changed, in pieces by which all ranks end at one moment.
+
+    While rank 0 flushes the names, the last one writes the next save's index, as if the same changed again; where
+    something else did, it writes the index beside its pieces.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    before = memo.setdefault("before", {})
+    changed = [name for name, x in mine.items() if name not in before or not torch.equal(x, before[name])]
+    before |= {name: mine[name].clone() for name in changed}
+    names = sorted({name for told in disk.meet(changed) for name in told})
+    guessed, shares, index = memo.get("guess", (None, {}, {}))
+    if guessed != names:
+        busy = FLUSH + (len(memo.get("index", ())) + len(names) + 6) * shared_disk.ENTRY / ROW
+        shares, index = planned(step, names, tensors, disk.room, memo, busy)
+    if rank in shares:
+        file = f"step {step}, rank {rank}"
+        disk.write(file, {(name, start): mine[name][start : start + n] for name, start, n in shares[rank]})
+        disk.flush(file)
+    if rank == last and guessed != names:
+        write_index(disk, step, index)
+    disk.meet()
+    if rank == 0:
+        disk.rename(f"draft {step}", "index")
+        disk.flush_names()
+    files = memo.get("files", {}) | {
+        f"step {step}, rank {writer}": sum(n for *_, n in each) for writer, each in shares.items()
+    }
+    due = {file for file, _ in index.values()}
+    memo |= {"index": index, "files": {file: n for file, n in files.items() if file in due}}
+    memo["guess"] = names, *planned(step + 1, names, tensors, disk.room, memo, 0)
+    if rank == last:
+        write_index(disk, step + 1, memo["guess"][2])
+    disk.meet()
+    for file in {*files} - due if rank == 0 else ():
+        disk.remove(file)
+
+
+def write_index(disk, step, index):
+    disk.write(f"draft {step}", {key: file for key, (file, _) in index.items()})
+    disk.flush(f"draft {step}")
+
+
+def planned(step, names, tensors, room, memo, busy):
+    """By rank the pieces that it writes, and the index.  busy: rows that the last rank could write meanwhile.
 
     What little is left in a file is written again, where room will be short.
     """
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    before, index, files = (memo.setdefault(key, {}) for key in ("before", "index", "files"))
-    changed = [name for name, x in mine.items() if name not in before or not torch.equal(x, before[name])]
-    before |= {name: mine[name].clone() for name in changed}
-    pieces = [(name, 0, tensors[name][0]) for name in sorted({name for told in disk.meet(changed) for name in told})]
-    for key in [key for key in index if key[0] in {name for name, *_ in pieces}]:
-        del index[key]
+    files, index = memo.get("files", {}), {k: v for k, v in memo.get("index", {}).items() if k[0] not in names}
+    pieces = [(name, 0, tensors[name][0]) for name in names]
     left = {file: sum(n for other, n in index.values() if other == file) for file in files}
     used = [file for file in sorted(files) if left[file]]
-    while used and ROW * (sum(files[file] for file in used) + 2 * sum(n for *_, n in pieces)) > disk.room - 6000:
+    while used and ROW * (sum(files[file] for file in used) + 2 * sum(n for *_, n in pieces)) > room - 6000:
         file = min(used, key=lambda file: left[file] / files[file])
         if left[file] > 0.8 * files[file]:
             break
         used.remove(file)
         pieces += [(*key, index.pop(key)[1]) for key in [key for key in index if index[key][0] == file]]
-    shares = side_by_side(pieces, tensors, FLUSH + (len(index) + len(pieces) + 6) * shared_disk.ENTRY / ROW)
-    named = {writer: f"step {step}, rank {writer}" for writer in shares}
-    index |= {(name, start): (named[writer], n) for writer, each in shares.items() for name, start, n in each}
-    if rank in shares:
-        disk.write(named[rank], {(name, start): mine[name][start : start + n] for name, start, n in shares[rank]})
-        disk.flush(named[rank])
-    if rank == last:
-        disk.write("draft", {key: file for key, (file, _) in index.items()})
-        disk.flush("draft")
-    disk.meet()
-    if rank == last:
-        disk.rename("draft", "index")
-        disk.flush_names()
-    disk.meet()
-    files |= {named[writer]: sum(n for *_, n in each) for writer, each in shares.items()}
-    for file in {*files} - {file for file, _ in index.values()}:
-        del files[file]
-        if rank == 0:
-            disk.remove(file)
+    shares = side_by_side(pieces, tensors, busy)
+    for writer, each in shares.items():
+        index |= {(name, start): (f"step {step}, rank {writer}", n) for name, start, n in each}
+    return shares, index
 
 
 def side_by_side(pieces, tensors, more):
@@ -538,9 +561,9 @@ def fewest_bytes(tokens, width):
 
 
 def knobs(widths, rows, budget, latency, bandwidth):
-    """Gradients in one message where micro-batches leave room for all of them; else in halves, or in three."""
+    """Gradients in one message where there is room for all of them; else in three."""
     psi = sum(a * b + b for a, b in pairwise(widths))
-    stage, micro, bucket = (1, 2, psi) if rows > 16 else (2, rows, psi // 2 if budget > 17 * psi else psi * 3 // 8)
+    stage, micro, bucket = (1, 2, psi) if rows > 16 else (2, rows, psi if budget > 17 * psi else psi * 3 // 8)
     owners = {"use_multi_rank_bucket_allreduce": False, "overlap_comm": False}
     return {MICRO: micro, "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, **owners}}
 

@@ -275,7 +275,8 @@ def course(tmp_path, monkeypatch):
         (tmp_path / "course" / folder).mkdir(parents=True)
     (tmp_path / "course/notebooks/02_talk.ipynb").write_text(NOTEBOOK)
     (tmp_path / "course/solutions/02_talk.py").write_text(
-        'def answer():\n    """Points."""\n    points = 50\n    return points\n'
+        'def answer():\n    """Points."""\n    ### BEGIN SOLUTION\n    points = 50\n    return points\n    ### END SOLUTION\n'
+        "def start():\n    return 20\n"
     )
     monkeypatch.chdir(tmp_path / "course/notebooks")
     one = Challenge("toy", "02", "A toy", "Return points.", judge, floor=10.0, course=50.0, possible=80.0)
@@ -302,8 +303,12 @@ def test_the_courses_own_answer_by_other_names_is_not_a_learners(course):
         n = 50
         return n
 
+    def start():
+        return 20
+
     assert "the course's own answer" in str(course(mine))
     assert not scores.read(progress.course_here())
+    assert course(start)  # which the notebook shows to everybody
 
 
 def test_a_class_can_be_shown_without_names(course, tmp_path, capsys):

@@ -160,7 +160,7 @@ CONTRADICT = (
             shows="DeepSpeed refuses the file, or rounds what stands in it"),
     Mistake("none at all, where there are too few sequences", "Fewer sequences than micro × ranks: who goes without?",
             as_if(or_if_too_few(0))),
-    Mistake("one at least, and the batch is larger", "Fewer sequences than micro × ranks: is one micro-batch each train?",
+    Mistake("one at least, and the batch is larger", "Fewer sequences than micro × ranks: is one each train?",
             as_if(or_if_too_few(1))),
     Mistake("rounded up", "Multiply the three again. Is it the batch?",
             as_if(lambda train, micro, each, ranks: (train // (micro * each), -(-train // (micro * ranks))))),

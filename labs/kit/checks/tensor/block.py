@@ -186,8 +186,8 @@ def adds_up(one: One) -> bool:
 def two_pieces(told: str) -> bool:
     """Whether two tensors meet of which neither has all heads, nor all of another dimension."""
     meet = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\).* dimension 2", told)
-    wholes = re.findall(r"(?<!_)(?:heads|hidden) (\d+)", told) + [str(Block.heads), str(Block.hidden), str(X[2])]
-    return bool(meet) and not {*meet.groups()} & {*wholes}
+    sizes = {"heads": str(Block.heads), "hidden": str(Block.hidden)} | dict(re.findall(r"\b(heads|hidden) (\d+)", told))
+    return bool(meet) and not {*meet.groups()} & {*sizes.values(), str(X[2])}
 
 
 STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
