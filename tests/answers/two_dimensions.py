@@ -76,7 +76,7 @@ spoil("divided by all ranks", RETURNED, "return y, mine / mesh.size()")
 spoil("gradients of other rows are mixed in", SCATTERED, f"dist.all_reduce(gradient)\n{MINE} / mesh.size('tp')")
 spoil("the whole gradient is reduced", SCATTERED, f"dist.all_reduce(gradient, group=dp)\n{MINE}")
 spoil("more than this part is gathered", GATHERED,
-    f"everything = piece.new_empty(4 * piece.numel())\nall_gather(everything, piece.flatten())\n{GATHERED}")
+    f"everything = piece.new_empty(mesh.size() * piece.numel())\nall_gather(everything, piece.flatten())\n{GATHERED}")
 spoil("the gradient of more than the piece", RETURNED, "return y, gradient")
 spoil("not a pair", RETURNED, "return y")
 spoil("nothing is returned", RETURNED, "pass")

@@ -275,7 +275,8 @@ def course(tmp_path, monkeypatch):
         (tmp_path / "course" / folder).mkdir(parents=True)
     (tmp_path / "course/notebooks/02_talk.ipynb").write_text(NOTEBOOK)
     (tmp_path / "course/solutions/02_talk.py").write_text(
-        'def answer():\n    """Points."""\n    ### BEGIN SOLUTION\n    points = 50\n    return points\n    ### END SOLUTION\n'
+        'def answer():\n    """Points."""\n    ### BEGIN SOLUTION\n    points = 50\n    return points\n'
+        "    ### END SOLUTION\n\n\n"
         "def start():\n    return 20\n"
     )
     monkeypatch.chdir(tmp_path / "course/notebooks")
