@@ -279,7 +279,7 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 
 # %%
 def pass_on(dims, cut):
-    """pass_on(["ik", "kj", "ij"], [0, None, None]) returns [0, None, 0].
+    """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0].
 
     Of [None, None, 1] it makes [None, 1, 1].
     """
