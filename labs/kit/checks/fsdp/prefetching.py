@@ -197,7 +197,7 @@ TWICE = "How does your hook know which use of the layer this is, and are its hoo
 RETURNS = "What becomes of what a hook returns?"
 RAISED = (
     Mistake("a hook returns something", RETURNS,
-            says("UnshardHandle(?!' object has no attribute)|expected Variable|hook '.*' has changed|"
+            says(r"\bSharding(?!' object has no attribute)|expected Variable|hook '.*' has changed|"
                  "has returned an incorrect number")),
     Mistake(ONCE, TWICE, says(r"layers .*\b(\d), .*\b\1\b")),
 )
