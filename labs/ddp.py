@@ -38,7 +38,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import require_equal_replicas
 from labs.group import broadcast, divisor_before
-from labs.hooks import require_dense, weakly
+from labs.hooks import require_counted, require_dense, weakly
 
 MiB = 2**20
 
@@ -74,6 +74,7 @@ class DataParallel(nn.Module):
         if self.syncing and self.module.training and torch.is_grad_enabled():
             for buffer in self.module.buffers():
                 broadcast(buffer, self.group)
+        require_counted(self, args, kwargs)
         return self.module(*args, **kwargs)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 differentiable     what may get a gradient, in whatever a layer is given or makes
 Call               one forward of a layer, and the backward that comes of it
+require_counted    targets that are ignored, in a part of a batch
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from weakref import WeakMethod, ref
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves
@@ -123,6 +125,26 @@ def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
     """Call `then` after all that others do at the end of backward: the gradients of labs.fsdp come only there."""
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(then))
+
+
+@torch.compiler.disable
+def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse, before a model's forward, a rank's part of a batch with targets of -100, unless `over` says how it counts."""
+    several = torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1
+    for x in tensors_in((args, kwargs), set()) if several and kwargs.get("over") is None else ():
+        if x.dtype is torch.int64 and not x.is_meta:
+            none_is_ignored = (x != -100).all()
+            if x.device.type != "cpu":
+                torch._assert_async(none_is_ignored, IGNORED)
+            elif not none_is_ignored:
+                raise ValueError(IGNORED)
+
+
+IGNORED = (
+    "a target is -100, which a loss ignores, and ranks may ignore different numbers of them: the mean of their means is "
+    "not the batch's mean; give model(x, y, over=n), which divides the sum of a part's losses (labs.model.CrossEntropy): "
+    "n is the number of targets that count in the whole batch, divided by the number of its parts"
+)
 
 
 def require_dense(model: nn.Module) -> None:

@@ -32,6 +32,8 @@ from torch import Tensor, nn
 
 from labs.rope import RopeScaling, at_least_float32, rotate
 
+IGNORED = -100  # a target that has no loss, as in F.cross_entropy
+
 
 @dataclass(frozen=True)
 class Config:
@@ -103,8 +105,8 @@ class GPT(nn.Module):
             self.head.weight = self.embed.weight
         initialise(self, seed)
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim).
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
+        """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim); over: CrossEntropy's.
 
         Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end
         there, but the model has never been trained beyond, and its answers would be wrong without a word.
@@ -113,7 +115,7 @@ class GPT(nn.Module):
         x_BTD = self.embed(tokens_BT)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD)
-        return self.loss(self.head(self.norm(x_BTD)), targets_BT)
+        return self.loss(self.head(self.norm(x_BTD)), targets_BT, over)
 
 
 class Layer(nn.Module):
@@ -179,12 +181,25 @@ class MLP(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """The mean cross-entropy in nats per token (0-dim); the logits themselves where there are no targets."""
+    """The mean cross-entropy in nats per token (0-dim); the logits themselves where there are no targets.
 
-    def forward(self, logits_BTV: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+    Targets of -100 are ignored.  Parts of a batch may ignore different numbers of them, and then the mean of the parts'
+    means is not the batch's mean.  `over` divides the sum of a part's losses instead: by the targets that count in the
+    whole batch, divided by the number of parts of which the mean is taken.
+    """
+
+    def forward(self, logits_BTV: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
         if targets_BT is None:
             return logits_BTV
-        return F.cross_entropy(at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten())
+        logits_MV, targets_M = at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten()
+        if over is None:
+            return F.cross_entropy(logits_MV, targets_M)
+        return F.cross_entropy(logits_MV, targets_M, reduction="sum") / over
+
+
+def counted(targets: Tensor) -> int:
+    """Return the number of targets that are not ignored."""
+    return int((targets != IGNORED).sum())
 
 
 def initialise(model: nn.Module, seed: int = 0) -> None:

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.shardable import is_sharded, require_all_sharded
 from labs.fsdp.shared_state import SharedState, in_backward
-from labs.hooks import Call, alias, differentiable, require_inside, weakly
+from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
 
 
 class Sharding:
@@ -76,6 +76,8 @@ class Sharding:
         self.depth += 1
         if self.depth == 1 and module not in self.to_run:
             self.begin_turn(module)
+        if self.shared.root is self:
+            require_counted(module, args, kwargs)
         if self.policy.cast_forward_inputs:
             args, kwargs = cast(self.policy.param_dtype, (args, kwargs))
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}

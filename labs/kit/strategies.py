@@ -23,7 +23,7 @@ from labs.kit.rows.parallel_rows import PARALLEL
 from labs.kit.rows.pp_rows import PP
 from labs.kit.rows.row import Strategy
 from labs.kit.rows.tp_rows import TP, by_plan
-from labs.kit.training import ADAMW, Batch, Training, backward, replicated, step, trainable
+from labs.kit.training import ADAMW, Batch, Training, backward, replicated, share_of, step, trainable
 from labs.mesh import Mesh
 
 __all__ = [
@@ -54,8 +54,9 @@ def train(
     training, part = set_up(strategy, build())
     losses, kept = [], {}
     for number, batch in enumerate(batches[part]):
+        over = share_of([of_part[number][1] for of_part in batches])
         mark("step")
-        loss = step(training, *own_batch(training, batch), micro_batches)
+        loss = step(training, *own_batch(training, batch), micro_batches, over)
         losses += [] if loss is None else [loss]
         if number + 1 == keep:
             mark("end")

@@ -11,14 +11,17 @@ be seen that ranks read different batches, if these are of one size, and either 
 reads, or the ranks agreed in the first step and not in a later one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import everybodys, fingerprint
+from labs.agree import fingerprint, on_all_ranks
+from labs.model import CrossEntropy, counted
 
 Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerprint
 
@@ -30,10 +33,15 @@ class GivenBatches:
         self.microbatches, self.ends, self.group = microbatches, ends, group
         self.size: int | None = None
 
-    def cut(self, x: Tensor | None, y: Tensor | None) -> list[Sequence[Tensor]]:
-        """The micro-batches of both; none of what is None.  Raises ValueError, in the first step on every rank."""
+    def cut(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> list[Sequence[Tensor]]:
+        """The micro-batches of both; none of what is None.  look: raises for what else is wrong on this rank.
+
+        Raises what is wrong, in the first step on every rank.
+        """
         if self.size is None:
-            self.size = self.agreed(x, y)
+            self.size = self.agreed(x, y, look)
+        else:
+            described(x, y, look)
         for name, batch, rank in zip("xy", (x, y), self.ends, strict=True):
             if batch is None and rank == dist.get_rank(self.group):
                 raise unread(name, dist.get_rank())
@@ -44,10 +52,10 @@ class GivenBatches:
                 )
         return [() if batch is None else batch.chunk(self.microbatches) for batch in (x, y)]
 
-    def agreed(self, x: Tensor | None, y: Tensor | None) -> int:
+    def agreed(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> int:
         """How many there are.  All ranks look at what all were given, so they raise the same, or nothing."""
-        mine = [None if batch is None else (batch.shape, fingerprint(batch)) for batch in (x, y)]
-        told = everybodys(mine, self.group)
+        everyones = on_all_ranks(partial(described, x, y, look, fingerprint), self.group)
+        told = dict(zip(dist.get_process_group_ranks(self.group or dist.group.WORLD), everyones, strict=True))
         sizes = [
             self.size_of("xy"[i], {rank: given[i] for rank, given in told.items()}, [*told][end])
             for i, end in enumerate(self.ends)
@@ -77,6 +85,37 @@ class GivenBatches:
                     f"{told[1]} on rank {rank}; give all ranks one batch, or None to those that do not read it"
                 )
         return shape[0]
+
+
+def described(
+    x: Any, y: Any, look: Callable[[], Any], by: Callable[[Tensor], str] = lambda x: ""
+) -> list[tuple[torch.Size, str] | None]:
+    for name, batch in (("x", x), ("y", y)):
+        if batch is not None and not isinstance(batch, Tensor):
+            raise TypeError(
+                f"{name} is a {type(batch).__name__}: a pipeline cuts one tensor into micro-batches, so stack or "
+                "concatenate what belongs together, and take it apart in the stage, or in the loss"
+            )
+    look()
+    return [None if batch is None else (batch.shape, by(batch)) for batch in (x, y)]
+
+
+def require_weighed(y: Tensor | None, loss: Any, over: float | None, group: ProcessGroup | None) -> float | None:
+    """Return what a micro-batch's loss is divided by, times their number, where targets are ignored; else None."""
+    if over is not None or y is None or y.dtype is not torch.int64 or y.is_meta or counted(y) == y.numel():
+        return over
+    if not isinstance(loss, CrossEntropy):
+        way_out = "let the loss be labs.model.CrossEntropy(), as model.loss is"
+    elif dist.get_world_size(group) < dist.get_world_size():
+        way_out = (
+            "say with over= how many count in the whole batch, divided by the number of the parts that pipelines read"
+        )
+    else:
+        return counted(y)
+    raise ValueError(
+        f"{y.numel() - counted(y)} of {y.numel()} targets are -100, which a loss ignores: the mean of the means of "
+        f"micro-batches, or of ranks, is not the batch's mean where they ignore different numbers; {way_out}"
+    )
 
 
 def unread(name: str, rank: int) -> ValueError:

@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup
 
 from labs.clip import global_norm, shorten
-from labs.pp.batches import GivenBatches
+from labs.pp.batches import GivenBatches, require_weighed
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
 from labs.pp.fitting import require_fitting, require_same_lists, require_same_stages
@@ -76,6 +76,7 @@ class Pipeline:
         self.later: dict[tuple[int, int], Deferred] = {}
         self.xs = self.ys = ()  # the micro-batches of a step,
         self.losses: dict[int, Tensor] = {}  # and their losses
+        self.weighed: dict[str, float] = {}
         self.under_way = False
 
     def obey(self, lists: Lists) -> None:
@@ -101,14 +102,18 @@ class Pipeline:
         """Those of this rank's stages; a tied one is on all ranks that have a stage with it."""
         return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
 
-    def forward_backward(self, x: Tensor | None, y: Tensor | None) -> list[Tensor]:
+    def forward_backward(self, x: Tensor | None, y: Tensor | None, over: float | None = None) -> list[Tensor]:
         """Run the schedule; each micro-batch's loss (0-dim) on the rank of the last stage, and an empty list elsewhere.
 
         x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may give None.
         Give both to all of them, and in the first step they are told if it is not the same batch (labs.pp.batches).
+        over: where targets are ignored, and x and y are a part of a batch: the targets that count in the whole of it,
+        divided by the number of its parts.
         """
         self.require_ready()
-        self.xs, self.ys = self.batches.cut(x, y)
+        self.xs, self.ys = self.batches.cut(x, y, lambda: require_weighed(y, self.loss, over, self.group))
+        if (over := require_weighed(y, self.loss, over, self.group)) is not None:
+            self.weighed = {"over": over / self.microbatches}
         self.under_way, self.losses = True, {}
         self.tied.begin()
         for step in self.plan:
@@ -123,7 +128,7 @@ class Pipeline:
                     self.compute(step)
         self.mail.end()
         self.tied.add_up()
-        self.under_way, self.xs, self.ys = False, (), ()
+        self.under_way, self.xs, self.ys, self.weighed = False, (), (), {}
         return [self.losses[m] for m in sorted(self.losses)]
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -151,7 +156,7 @@ class Pipeline:
         with Deferred(self.may_wait) if (s, m) in self.split else nullcontext() as later:
             y = self.stages[s](Given.apply(x) if s > 0 else x)
             if s == self.last:
-                loss = self.loss(y, self.ys[m])
+                loss = self.loss(y, self.ys[m], **self.weighed)
                 self.losses[m], y = loss.detach(), loss / self.microbatches
         if s < self.last:
             self.mail.put(F(s, m), y)

@@ -127,10 +127,10 @@ class VocabParallelCrossEntropy(CrossEntropy):
     vocabulary: int
     mesh: Mesh
 
-    def forward(self, logits_BTv: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+    def forward(self, logits_BTv: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
         if targets_BT is None:
             return join(logits_BTv, self.mesh, -1, self.vocabulary)
-        return vocabulary.cross_entropy(logits_BTv, targets_BT, self.vocabulary, self.mesh)
+        return vocabulary.cross_entropy(logits_BTv, targets_BT, self.vocabulary, self.mesh, over)
 
 
 class Prepared(nn.Module):

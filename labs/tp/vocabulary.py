@@ -25,9 +25,7 @@ from torch.distributed import ReduceOp
 
 from labs.dtensor.placement import piece
 from labs.mesh import Mesh
-from labs.model import at_least_float32
-
-IGNORED = -100  # F.cross_entropy's, too: a target that has no loss
+from labs.model import IGNORED, at_least_float32
 
 
 def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
@@ -39,8 +37,12 @@ def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> T
     return F.embedding(row, weight_vD).masked_fill(~here[..., None], 0)
 
 
-def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
+def cross_entropy(
+    logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh, over: float | None = None
+) -> Tensor:
     """The mean over all targets but those of -100 (0-dim), in float32 at least; logits_v: [*targets.shape, v].
+
+    over: what their sum is divided by instead of their number (labs.model.CrossEntropy).
 
     Raises IndexError for a target that is not in the vocabulary, ValueError for logits of another width.
     """
@@ -58,7 +60,7 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
         )
     losses = SplitCrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)
     counted = targets.flatten() != IGNORED
-    return losses.masked_fill(~counted, 0).sum() / counted.sum()
+    return losses.masked_fill(~counted, 0).sum() / (counted.sum() if over is None else over)
 
 
 class SplitCrossEntropy(torch.autograd.Function):

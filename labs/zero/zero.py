@@ -44,7 +44,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
 from labs.elementwise import shapeless
-from labs.hooks import Call, alias, differentiable, require_inside, weakly
+from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
 from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
 from labs.zero.flattenable import (
@@ -117,6 +117,7 @@ class Zero:
             if self.stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
         self.model.register_load_state_dict_pre_hook(self.before_load)
+        self.model.register_forward_pre_hook(require_counted, with_kwargs=True)
         after_model = self.after_evaluation if self.stage == 3 else self.after_model
         self.model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
         for unit in self.trained:

@@ -35,13 +35,13 @@ def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
     return Training(partial(backward, made), Steps(made), (), partial(engine.full, made), divided=True)
 
 
-def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
+def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None) -> list[Tensor]:
     """`labs.kit.training.backward`; the engine is told which micro-batch is the last of its step."""
-    losses = []
+    losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)
         mark("forward")
-        loss = engine(micro_x, micro_y)
+        loss = engine(micro_x, micro_y, **weighed)
         mark("backward")
         engine.backward(loss / micro_batches)
         losses.append(loss.detach())

@@ -14,7 +14,7 @@ from labs import cost, native, pp, tp
 from labs.agree import everybodys
 from labs.kit.record import mark
 from labs.kit.rows.fsdp_rows import whole
-from labs.kit.rows.pp_rows import piped, schedule_of
+from labs.kit.rows.pp_rows import Weighed, piped, schedule_of
 from labs.kit.rows.row import Strategy
 from labs.kit.training import Training
 from labs.mesh import Mesh
@@ -27,11 +27,11 @@ def ours(model: GPT, mesh: Mesh) -> Training:
     lists = partial(schedule_of, "1f1b", ranks)
     parallel = Parallel(pp.cut(model, ranks), lists(1), mesh, tp.gpt_plan(model.config))
 
-    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int, over: float | None = None) -> list[Tensor]:
         if parallel.microbatches != micro_batches * ranks:
             parallel.follow(lists(micro_batches))
         mark("pipeline")
-        return parallel.forward_backward(x, y)
+        return parallel.forward_backward(x, y, over)
 
     return composed(backward, parallel.stages, mesh, parallel.full_parameters)
 
@@ -41,10 +41,12 @@ def pytorchs(model: GPT, mesh: Mesh) -> Training:
     mine = {rank: pp.cut(model, ranks)[rank]}
     native.parallel(list(mine.values()), grid, tp.gpt_plan(model.config))
     parts = [mine.get(number) for number in range(ranks)]
-    build = cache(partial(native.pp, parts, "1f1b", loss=model.loss, group=mesh.get_group("pp")))
+    loss = Weighed(model.loss)
+    build = cache(partial(native.pp, parts, "1f1b", loss=loss, group=mesh.get_group("pp")))
 
-    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int, over: float | None = None) -> list[Tensor]:
         losses: list[Tensor] = []
+        loss.over = over and over / (micro_batches * ranks)
         last = {"target": y, "losses": losses} if y is not None else {}
         mark("pipeline")
         with loss_parallel():

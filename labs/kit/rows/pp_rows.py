@@ -17,7 +17,7 @@ from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
 from labs.kit.training import ADAMW, Training
 from labs.mesh import Mesh
-from labs.model import GPT
+from labs.model import GPT, CrossEntropy
 
 
 def our_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
@@ -25,11 +25,11 @@ def our_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
     lists = partial(schedule_of, schedule, ranks)
     pipeline = pp.Pipeline(pp.cut(model, stages * ranks), lists(1), model.loss, group)
 
-    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int, over: float | None = None) -> list[Tensor]:
         if pipeline.microbatches != micro_batches * ranks:
             pipeline.follow(lists(micro_batches))
         mark("pipeline")
-        return pipeline.forward_backward(x, y)
+        return pipeline.forward_backward(x, y, over)
 
     return piped(backward, pipeline.stages, stages * ranks, group)
 
@@ -39,16 +39,28 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
     number = pp.ranks_of(schedule_of(schedule, ranks, 1))
     mine = {s: stage for s, stage in enumerate(pp.cut(model, stages * ranks)) if number[s] == mesh.get_local_rank("pp")}
     parts = [mine.get(s) for s in range(stages * ranks)]  # the others may go
-    build = cache(partial(native.pp, parts, schedule, loss=model.loss, group=group))
+    loss = Weighed(model.loss)
+    build = cache(partial(native.pp, parts, schedule, loss=loss, group=group))
 
-    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int, over: float | None = None) -> list[Tensor]:
         losses: list[Tensor] = []
+        loss.over = over and over / (micro_batches * ranks)
         last = {"target": y, "losses": losses} if y is not None else {}
         mark("pipeline")
         build(micro_batches * ranks).step(*[] if x is None else [x], **last)
         return [loss.detach() for loss in losses]
 
     return piped(backward, mine, stages * ranks, group)
+
+
+class Weighed:
+    """A loss for PyTorch's pipelines, which call it with a micro-batch's output and targets."""
+
+    def __init__(self, loss: CrossEntropy):
+        self.loss, self.over = loss, None
+
+    def __call__(self, y: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(y, targets, self.over)
 
 
 def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:

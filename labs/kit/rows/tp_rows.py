@@ -46,9 +46,11 @@ def torch_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
     return replace(sharded(model), backward=partial(backward_of_split_logits, model))
 
 
-def backward_of_split_logits(model: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
+def backward_of_split_logits(
+    model: nn.Module, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None
+) -> list[Tensor]:
     with loss_parallel():
-        return backward(model, x, y, micro_batches)
+        return backward(model, x, y, micro_batches, over)
 
 
 def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) -> Strategy:
