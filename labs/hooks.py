@@ -129,7 +129,7 @@ def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
 
 @torch.compiler.disable
 def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse, before a model's forward, a rank's part of a batch with targets of -100, unless `over` says how it counts."""
+    """Refuse, before a forward, a rank's part of a batch with targets of -100, unless it is given `over`."""
     several = torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1
     for x in tensors_in((args, kwargs), set()) if several and kwargs.get("over") is None else ():
         if x.dtype is torch.int64 and not x.is_meta:
@@ -141,8 +141,8 @@ def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> 
 
 
 IGNORED = (
-    "a target is -100, which a loss ignores, and ranks may ignore different numbers of them: the mean of their means is "
-    "not the batch's mean; give model(x, y, over=n), which divides the sum of a part's losses (labs.model.CrossEntropy): "
+    "a target is -100, which a loss ignores, and ranks may ignore different numbers of them: the mean of their means "
+    "is not the batch's mean; give model(x, y, over=n), which divides the sum of the losses (labs.model.CrossEntropy): "
     "n is the number of targets that count in the whole batch, divided by the number of its parts"
 )
 

@@ -106,7 +106,9 @@ class GPT(nn.Module):
         initialise(self, seed)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
-        """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim); over: CrossEntropy's.
+        """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim).
+
+        over: what `CrossEntropy` divides by.
 
         Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end
         there, but the model has never been trained beyond, and its answers would be wrong without a word.

@@ -28,8 +28,8 @@ ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 class Training:
     """A model under a strategy: what a step needs of it, on one rank.
 
-    backward: (x, y, micro_batches, over) -> the mean loss of each (0-dim), whose gradients it has added up; no losses on
-    a rank that does not have the model's end.  over: None, or what the sum of a rank's losses is divided by, where
+    backward: (x, y, micro_batches, over) -> the mean loss of each (0-dim), whose gradients it has added up; no losses
+    on a rank that does not have the model's end.  over: None, or what the sum of a rank's losses is divided by, where
     targets are ignored (`share_of`).
     optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
     full: the whole parameters by name, the same on every rank.  finish: called between backward and step().

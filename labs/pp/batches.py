@@ -27,11 +27,17 @@ Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerpr
 
 
 class GivenBatches:
-    """microbatches: into how many a batch is cut.  ends: the ranks in the group that have the first and last stage."""
+    """microbatches: into how many a batch is cut.  ends: the ranks in the group that have the first and last stage.
 
-    def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None):
-        self.microbatches, self.ends, self.group = microbatches, ends, group
+    needs_y: whether the last stage's rank must give y.
+    """
+
+    def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None, needs_y: bool = True):
+        self.microbatches, self.ends, self.group, self.needs_y = microbatches, ends, group, needs_y
         self.size: int | None = None
+
+    def anew(self, needs_y: bool) -> "GivenBatches":
+        return GivenBatches(self.microbatches, self.ends, self.group, needs_y)
 
     def cut(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> list[Sequence[Tensor]]:
         """The micro-batches of both; none of what is None.  look: raises for what else is wrong on this rank.
@@ -43,7 +49,7 @@ class GivenBatches:
         else:
             described(x, y, look)
         for name, batch, rank in zip("xy", (x, y), self.ends, strict=True):
-            if batch is None and rank == dist.get_rank(self.group):
+            if batch is None and rank == dist.get_rank(self.group) and (self.needs_y or name == "x"):
                 raise unread(name, dist.get_rank())
             if batch is not None and len(batch) != self.size:
                 raise ValueError(
@@ -59,10 +65,11 @@ class GivenBatches:
         sizes = [
             self.size_of("xy"[i], {rank: given[i] for rank, given in told.items()}, [*told][end])
             for i, end in enumerate(self.ends)
+            if i == 0 or self.needs_y or told[[*told][end]][1]
         ]
-        if sizes[0] != sizes[1]:
+        if sizes[0] != sizes[-1]:
             raise ValueError(
-                f"x is a batch of {sizes[0]}, and y one of {sizes[1]}: give the first stage's rank the inputs of a "
+                f"x is a batch of {sizes[0]}, and y one of {sizes[-1]}: give the first stage's rank the inputs of a "
                 "batch, and the last one's its targets"
             )
         return sizes[0]

@@ -33,10 +33,10 @@ from labs.clip import global_norm, shorten
 from labs.pp.batches import GivenBatches, require_weighed
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
-from labs.pp.fitting import require_fitting, require_same_lists, require_same_stages
+from labs.pp.fitting import require_fitting, require_known, require_same_lists, require_same_stages
 from labs.pp.instructions import B, F, I, Instruction, Lists, W
-from labs.pp.messages import Mail, Receive, Send, Sent, plan
-from labs.pp.stages import Initial, materialise
+from labs.pp.messages import Mail, Receive, Send, Sent, Step, plan
+from labs.pp.stages import Initial, Stage, materialise
 from labs.pp.tied import Tied
 
 
@@ -76,7 +76,6 @@ class Pipeline:
         self.later: dict[tuple[int, int], Deferred] = {}
         self.xs = self.ys = ()  # the micro-batches of a step,
         self.losses: dict[int, Tensor] = {}  # and their losses
-        self.weighed: dict[str, float] = {}
         self.under_way = False
 
     def obey(self, lists: Lists) -> None:
@@ -102,21 +101,65 @@ class Pipeline:
         """Those of this rank's stages; a tied one is on all ranks that have a stage with it."""
         return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
 
-    def forward_backward(self, x: Tensor | None, y: Tensor | None, over: float | None = None) -> list[Tensor]:
+    def forward_backward(
+        self, x: Tensor | None, y: Tensor | None, over: float | None = None, **others: Any
+    ) -> list[Tensor]:
         """Run the schedule; each micro-batch's loss (0-dim) on the rank of the last stage, and an empty list elsewhere.
 
         x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may give None.
         Give both to all of them, and in the first step they are told if it is not the same batch (labs.pp.batches).
-        over: where targets are ignored, and x and y are a part of a batch: the targets that count in the whole of it,
-        divided by the number of its parts.
+        over: where targets are ignored in a part of a batch, the number that count in all of it, by that of its parts.
         """
-        self.require_ready()
-        self.xs, self.ys = self.batches.cut(x, y, lambda: require_weighed(y, self.loss, over, self.group))
-        if (over := require_weighed(y, self.loss, over, self.group)) is not None:
-            self.weighed = {"over": over / self.microbatches}
-        self.under_way, self.losses = True, {}
+        if others:
+            raise TypeError(f"{', '.join(others)}: stages get x alone, so make it a part of x, or of y for the loss")
+        if not torch.is_grad_enabled():
+            raise RuntimeError(
+                "forward_backward was called under torch.no_grad(), where nothing has a gradient: call evaluate there"
+            )
+        self.take(x, y, over)
         self.tied.begin()
-        for step in self.plan:
+        self.run(self.plan)
+        self.tied.add_up()
+        return [self.losses[m] for m in sorted(self.losses)]
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor | None, y: Tensor | None = None, over: float | None = None) -> list[Tensor]:
+        """Run the forwards alone, in the mode of eval(); returns losses as forward_backward does.
+
+        Where the last stage's rank gives no y, it has what this stage makes of each micro-batch instead.
+        """
+        modes = {module: module.training for stage in self.stages.values() for module in stage.modules()}
+        kept = self.batches, self.mail  # a batch may have another size here
+        self.batches, self.mail = self.batches.anew(needs_y=False), Mail(self.group, self.mail.device)
+        try:
+            self.take(x, y, over)
+            for module in modes:
+                module.training = False
+            self.run([step for step in self.plan if isinstance(getattr(step, "message", step), F)])
+        finally:
+            self.batches, self.mail = kept
+            for module, mode in modes.items():
+                module.training = mode
+        return [self.losses[m] for m in sorted(self.losses)]
+
+    def take(self, x: Tensor | None, y: Tensor | None, over: float | None) -> None:
+        if self.under_way:
+            raise RuntimeError(
+                "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
+            )
+
+        def look() -> None:
+            for stage in self.stages.values():
+                if isinstance(stage, Stage):
+                    stage.require_current()
+            total = require_weighed(y, self.loss, over, self.group)
+            self.weighed = {} if total is None else {"over": total / self.microbatches}
+
+        self.xs, self.ys = self.batches.cut(x, y, look)
+
+    def run(self, plan: list[Step]) -> None:
+        self.under_way, self.losses = True, {}
+        for step in plan:
             match step:
                 case Send():
                     self.mail.send(step)
@@ -127,9 +170,7 @@ class Pipeline:
                 case _:
                     self.compute(step)
         self.mail.end()
-        self.tied.add_up()
-        self.under_way, self.xs, self.ys, self.weighed = False, (), (), {}
-        return [self.losses[m] for m in sorted(self.losses)]
+        self.under_way, self.xs, self.ys = False, (), ()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """As `labs.clip.clip_gradients`, by the norm of the whole model, in which a tied gradient counts once.
@@ -156,10 +197,16 @@ class Pipeline:
         with Deferred(self.may_wait) if (s, m) in self.split else nullcontext() as later:
             y = self.stages[s](Given.apply(x) if s > 0 else x)
             if s == self.last:
-                loss = self.loss(y, self.ys[m], **self.weighed)
+                loss = self.loss(y, self.ys[m], **self.weighed) if self.ys else y
                 self.losses[m], y = loss.detach(), loss / self.microbatches
         if s < self.last:
             self.mail.put(F(s, m), y)
+        if not torch.is_grad_enabled():  # it is evaluated
+            return
+        if s == self.last and y.numel() != 1:
+            raise ValueError(f"the loss has shape {tuple(y.shape)}: let it return one number, the micro-batch's mean")
+        if m == 0 and not any(hasattr(p, "to_local") for p in (*self.may_wait, *self.parameters())):
+            require_known(F(s, m), y, self.may_wait)
         # All before it may have been frozen since.
         trained = s >= self.first_trained and (x.requires_grad or is_trained(self.stages[s]))
         if trained and not y.requires_grad:
@@ -187,16 +234,6 @@ class Pipeline:
 
     def weights(self, s: int, m: int) -> None:
         self.later.pop((s, m)).backward()
-
-    # ---- what it takes -----------------------------------------------------------------------------------
-
-    def require_ready(self) -> None:
-        if self.under_way:
-            raise RuntimeError(
-                "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
-            )
-        if not torch.is_grad_enabled():
-            raise RuntimeError("forward_backward was called under torch.no_grad(), where nothing has a gradient")
 
 
 class Given(torch.autograd.Function):

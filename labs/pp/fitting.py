@@ -3,21 +3,25 @@
     require_same_lists    the same lists on every rank
     require_same_stages   the same stages, as far as their parameters' names tell
     require_fitting       as many ranks and stages as the lists are for; stages that take one tensor
+    require_known         parameters that a stage or the loss uses: has the pipeline them?
 
 Each raises ValueError, the first two on every rank.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from functools import partial
 from itertools import zip_longest
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
 
-from labs.agree import first_difference, require_same
+from labs.agree import first_difference, on_all_ranks, require_same
+from labs.ddp import DataParallel
 from labs.pp.checker import stages_of
-from labs.pp.instructions import Lists
+from labs.pp.instructions import Instruction, Lists
 
 
 def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
@@ -32,6 +36,7 @@ def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
 
 def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
     """Compare their parameters' names, and whether these are trained: a rank may have split or sharded its own."""
+    on_all_ranks(partial(require_bare, stages), group)
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
 
     def sentence(rank: int, its: list[dict[str, bool]], other: int, others: list[dict[str, bool]]) -> str:
@@ -43,6 +48,30 @@ def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None)
         )
 
     require_same(mine, group, sentence)
+
+
+def require_bare(stages: Sequence[nn.Module]) -> None:
+    for number, stage in enumerate(stages):
+        if isinstance(stage, DataParallel | DistributedDataParallel):
+            raise ValueError(
+                f"stage {number} is wrapped in {type(stage).__name__}, which averages gradients in each micro-batch's "
+                "backward: give the stage itself, and average each p.grad after forward_backward, or take labs.parallel"
+            )
+
+
+def require_known(x: Instruction, y: Tensor, known: Set[Tensor]) -> None:
+    """Refuse a parameter behind y, which x has made, that is not known: nobody steps it, or sends its gradient."""
+    nodes, seen = [y.grad_fn], {None}
+    while nodes:
+        if (node := nodes.pop()) not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            p = getattr(node, "variable", None)
+            if isinstance(p, nn.Parameter) and p not in known and not hasattr(p, "to_local"):
+                raise ValueError(
+                    f"{x!r} used a parameter of shape {tuple(p.shape)} that no stage of this rank had when the "
+                    "Pipeline was made: tie and replace parameters before, and put those of a loss into the last stage"
+                )
 
 
 def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:

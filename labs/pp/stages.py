@@ -11,6 +11,8 @@ makes only the parameters of its own stages.
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,20 @@ class Stage(nn.Module):
         self.norm = model.norm if is_last else None
         self.head = model.head if is_last else None
         self.loss = model.loss if is_last else None  # which a pipeline calls: here for whoever splits the stage
+        vars(self)["origin"] = ref(model), {*map(id, model.modules())}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "origin"}  # a copy has another model
+
+    def require_current(self) -> None:
+        """Raise RuntimeError where the model has replaced a module that this stage still has."""
+        model, known = vars(self).get("origin", (lambda: None, ()))
+        for name, module in self.named_modules() if (whole := model()) is not None else ():
+            if id(module) in known and module not in {*whole.modules()}:
+                raise RuntimeError(
+                    f"{name!r} of a stage is no longer in the model, which has replaced it since it was cut: the stage "
+                    "would train the old one; change the model first, then call pp.cut"
+                )
 
     def forward(self, x: Tensor) -> Tensor:
         """tokens_BT, or x_BTD behind the stage before; makes x_BTD, or logits_BTV."""

@@ -37,9 +37,7 @@ def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> T
     return F.embedding(row, weight_vD).masked_fill(~here[..., None], 0)
 
 
-def cross_entropy(
-    logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh, over: float | None = None
-) -> Tensor:
+def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh, over: float | None = None) -> Tensor:
     """The mean over all targets but those of -100 (0-dim), in float32 at least; logits_v: [*targets.shape, v].
 
     over: what their sum is divided by instead of their number (labs.model.CrossEntropy).

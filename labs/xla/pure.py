@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jax import Array
 
-from labs.model import Config, require_context
+from labs.model import IGNORED, Config, require_context
 
 Weights = dict[str, Any]  # by name, arrays or whatever has been made of them
 Keep = Callable[[Array], Array]
@@ -44,12 +44,22 @@ def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep:
 
 
 def loss(
-    weights: Mapping[str, Array], tokens_BT: Array, targets_BT: Array, config: Config, keep: Keep = as_is
+    weights: Mapping[str, Array],
+    tokens_BT: Array,
+    targets_BT: Array,
+    config: Config,
+    keep: Keep = as_is,
+    over: Array | None = None,
 ) -> Array:
-    """The mean cross-entropy in nats per token (0-dim)."""
+    """The mean cross-entropy in nats per token (0-dim); over: labs.model.CrossEntropy's."""
     logprobs_BTV = jax.nn.log_softmax(logits(weights, tokens_BT, config, keep))
     # A sum with ones and zeros, where to pick the target's number would gather what is cut along V.
-    return -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1).mean()
+    losses_BT = -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1)  # zeros for targets that are ignored
+    return losses_BT.sum() / (counted(targets_BT) if over is None else over)
+
+
+def counted(targets: Array) -> Array:
+    return (targets != IGNORED).sum()
 
 
 def layer(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
