@@ -189,7 +189,8 @@ class Some:
         return not all(map(math.isfinite, self.numbers))
 
     def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Some)
+        if not isinstance(other, Some):
+            return NotImplemented
         if self.spoiled or other.spoiled:
             return True  # nothing can be said about them
         most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)

@@ -2,7 +2,7 @@
 
     as the first forward begins    what the model reads, and the state of random numbers
     during it                      every x that goes into a split layer whole
-    as it ends                     the state of random numbers
+    as it ends                     the state of random numbers; what the whole model computes (labs.tp.as_whole)
     in the first backward          every gradient that comes back to a split layer whole; and where the plan says
                                    shards, that they differ
     as it ends                     gradients of the parameters that are not split
@@ -10,12 +10,12 @@
 
 Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
 
-A clipping by a rank's own norm cannot be seen, if every parameter is split, or if the first step is not clipped; nor a
-rank's part that is used outside of the module that was split with it, where nothing that should be whole comes of it.
+What a rank's part is taken for is looked at by labs.tp.parts.  A clipping by a rank's own norm cannot be seen if the
+first step is not clipped.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakSet, finalize
@@ -26,10 +26,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from labs import agree
 from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
-from labs.hooks import at_the_very_end_of_backward, differentiable, weakly
+from labs.hooks import at_the_very_end_of_backward, differentiable, tensors_in, weakly
 from labs.mesh import Mesh
 from labs.tp.optimizers import require_elementwise
+from labs.tp.parts import Parts
+from labs.tp.shares import Cut
 
 INPUTS = (
     "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "
@@ -75,8 +78,9 @@ class FirstStep:
     shards: whether the model may be given a shard of the sequence, which differs from rank to rank.
     """
 
-    def __init__(self, mesh: Mesh, shards: bool):
-        self.mesh, self.shards = mesh, shards
+    def __init__(self, mesh: Mesh, shards: bool, cuts: Mapping[str, Cut]):
+        self.mesh, self.shards, self.parts = mesh, shards, Parts(mesh, cuts)
+        self.compared_as_whole = mesh.size() == 1
         self.inputs_compared = self.random_numbers_compared = False
         self.awaits_gradients = self.gradients_compared = False
         self.seen: set[tuple[str, str]] = set()
@@ -84,11 +88,14 @@ class FirstStep:
         self.arrived: dict[str, Some] = {}
         self.optimizers: WeakSet[Optimizer] = WeakSet()
 
-    def watch(self, model: nn.Module, whole: list[str], then: Callable[[nn.Module], None]) -> None:
-        """whole: the names of the parameters that are not split.  then: done when the first backward is over."""
-        self.whole, self.then = whole, then
+    def watch(self, model: nn.Module, whole: list[str], as_whole: Callable, then: Callable[[nn.Module], None]) -> None:
+        """whole: the names of the parameters that are not split.
+
+        as_whole: labs.tp.as_whole.compare.  then: done when the first backward is over.
+        """
+        self.whole, self.as_whole, self.then = whole, as_whole, then
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-        model.register_forward_hook(self.after_forward)
+        model.register_forward_hook(self.after_forward, with_kwargs=True)
         finalize(model, register_optimizer_step_pre_hook(weakly(self.before_optimizer, model)).remove)
 
     @torch.compiler.disable
@@ -97,14 +104,17 @@ class FirstStep:
         whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
         mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
         self.require_alike(mine | self.random_numbers(model), INPUTS)
+        if not self.inputs_compared:
+            self.parts.before_forward(model)
         if not self.awaits_gradients and torch.is_grad_enabled():
             self.awaits_gradients = True
+            self.parts.watch(model)
             for name, p in model.named_parameters():  # here, since labs.fsdp and labs.zero take no hooks of others
                 if name in self.whole and p.requires_grad and not hasattr(p, "to_local"):
                     p.register_hook(partial(self.gradient_ready, name))
 
     @torch.compiler.disable
-    def after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self.inputs_compared = True
         if drawn := self.random_numbers(model):
             self.require_alike(drawn, RANDOM_NUMBERS)
@@ -112,8 +122,13 @@ class FirstStep:
         found = differentiable(output)
         if not self.gradients_compared:
             self.require_alike({str(i): Some.of(x) for i, x in enumerate(found) if x.ndim == 0}, LOSS)
+        if not self.gradients_compared or not self.optimizers:
             for x in found:
                 x.register_hook(lambda gradient: at_the_very_end_of_backward(partial(self.after_backward, model)))
+        if not self.compared_as_whole and not agree.alone:
+            self.compared_as_whole = True
+            if not (self.shards and any(map(differentiable_type, tensors_in((args, kwargs), set())))):
+                self.as_whole(model, self.mesh, args, kwargs, output)
 
     def takes_whole(self, name: str, x: Tensor) -> None:
         if not self.inputs_compared:
@@ -126,13 +141,14 @@ class FirstStep:
     def takes_shards(self, name: str, given: Any, p: Tensor) -> None:
         """p: a copy of a parameter, which gets this rank's summand of the gradient."""
         if not self.gradients_compared and p.requires_grad:
-            p.register_hook(partial(self.require_summands, name, tokens_differ(given)))
+            p.register_hook(partial(self.require_summands, name, some_tokens(given)))
 
     def gradient_ready(self, name: str, gradient: Tensor) -> None:
         if not self.gradients_compared:
             self.arrived[name] = Some.of(gradient)
 
     def after_backward(self, model: nn.Module) -> None:
+        self.parts.after_backward(model)
         # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
         # put other parameters in their places, whose gradients are there by now.
         now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
@@ -151,6 +167,7 @@ class FirstStep:
         given = {p for group in optimizer.param_groups for p in group["params"]}
         own = {name: p for name, p in model.named_parameters() if p in given}
         require_elementwise(optimizer, own, split=[name for name in own if name not in self.whole])
+        self.parts.before_optimizer(own)
         whole = {name: p.grad for name, p in own.items() if name in self.whole}
         gradients = {name: None if g is None else Some.of(local(g)) for name, g in whole.items()}
         if self.require_alike(gradients, CLIPPED):
@@ -164,13 +181,13 @@ class FirstStep:
             self.seen.add((name, text))
             self.require_alike({name: Some.of(x)}, text)
 
-    def require_summands(self, name: str, tokens_differ: bool, gradient: Tensor) -> None:
+    def require_summands(self, name: str, tokens: list[float] | None, gradient: Tensor) -> None:
         if (name, SHARDS) in self.seen or self.mesh.size() == 1:
             return
         self.seen.add((name, SHARDS))
-        mine = Some.of(gradient).numbers if tokens_differ else []
+        mine = None if tokens is None else (tokens, Some.of(gradient).numbers)
         first, *others = everybodys(mine, self.mesh.get_group()).values()
-        if any(first) and all(other == first for other in others):
+        if first and any(first[1]) and all(other == first for other in others):
             raise RuntimeError(SHARDS.format(name=name, ranks=self.mesh.size()))
 
     def require_alike(self, mine: dict[str, Any], text: str) -> bool:
@@ -189,8 +206,11 @@ class FirstStep:
         draws = any(isinstance(each, _DropoutNd) and each.training and each.p > 0 for each in model.modules())
         if self.random_numbers_compared or not draws:
             return {}
-        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-        return {"the state of random numbers": " ".join(map(fingerprint, states))}
+        return {"the state of random numbers": " ".join(map(fingerprint, random_states()))}
+
+
+def random_states() -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
 
 
 def local(x: Tensor) -> Tensor:
@@ -202,13 +222,14 @@ def differentiable_type(x: Tensor) -> bool:
 
 
 @torch.compiler.disable
-def tokens_differ(given: Any) -> bool:
-    """Whether the tokens that a module reads differ.  If all are the same, so are the gradients of any two shards."""
+def some_tokens(given: Any) -> list[float] | None:
+    """Numbers of what a module reads; none if all tokens are the same, as then are the gradients of any two shards."""
     x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
     if x is None:
-        return True
+        return []
     x = torch.view_as_real(x).flatten(-2) if x.is_complex() else x
     tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
     tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
     norms = Some.of(torch.stack([(tokens - tokens[:1]).norm(), tokens.norm()])).numbers
-    return not norms or norms[0] > rounding(x) * norms[1]  # none where nothing is compared
+    differ = not norms or norms[0] > rounding(x) * norms[1]  # none where nothing is compared
+    return Some.of(x).numbers if differ else None

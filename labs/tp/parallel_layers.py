@@ -25,6 +25,7 @@ from labs.model import CrossEntropy
 from labs.tp import vocabulary
 from labs.tp.conjugate import copy, join, once, reduce, split
 from labs.tp.first_step import FirstStep
+from labs.tp.shares import Cut
 
 Border = Callable[[Tensor], Tensor]
 
@@ -47,10 +48,16 @@ class Watched:
 def unwatch(model: nn.Module) -> None:
     """The first step is over: let every module and block have its bare borders."""
     for module in model.modules():
+        if "use" in vars(module):
+            module.use = same
         for owner in (module, vars(module).get("region")):
             for name, value in vars(owner).items() if owner else ():
                 if isinstance(value, Watched):
                     vars(owner)[name] = value.border
+
+
+def same(x: Tensor) -> Tensor:
+    return x
 
 
 @dataclass(frozen=True)
@@ -67,20 +74,23 @@ class Place:
 
 
 class ColumnParallelLinear(nn.Linear):
-    """A rank computes its part of the outputs.  copies: how many neighbours have the same part."""
+    """A rank computes its part of the outputs."""
 
     name: str
     part: torch.Size
+    use: Border
     region: "Region | None"
     enter: Border
     leave: Border
     mesh: Mesh
-    copies: int
+    cut: Cut
 
     def forward(self, x: Tensor) -> Tensor:
         require_part(self)
         require_features(self, x, self.weight.shape[1], "all")
-        weight, bias = (p if p is None else copy(p, self.mesh, self.copies) for p in (self.weight, self.bias))
+        weight, bias = (
+            p if p is None else copy(self.use(p), self.mesh, self.cut.copies) for p in (self.weight, self.bias)
+        )
         x = self.region.inside if self.region and x is self.region.given else self.enter(x)
         return self.leave(F.linear(x, weight, bias))
 
@@ -93,15 +103,17 @@ class RowParallelLinear(nn.Linear):
 
     name: str
     part: torch.Size
+    use: Border
     enter: Border
     leave: Border
     share: Border
+    cut: Cut
 
     def forward(self, x: Tensor) -> Tensor:
         require_part(self)
         x = self.enter(x)
         require_features(self, x, self.weight.shape[1], "this rank's part")
-        y = self.leave(F.linear(x, self.weight))
+        y = self.leave(F.linear(x, self.use(self.weight)))
         if self.bias is None:
             return y
         require_uncut(self, y)
@@ -113,12 +125,13 @@ class VocabParallelEmbedding(nn.Embedding):
 
     name: str
     part: torch.Size
+    use: Border
     leave: Border
     mesh: Mesh
 
     def forward(self, tokens: Tensor) -> Tensor:
         require_part(self)
-        return self.leave(vocabulary.look_up(tokens, self.weight, self.num_embeddings, self.mesh))
+        return self.leave(vocabulary.look_up(tokens, self.use(self.weight), self.num_embeddings, self.mesh))
 
 
 class VocabParallelCrossEntropy(CrossEntropy):
@@ -179,8 +192,11 @@ class OnShards(nn.Module):
 
     place: Place
     added_up: tuple[str, ...]  # names of the parameters that it had: on top of this, labs.zero may take them out
+    within = False  # its own forward, which may call it once more
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.within:
+            return super().forward(*args, **kwargs)
         with copied(self, (args, kwargs)) if self.added_up else random_by_rank(self.place.mesh, self.training):
             return super().forward(*args, **kwargs)
 
@@ -188,18 +204,20 @@ class OnShards(nn.Module):
 @contextmanager
 def copied(module: OnShards, given: Any) -> Iterator[None]:
     """Let the module find copies of its parameters, whose backward adds up all ranks' gradients."""
-    place = module.place
-    before = {name: vars(module).get(name) for name in module.added_up}
+    place, before = module.place, []
     for name in module.added_up:
-        vars(module)[name] = mine = copy(getattr(module, name), place.mesh)
-        place.first_step.takes_shards(f"{place.name}.{name}", given, mine)
+        owner = vars(module) if name in vars(module) else module._parameters
+        if (p := owner[name]) is not None:
+            before.append((owner, name, p))
+            owner[name] = mine = copy(p, place.mesh)
+            place.first_step.takes_shards(f"{place.name}.{name}", given, mine)
+    module.within = True
     try:
         yield
     finally:
-        for name, shown in before.items():
-            vars(module).pop(name, None)
-            if shown is not None:
-                vars(module)[name] = shown
+        del module.within
+        for owner, name, p in before:
+            owner[name] = p
 
 
 @contextmanager

@@ -26,29 +26,40 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Cut:
-    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: how many neighbours have the same part."""
+    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: how many neighbours have the same part.
+
+    parts: how many matrices lie behind one another along `dim`, as in a fused q|k|v: a rank has these of each of them.
+    """
 
     dim: int
     starts: tuple[int, ...]
     stops: tuple[int, ...]
     copies: int = 1
+    parts: int = 1
 
-    def slices(self, rank: int) -> tuple[slice, ...]:
-        """whole[cut.slices(rank)] is the rank's part."""
-        return (*[slice(None)] * self.dim, slice(self.starts[rank], self.stops[rank]))
+    def slices(self, rank: int) -> tuple[slice | Tensor, ...]:
+        """whole[cut.slices(rank)] is the rank's part; of several parts, its places along `dim` are listed."""
+        mine = slice(self.starts[rank], self.stops[rank])
+        if self.parts > 1:
+            mine = torch.arange(self.parts * max(self.stops), device="cpu").view(self.parts, -1)[:, mine].flatten()
+        return (*[slice(None)] * self.dim, mine)
 
     def part(self, whole: Tensor, rank: int) -> Tensor:
         return whole[self.slices(rank)]
 
     def whole(self, part: Tensor, mesh: Mesh) -> Tensor:
         """From all ranks' parts; they are padded to the longest on their way."""
-        sizes = [stop - start for start, stop in zip(self.starts, self.stops, strict=True)]
+        sizes = [self.parts * (stop - start) for start, stop in zip(self.starts, self.stops, strict=True)]
         longest, first = max(sizes), part.detach().movedim(self.dim, 0)
         mine = pad(first, [0, 0] * (part.ndim - 1) + [0, longest - len(first)]).contiguous()
         parts = mine.new_empty(mesh.size(), *mine.shape)
         groups.all_gather(parts.view(-1), mine.view(-1), group=mesh.get_group())
         own = [parts[rank, : sizes[rank]] for rank in range(0, mesh.size(), self.copies)]
-        return torch.cat(own).movedim(0, self.dim).contiguous()
+        whole = torch.cat(own)
+        if self.parts > 1:
+            places = [self.slices(rank)[self.dim] for rank in range(0, mesh.size(), self.copies)]
+            whole = whole[torch.cat(places).argsort()]
+        return whole.movedim(0, self.dim).contiguous()
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ it does not fit; and `change`, which makes the module one of `labs.tp.parallel_l
 them.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from labs.dtensor import Partial, Placement, Replicate, Shard
 from labs.mesh import Mesh, smaller_group
@@ -25,6 +25,7 @@ from labs.tp.parallel_layers import (
     RowParallelLinear,
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
+    same,
 )
 from labs.tp.shares import Cut, Features, Keys, Queries
 
@@ -54,16 +55,21 @@ class Style:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ColwiseParallel(Style):
-    """Split a Linear's outputs.  heads: cut only between these."""
+    """Split a Linear's outputs.  heads: cut only between these.  parts: how many matrices are fused in it."""
 
     input_layouts: Placement = WHOLE
     output_layouts: Placement = IN_FEATURES
     heads: Queries | Keys | Features = BY_FEATURE
+    parts: int = 1
 
     def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
         require_kind(self, name, module, nn.Linear)
         require_layouts(self, name, input_layouts=(Replicate, Shard), output_layouts=(Replicate, IN_FEATURES))
-        cut = self.heads.cut(module.out_features, 0, ranks)
+        if self.parts < 1 or module.out_features % self.parts:
+            raise ValueError(f"{name!r} has {module.out_features} outputs, not {self.parts} parts of one size")
+        cut = replace(self.heads.cut(module.out_features // self.parts, 0, ranks), parts=self.parts)
+        if self.output_layouts.is_replicate() and cut != BY_FEATURE.cut(module.out_features, 0, ranks):
+            raise ValueError(f"{name!r} is cut by heads or parts, and its output becomes whole: leave them out")
         return {"weight": cut} | ({"bias": cut} if module.bias is not None else {})
 
     def change(self, module: nn.Module, place: Place) -> None:
@@ -72,11 +78,11 @@ class ColwiseParallel(Style):
         enter, leave = place.watched(own_border), same
         if self.output_layouts.is_replicate():
             leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
-        copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
-        if 1 < copies < mesh.size():
-            smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be one of only some
+        cut = self.cuts(place.name, module, mesh.size())["weight"]
+        if 1 < cut.copies < mesh.size():
+            smaller_group(mesh, cut.copies)  # here, where all ranks are: a first forward may be one of only some
         borders = {"region": place.region, "enter": enter, "leave": leave}
-        become(module, ColumnParallelLinear, **own(module, place), **borders, mesh=mesh, copies=copies)
+        become(module, ColumnParallelLinear, **own(module, place), **borders, mesh=mesh, cut=cut)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,7 +114,8 @@ class RowwiseParallel(Style):
         whole = self.input_layouts.is_replicate()
         enter = place.watched(partial(split, mesh=place.mesh, dim=-1)) if whole else same
         share = same if self.output_layouts.is_replicate() else partial(copy, mesh=place.mesh)
-        become(module, RowParallelLinear, **own(module, place), enter=enter, leave=leave, share=share)
+        cut = self.heads.cut(module.in_features, 1, place.mesh.size())
+        become(module, RowParallelLinear, **own(module, place), enter=enter, leave=leave, share=share, cut=cut)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -172,12 +179,8 @@ def border(source: Placement, target: Placement, mesh: Mesh) -> Border:
     raise ValueError(f"from {source!r} to {target!r} there is no border of a split layer (labs.tp.conjugate has them)")
 
 
-def same(x: Tensor) -> Tensor:
-    return x
-
-
 def own(module: nn.Module, place: Place) -> dict[str, Any]:
-    return {"name": place.name, "part": module.weight.shape}
+    return {"name": place.name, "part": module.weight.shape, "use": place.first_step.parts.use}
 
 
 def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:

@@ -40,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ from labs.clip import global_norm, shorten
 from labs.dtensor import Placement, Replicate, Shard
 from labs.mesh import Mesh
 from labs.model import Config
+from labs.tp import as_whole
 from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import Place, Region, unwatch
 from labs.tp.shares import Cut, Keys, Queries
@@ -133,8 +135,30 @@ class TensorParallel(FirstStep):
     """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
 
     def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
-        super().__init__(mesh, shards=any(style.takes_shards for _, _, style in rows))
+        super().__init__(mesh, any(style.takes_shards for _, _, style in rows), cuts)
         self.cuts = cuts
+        self.known = [(name, module, {*module._parameters, *module._modules}) for name, module, _ in rows]
+
+    @torch.compiler.disable
+    def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        require_unchanged(model)
+        super().before_forward(model, args, kwargs)
+
+
+def require_unchanged(model: nn.Module) -> TensorParallel:
+    """What has another place or other parameters than `parallelize` knew is split no more, or not added up."""
+    for name, module, known in model.tensor_parallel.known:
+        try:
+            there = model.get_submodule(name)
+        except AttributeError:
+            there = None
+        added = {*module._parameters, *module._modules} - known
+        if there is not module or not all(each.startswith("flat") for each in added):  # labs.zero's vectors
+            raise RuntimeError(
+                f"{name!r} was changed after parallelize(): replace, prune or parametrize modules and add parameters "
+                "before it, and fold in what is computed from others (prune.remove, remove_parametrizations)"
+            )
+    return model.tensor_parallel
 
 
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
@@ -164,7 +188,9 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
-    model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts], unwatch)
+    whole = [name for name, _ in model.named_parameters() if name not in cuts]
+    model.tensor_parallel.parts.begin(model)
+    model.tensor_parallel.watch(model, whole, as_whole.compare, then=unwatch)
     return model
 
 
@@ -195,7 +221,10 @@ def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Para
     for name, module, style in rows:
         for attribute, cut in style.cuts(name, module, ranks).items():
             if attribute not in module._parameters:
-                raise ValueError(f"{name}.{attribute} is computed from other parameters: split it before that")
+                raise ValueError(
+                    f"{name}.{attribute} is computed from other parameters: fold it in before (prune.remove, "
+                    "remove_parametrizations, remove_weight_norm)"
+                )
             planned[module, attribute] = cut
     first: dict[nn.Parameter, tuple[str, Cut | None]] = {}
     for path, module in model.named_modules():
@@ -214,19 +243,19 @@ def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Para
 
 def placements(model: nn.Module) -> dict[str, Placement]:
     """How each parameter lies on the ranks that `parallelize` split the model over."""
-    cuts = model.tensor_parallel.cuts
+    cuts = require_unchanged(model).cuts
     return {name: Shard(cuts[name].dim) if name in cuts else Replicate() for name, _ in model.named_parameters()}
 
 
 def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
     """For each parameter that is split, which part of the whole is this rank's."""
-    of = model.tensor_parallel
+    of = require_unchanged(model)
     return {name: cut.slices(of.mesh.get_local_rank()) for name, cut in of.cuts.items()}
 
 
 def full_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The whole parameters, on every rank."""
-    of = model.tensor_parallel
+    of = require_unchanged(model)
     whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
     return {name: of.cuts[name].whole(p, of.mesh) if name in of.cuts else p for name, p in whole.items()}
 
@@ -244,5 +273,5 @@ def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGr
 
 def copies(model: nn.Module) -> dict[nn.Parameter, int]:
     """On how many of the ranks each parameter is the same, and so is its gradient."""
-    of = model.tensor_parallel
+    of = require_unchanged(model)
     return {p: of.cuts[name].copies if name in of.cuts else of.mesh.size() for name, p in model.named_parameters()}

@@ -138,7 +138,8 @@ class Block(ways.Split):
         mesh, plan = mesh_of(self.ranks, self.sharers), functions[0](self.config, self.sequence_parallel)
         layer = parallelize(self.layer(), mesh, plan)
         # It is for the check to compare gradients; and x differs where it is a shard.
-        layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
+        first_step = layer.tensor_parallel
+        first_step.inputs_compared = first_step.gradients_compared = first_step.compared_as_whole = True
         brought |= layer.named_parameters()
         return (layer,)
 
