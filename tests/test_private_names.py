@@ -70,7 +70,10 @@ NAMES = """
     torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
-OF_A_MODULE = ("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
+OF_A_MODULE = (
+    *("_parameters", "_buffers", "_modules"),
+    *("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl"),
+)
 OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {
     "_exit",

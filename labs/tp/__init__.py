@@ -6,7 +6,7 @@ In this order:
     shares            which part of a parameter each rank has: features, heads
     vocabulary        an embedding and a cross-entropy of a split vocabulary
     optimizers        which ones can step a split model
-    parts             what a part of a parameter is taken for, and is not
+    own_part          what a part of a parameter is taken for, and is not
     first_step        what must be the same on all ranks of a split model, compared in its first step
     parallel_layers   the modules of a split transformer
     as_whole          what the whole model computes, compared with the split one in its first forward

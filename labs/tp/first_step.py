@@ -10,7 +10,7 @@
 
 Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
 
-What a rank's part is taken for is looked at by labs.tp.parts.  A clipping by a rank's own norm cannot be seen if the
+What a rank's part is taken for is looked at by labs.tp.own_part.  A clipping by a rank's own norm cannot be seen if the
 first step is not clipped.
 """
 
@@ -31,7 +31,7 @@ from labs.agree import Some, compare, everybodys, fingerprint, first_difference,
 from labs.hooks import at_the_very_end_of_backward, differentiable, tensors_in, weakly
 from labs.mesh import Mesh
 from labs.tp.optimizers import require_elementwise
-from labs.tp.parts import Parts
+from labs.tp.own_part import Parts
 from labs.tp.shares import Cut
 
 INPUTS = (

@@ -1,4 +1,4 @@
-"""labs.tp.as_whole and labs.tp.parts: the reference is the same model in one process, or what is refused."""
+"""labs.tp.as_whole and labs.tp.own_part: the reference is the same model in one process, or what is refused."""
 
 from functools import partial
 

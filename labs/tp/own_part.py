@@ -38,12 +38,14 @@ SCALED = (
 
 
 class Parts:
-    """A method for each event.  outside: of the gradient of each parameter, what did not come through its module."""
+    """A method for each event.
+
+    On a parameter, `outside` has what its gradients and its modules' sum up to; none if stages have it in common.
+    """
 
     def __init__(self, mesh: Mesh, cuts: Mapping[str, Cut]):
         self.mesh, self.cuts = mesh, cuts
         self.versions: dict[str, int] = {}
-        self.outside: dict[nn.Parameter, Tensor] = {}
         self.arrived: dict[str, Tensor] = {}
         self.in_use = True
 
@@ -68,7 +70,10 @@ class Parts:
     def watch(self, model: nn.Module) -> None:
         """As the first forward begins that will have a backward."""
         for p in self.own(model).values():
-            if p.requires_grad:
+            if p.requires_grad and hasattr(p, "outside"):
+                p.outside = None
+            elif p.requires_grad:
+                p.outside = {}
                 others = dict(p._backward_hooks or {})
                 p.register_hook(partial(self.add, p, 1))
                 for number, hook in others.items():  # what changes the gradient comes behind
@@ -86,22 +91,23 @@ class Parts:
         return here
 
     def add(self, p: nn.Parameter, sign: int, gradient: Tensor) -> None:
-        if self.in_use:
+        if (found := getattr(p, "outside", None)) is not None:
             mine = numbers(gradient)
-            size = mine.abs()
-            both = torch.stack([sign * mine, size])
-            self.outside[p] = self.outside[p] + both if p in self.outside else both
+            found[sign] = found.get(sign, 0) + mine
+            found["size"] = found.get("size", 0) + mine.abs()
 
     def after_backward(self, model: nn.Module) -> None:
         own = self.own(model)
         self.arrived = {name: numbers(p.grad) for name, p in own.items() if p.grad is not None}
         if not self.in_use:
             return
-        self.in_use, wrong = False, None
+        wrong = None
         for name, p in own.items():
-            outside, size = self.outside.pop(p, (torch.zeros(1), torch.zeros(1)))
-            if outside.numel() and outside.abs().max() > 4 * torch.finfo(p.dtype).eps * size.max():
-                wrong = wrong or name
+            found = vars(p).pop("outside", None) or {}
+            if 1 in found and found["size"].numel():
+                most = 4 * torch.finfo(p.dtype).eps * found["size"].max()
+                wrong = wrong or (name if (found[1] - found.get(-1, 0)).abs().max() > most else None)
+        self.in_use = False
         for name in everybodys(wrong, self.mesh.get_group()).values():
             if name:
                 raise RuntimeError(USED.format(name=name))
