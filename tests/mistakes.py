@@ -339,14 +339,14 @@ MISTAKES = [
     *of(
         "plan",
         "plan/room.py",
-        ("return {0, dealt(", "return {dealt("),
+        ("(layers[rank], rank == 0,", "("),
         (" and not (setup.config.tied and head_at == 0)", ""),
         ("stages_alive(schedule, pp, rank, m, stages) / stages", "stages_alive(schedule, pp, rank, m, stages)"),
     ),
     *of(
         "plan",
         "plan/dealt.py",
-        ("if done >= share", "if done > share"),
+        ("last + head)", "last)"),
         ("2 * pp - 1 - stage", "stage - pp"),
     ),
     *of(

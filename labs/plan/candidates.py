@@ -61,6 +61,11 @@ def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
 
 def pp_reason(setup: Setup, pp: int, schedule: str, stages_per_rank: int) -> str:
     stages = pp * stages_per_rank
+    if schedule in STAGES and pp > 1 and stages_per_rank != STAGES[schedule]:
+        its = STAGES[schedule]
+        return (
+            f"{schedule} has {its} stage{'s' * (its > 1)} per rank, not {stages_per_rank}: give stages_per_rank={its}"
+        )
     if stages > setup.config.depth:
         return f"{stages} stages for {setup.config.depth} layers"
     return ""
@@ -90,6 +95,7 @@ SCHEDULES = [
     ("zbv", 2),
     ("dualpipev", 2),
 ]
+STAGES = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # of a rank, where a schedule does not leave it open
 NO_PIPELINE = [("1f1b", 1)]
 LARGEST_BATCH = 64  # sequences of a micro-batch
 

@@ -1,10 +1,9 @@
-"""The layers dealt out to the ranks of a pipeline, so that all have about as much to do.
+"""The layers of a model, split among the ranks of a pipeline so that the busiest has as little to do as possible.
 
-    dealt(config, context, pp=4)        [6, 5, 5, 0]: how many layers each rank has; the head is the last one's
+    dealt(config, pp=4)        (5, 5, 5, 1), 3: how many layers each rank has, and which rank has the head
 
-All stages have as many layers, as Megatron-LM has it, or each ends where its share of the work is reached, as nanotron
-has it: whichever leaves the busiest less to do.  A head can be so large that its stage has no layer.  Where a rank has
-several stages, it has every pp-th (1F1B, interleaved), or two of a V.
+Each stage has one layer or more, and the last one has the head, as `labs.pp.cut` has it.  Where a rank has several
+stages, it has every pp-th (1F1B, interleaved), or two of a V.
 """
 
 from functools import lru_cache
@@ -16,28 +15,27 @@ V_SHAPED = ("zbv", "dualpipev")
 
 @lru_cache(4096)
 def dealt(config, pp: int, schedule: str = "1f1b", stages_per_rank: int = 1) -> tuple[tuple[int, ...], int]:
-    """Layers of each rank, and which rank has the head."""
-    stages, head_at = cut_by_work(config, pp * stages_per_rank)
+    """Return the layers of each rank, and the rank that has the head."""
+    stages = cut_by_work(config, pp * stages_per_rank)
     owner = [rank_of(stage, pp, schedule) for stage in range(len(stages))]
     layers = [0] * pp
     for rank, n in zip(owner, stages, strict=True):
         layers[rank] += n
-    return tuple(layers), owner[head_at]
+    return tuple(layers), owner[-1]
 
 
-def cut_by_work(config, stages: int) -> tuple[list[int], int]:
-    """Layers of each stage, and which one has the head.  Work: the numbers in matrices."""
-    layer, head = cost.layer_matrices(config), config.vocab * config.dim
-    share, done, layers, stage = (config.depth * layer + head) / stages, 0, [0] * stages, 0
-    for _ in range(config.depth):
-        layers[stage] += 1
-        done += layer
-        if done >= share * (stage + 1) and stage < stages - 1:
-            stage += 1
-    busiest = max(n * layer + head * (s == stage) for s, n in enumerate(layers))
-    if config.depth % stages == 0 and (each := config.depth // stages) * layer + head < busiest:
-        return [each] * stages, stages - 1
-    return layers, stage
+def cut_by_work(config, stages: int) -> list[int]:
+    """Return the layers of each stage.  The last one has fewer, for the work of its head: the numbers in matrices."""
+    if not 1 < stages <= config.depth:  # nanotron has run pipelines of more stages than layers
+        return [config.depth] if stages == 1 else [1] * config.depth + [0] * (stages - config.depth)
+    head = config.vocab * config.dim / cost.layer_matrices(config)
+
+    def busiest(last: int) -> float:
+        return max(-(-(config.depth - last) // (stages - 1)), last + head)
+
+    last = min(range(config.depth // stages, 0, -1), key=busiest)  # the most of those that are as good
+    each, more = divmod(config.depth - last, stages - 1)
+    return [*(each + (stage < more) for stage in range(stages - 1)), last]
 
 
 def rank_of(stage: int, pp: int, schedule: str) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from labs import cost
 from labs.plan.dealt import dealt
 from labs.plan.layout import Layout, Setup
-from labs.plan.room import kept, parameters
+from labs.plan.room import kept, parameters, unlike
 
 WEIGHT, GRADIENT = 2, 4  # bytes
 ACCUMULATE = 2 + 2 + GRADIENT + GRADIENT  # a gradient written, read, and added to one that is read and written
@@ -149,8 +149,7 @@ def between_replicas(
 ) -> tuple[float, float]:
     """Exposed communication of data parallelism, and the optimizer's step with all else."""
     k, cluster = setup.constants, setup.cluster
-    _, head_at = dealt(setup.config, pp, schedule, stages)
-    n = max(parameters(setup, tp, pp, schedule, stages, rank) for rank in (0, head_at))
+    n = max(parameters(setup, tp, pp, schedule, stages, rank) for rank in unlike(setup, pp, schedule, stages))
     rest = OPTIMIZER * n / shards / cluster.memory + k.step
     if replicas * shards == 1:
         return 0.0, rest

@@ -23,13 +23,16 @@ GATHERED = 2  # layers: the one at work, and the next
 
 
 def held(setup: Setup, layout: Layout) -> cost.Held:
-    """Of the fullest rank: the first has most micro-batches alive, the one with the head its logits."""
-    return max((held_by(setup, layout, rank) for rank in fullest(setup, layout)), key=lambda each: each.peak)
+    """Return what the fullest rank holds."""
+    ranks = unlike(setup, layout.pp, layout.schedule, layout.stages_per_rank)
+    return max((held_by(setup, layout, rank) for rank in ranks), key=lambda each: each.peak)
 
 
 def peak(setup: Setup, layout: Layout) -> int:
     """Bytes on the fullest rank."""
-    return max(sum(kinds(setup, layout, rank)) for rank in fullest(setup, layout))
+    return max(
+        sum(kinds(setup, layout, rank)) for rank in unlike(setup, layout.pp, layout.schedule, layout.stages_per_rank)
+    )
 
 
 def held_by(setup: Setup, layout: Layout, rank: int) -> cost.Held:
@@ -37,8 +40,12 @@ def held_by(setup: Setup, layout: Layout, rank: int) -> cost.Held:
     return cost.Held(*by_kind, peak=sum(by_kind))
 
 
-def fullest(setup: Setup, layout: Layout) -> set[int]:
-    return {0, dealt(setup.config, layout.pp, layout.schedule, layout.stages_per_rank)[1]}
+@lru_cache(1 << 12)
+def unlike(setup: Setup, pp: int, schedule: str, stages: int) -> list[int]:
+    """Return ranks among which the fullest is: of those with as much of the model, the first has most alive."""
+    layers, head_at = dealt(setup.config, pp, schedule, stages)
+    first = {(layers[rank], rank == 0, rank == head_at): rank for rank in reversed(range(pp))}
+    return sorted(first.values())
 
 
 def kinds(setup: Setup, layout: Layout, rank: int) -> tuple[int, ...]:

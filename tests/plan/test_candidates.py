@@ -4,10 +4,11 @@ from math import prod
 
 import pytest
 
-from labs.model import PRESETS, Config
+from labs.model import GPT, PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, layouts, plan, search
 from labs.plan.candidates import Rejected, require
-from labs.plan.dealt import dealt
+from labs.plan.dealt import cut_by_work, dealt
+from labs.pp import cut
 
 SETUP = Setup(PRESETS["llama3-8b"], CLUSTERS["H100, InfiniBand"].of(32), batch=64, context=8192)
 ALL = [each for each in layouts(SETUP) if isinstance(each, Layout)]
@@ -50,6 +51,14 @@ def test_what_cannot_be_run_says_why(says):
         (Layout(pp=4, shards=8, zero=1, batch=4, accumulation=2), "2 micro-batches are fewer than 4 stages"),
         (Layout(tp=8, shards=4, zero=0, accumulation=16), "ZeRO stage 0 with 4 shards"),
         (Layout(tp=-8), "tp is -8: it must be a whole number, and at least 1"),
+        (
+            Layout(pp=4, schedule="zbv", shards=8, zero=1, accumulation=8),
+            "zbv has 2 stages per rank, not 1: give",
+        ),
+        (
+            Layout(pp=4, stages_per_rank=2, shards=8, zero=1, accumulation=8),
+            "1f1b has 1 stage per rank",
+        ),
         (Layout(tp=8, recompute="all"), "recompute is 'all': it must be one of 'none', 'selective'"),
     ],
 )
@@ -87,9 +96,19 @@ def test_layers_are_dealt_out_by_work():
         dealt(Config(51_200, 25_600, 128, 160, 160, 25_600 * 8 // 3, context=2048), 64, "interleaved", 2)[0]
         == (2,) * 64
     )
-    # eight stages of 3 2 3 2 3 2 1 0 layers, the head with the single one: dealt round, and in a V
-    assert dealt(config, 4, "interleaved", 2) == ((6, 4, 4, 2), 2)
-    assert dealt(config, 4, "zbv", 2) == ((3, 3, 5, 5), 1)
+    # eight stages, the head with a single layer: dealt round, and in a V
+    assert dealt(config, 4, "interleaved", 2) == ((5, 4, 4, 3), 3)
+    assert dealt(config, 4, "zbv", 2) == ((4, 4, 4, 4), 0)
+
+
+def test_layers_are_dealt_out_as_a_pipeline_can_be_cut():
+    """A head that is larger than all layers together leaves each stage one layer, and stays with the last one."""
+    heavy, even = Config(50_257, 64, 11, 4, 4, 170, context=64), Config(128, 64, 11, 4, 4, 170, context=64)
+    assert dealt(heavy, 2) == ((10, 1), 1) and dealt(even, 2) == ((6, 5), 1)
+    for config in (heavy, even):
+        model = GPT(config)
+        for stages in range(1, 12):
+            assert len(cut(model, cut_by_work(config, stages))) == stages
 
 
 def test_names():

@@ -1,6 +1,7 @@
 """Reference: cost's exact predictions, Megatron-LM's rule of 6 + 12 / dp bytes a parameter, and published memory."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,6 +11,7 @@ from labs.kit.dry.rehearsal import rehearse
 from labs.kit.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held
+from labs.plan.candidates import SCHEDULES, pp_reason
 from labs.plan.room import held_by, peak
 
 H100 = CLUSTERS["H100, InfiniBand"]
@@ -58,6 +60,16 @@ def test_the_peak_is_the_sum_of_the_kinds_on_the_fullest_rank():
         most = held(setup(), layout)
         assert peak(setup(), layout) == most.peak == most.P + most.G + most.S + most.A + most.comm + most.temporary
         assert most.peak == max(held_by(setup(), layout, rank).peak for rank in range(layout.pp))
+
+
+def test_the_peak_is_on_the_fullest_rank_of_each_schedule():
+    """Also where that is neither the first nor the one with the head: in a V, and where a rank has a layer more."""
+    for config in (PLAYBOOK, PRESETS["llama3-8b"], replace(PRESETS["llama3-8b"], depth=33)):
+        for (schedule, stages), pp in product(SCHEDULES, (2, 4)):
+            asked, m = setup(pp, 16, config), 16
+            layout = Layout(pp=pp, schedule=schedule, stages_per_rank=stages, accumulation=m)
+            if not pp_reason(asked, pp, schedule, stages):
+                assert peak(asked, layout) == max(held_by(asked, layout, rank).peak for rank in range(pp))
 
 
 def test_a_405b_model_as_it_was_trained():

@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> int:
         model, axes = known("model", chosen.model, PRESETS), mesh_of(chosen.mesh, chosen.ranks)
         name = known("strategy", chosen.strategy or row_of(axes), ROWS)
         require_fitting(name, axes, chosen.batch)
+        if chosen.node < 1:
+            raise ValueError(f"node is {chosen.node}: a node has 1 rank or more, such as --node 8")
         ranks = prod(axes.values())
         found = dry(train, name, model, axes, chosen.batch, ranks=ranks, rank=chosen.rank, node=chosen.node)
     except (ValueError, NeedsNumbers, RankError) as error:

@@ -15,6 +15,8 @@ WRONG = {
     "--mesh dp=8,ep=2": "no row of the table has the axes dp,ep: they are dp or replicate,shard or tp or",
     "--strategy fdsp": "strategy 'fdsp' is not known: the nearest is 'fsdp'",
     "--strategy fsdp": "fsdp has the axes dp, not dp,tp: these have fsdp-tp, torch-fsdp-tp",
+    "--node 0": "node is 0: a node has 1 rank or more, such as --node 8",
+    "--node -3": "node is -3: a node has 1 rank or more, such as --node 8",
     "--rank 16": "rank 16 is not there: 16 ranks are 0 to 15",
     "--mesh pp=4 --batch 6": "batch 6: a pipeline cuts it into a micro-batch for each stage",
     "--mesh dp=4000000": "ranks=4000000: each group's ranks are a list, in a dry run, too: give 1 to 1,048,576",
