@@ -352,7 +352,7 @@ MISTAKES = [
     *of(
         "plan",
         "plan/pace.py",
-        ("max(0.0, m * travels - k.ahead * compute)", "m * travels"),
+        ("max(0.0, m * travels - k.prefetched * compute)", "m * travels"),
         ("6 if recompute in AGAIN else 4", "4"),
         ("all_reduce * rounds / 2", "all_reduce"),
     ),

@@ -1,8 +1,9 @@
 """Fit the planner's constants on published runs: `python -m tools.plan_constants` writes labs/plan/fitted.py.
 
-For a kind of cluster with its software, the mean over its runs of |log(predicted / measured)| is made as small as can
-be, first of bytes, then of seconds; no run counts more than MOST.  The nanotron runs are many, and have their constants
-to themselves.  The other sources share theirs, and have one each: `matmul`.  Takes some minutes.
+Constants belong to software, and a software's runs are those of several sources: each source counts as much as any
+other, however many runs it has.  The mean over runs of |log(predicted / measured)| is made as small as can be, and no
+run counts more than MOST.  The same is done once more without each source, to see what the constants are worth for
+somebody whose runs are not among these.  Takes some minutes.
 """
 
 import math
@@ -18,95 +19,133 @@ from labs.plan.published import Case, read
 PLAN = Path(__file__).resolve().parent.parent / "labs" / "plan"
 MOST = 0.5  # of a run's |log|: some runs no arithmetic explains
 SPARE, BEYOND = 0.03, 100.0  # of the card: how far beyond it a run that ran may be; and what more of it costs
+EVERY = 3  # of the playbook's runs, which are many, one in so many is fitted on
 
-NANOTRON = ("nanotron_playbook",)
-TIME = ("matmul", "attention", "passes", "launch", "tangle", "exposed", "outer", "step")
-ALIKE = {  # sources with few runs: all but their `matmul` is another's
-    "nanotron 2024, EFA": ("nanotron", "nanotron, EFA"),
-}
-OTHERS = ("megatron", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4")
-SHARED = ("attention", "passes", "launch", "exposed", "outer", "step")
+PLAYBOOK = ("nanotron_playbook",)
+# The runs of nanotron in 2024 are not fitted on: they reach half of what the same layouts do in the playbook.
+OTHERS = ("megatron", "korthikanti", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4")
+FREE = ("matmul", "attention", "passes", "launch", "exposed", "step")
+ONLY_HERE = ("tangle", "hidden", "ahead")  # what only the playbook's runs tell: pipelines and ZeRO of PyTorch
+OF_COMPILED = ("passes",)  # three runs tell no more: the others are those of software that is not compiled
 MEMORY = ("slack", "logit", "reserve")
 
-# What is not fitted stays as it is here: no other source tells a tangle; and that a crowded card is slow is seen in all
-# of nanotron's runs beyond 88 % of it, but in none of MosaicML's.
+# What is not fitted stays as it is here.  That a crowded card is slow is seen in all of nanotron's runs beyond 88 % of
+# it, and nobody else has told what a card held.
 BOTH, FLOAT = "mixed, both gradients", "mixed, float32 gradients"
-START = Constants(0.58, 0.35, 12.8, 4.2e-3, 2.1e-3, 1.43, 0.56, 0.7, 0.01, 0.06, BOTH, 1.08, 12.0, 0.5e9, 0.93, 2.5)
-OTHER_START = Constants(0.65, 0.27, 11.5, 1.2e-3, 0.0, 0.9, 0.9, 1.0, 1.0, 0.02, FLOAT, 0.9, 6.0, 0.5e9, 1.0, 1.0)
+START = Constants(0.62, 0.3, 12.0, 2.5e-3, 2.1e-3, 1.2, 1.0, 0.7, 0.01, 1.0, 0.03, FLOAT, 0.9, 6.0, 0.5e9, 0.93, 2.5)
+NANOTRON = replace(START, precision=BOTH, slack=1.08, logit=12.0)
 
 
 def main() -> None:
-    others, own = fit_others(cases_of(OTHERS)), fit_nanotron(cases_of(NANOTRON))
-    others |= {
-        name: fit(("matmul",), others.get(like, own), loss_of(cases_of((table,))), 30)
-        for name, (table, like) in ALIKE.items()
-    }
-    middle = sorted(each.matmul for each in others.values())[len(others) // 2]
-    general = replace(next(iter(others.values())), matmul=middle, crowded=own.crowded, thrash=own.thrash)
-    module = text({"fused kernels": general, "nanotron, EFA": own, **others})
-    (PLAN / "fitted.py").write_text(module, encoding="utf-8")
+    playbook, others = cases_of(PLAYBOOK), cases_of(OTHERS)
+    start = fit(MEMORY, START, lambda each: memory_loss(with_memory(others, each)), 80)
+    nanotron = fit(MEMORY, NANOTRON, lambda each: memory_loss(with_memory(playbook, each)), 80)
+    runs = [case for case in [*playbook[::EVERY], *others] if case.tokens]
+    fitted, without = of_software(runs, start, SOFTWARE), {}
+    for software, source in sorted({(case.setup.software, case.source) for case in runs}):
+        rest = [case for case in runs if case.source != source]
+        left = software if any(case.setup.software == software for case in rest) else "pytorch"
+        without[f"{software} without {source}"] = of_software(rest, start, (left,))[left]
+    held = {name: getattr(nanotron, name) for name in ("precision", *MEMORY)}
+    told = {software: evidence(cases, fitted[software], without) for software, cases in by_software(playbook + others)}
+    told["compiled"] |= {name: told["pytorch"][name] for name in ("least", "most")}  # three runs tell no range
+    (PLAN / "fitted.py").write_text(text(fitted, without, held, told), encoding="utf-8")
 
 
 def cases_of(tables: Sequence[str]) -> list[Case]:
     return [case for table in tables for case in read(PLAN / "tables" / f"{table}.csv")[0]]
 
 
-def source(case: Case) -> str:
-    return case.setup.cluster.fitted
-
-
 # ---- fits ------------------------------------------------------------------------------------------------
 
 
-def fit_nanotron(cases: Sequence[Case]) -> Constants:
-    memory = fit(MEMORY, START, lambda constants: memory_loss(with_constants(cases, lambda _: constants)), 80)
-    return fit(TIME, memory, loss_of(cases), 300)
+def of_software(runs: Sequence[Case], start: Constants, names: Sequence[str]) -> dict[str, Constants]:
+    """Return the constants of these; a compiled program's begin where one that is not has ended."""
+    of = dict(by_software(runs))
+    megatron, found = replace(start, tangle=0.0, hidden=1.0, ahead=1.0), {}
+    for name in names:
+        first = {"megatron": megatron, "compiled": found.get("pytorch", start)}.get(name, start)
+        told = any(case.source == "nanotron" for case in of[name])
+        free = OF_COMPILED if name == "compiled" else FREE + ONLY_HERE * told
+        found[name] = fit(free, first, loss_of(of[name]), TRIES)
+    return found
+
+
+TRIES = 120
+
+
+def by_software(runs: Sequence[Case]) -> list[tuple[str, list[Case]]]:
+    timed = [case for case in runs if case.tokens]
+    return [(name, [case for case in timed if case.setup.software == name]) for name in SOFTWARE]
+
+
+SOFTWARE = ("pytorch", "compiled", "megatron")
+
+
+def evidence(cases: Sequence[Case], fitted: Constants, without: dict[str, Constants]) -> dict[str, float | str]:
+    """Return what the constants were fitted to, their errors, and the ratios that four of five runs are between."""
+    near, far = ratios(cases, lambda _: fitted), ratios(cases, lambda case: without[left_out(case)])
+    least, most = (sorted(far)[int(part * len(far))] for part in (0.1, 0.9))
+    told = {"rows": len(cases), "sources": ", ".join(sorted({case.source for case in cases}))}
+    for name, each in {"fitted": near, "left_out": far}.items():
+        errors = sorted(abs(1 / ratio - 1) for ratio in each)
+        told |= {name: errors[len(errors) // 2], f"{name}_tail": errors[int(0.9 * len(errors))]}
+    return told | {"least": least, "most": most}
+
+
+def ratios(cases: Sequence[Case], constants: Callable[[Case], Constants]) -> list[float]:
+    """Return measured / predicted."""
+    return [case.tokens / predicted(with_time([case], constants(case))[0]).tokens_per_gpu for case in cases]
+
+
+def left_out(case: Case) -> str:
+    return f"{case.setup.software} without {case.source}"
 
 
 def loss_of(cases: Sequence[Case]) -> Callable[[Constants], float]:
-    timed = [case for case in cases if case.tokens]
-    return lambda constants: time_loss(with_constants(timed, lambda _: constants))
-
-
-def fit_others(cases: Sequence[Case]) -> dict[str, Constants]:
-    """By source; `matmul` of each together with what they share."""
-    sources = sorted(set(map(source, cases)))
-    memory = fit(MEMORY, OTHER_START, lambda constants: memory_loss(with_constants(cases, lambda _: constants)), 80)
-
-    def of(values: Sequence[float]) -> dict[str, Constants]:
-        shared, own = dict(zip(SHARED, values, strict=False)), values[len(SHARED) :]
-        shared["outer"] = min(shared["outer"], 1.0)  # no run needs all of it, most hide what they send
-        return {name: replace(memory, matmul=x, **shared) for name, x in zip(sources, own, strict=True)}
-
-    def loss(values: Sequence[float]) -> float:
-        constants = of(values)
-        return time_loss(with_constants(cases, lambda case: constants[source(case)]))
-
-    start = [getattr(memory, name) for name in SHARED] + [memory.matmul] * len(sources)
-    return of(least(loss, start, 400))
+    return lambda constants: time_loss(with_time(cases, constants))
 
 
 def fit(names: Sequence[str], start: Constants, loss: Callable[[Constants], float], tries: int) -> Constants:
     def of(values: Sequence[float]) -> Constants:
-        return replace(start, **dict(zip(names, values, strict=True)))
+        return replace(start, **{name: min(x, MOST_OF.get(name, x)) for name, x in zip(names, values, strict=True)})
 
     return of(least(lambda values: loss(of(values)), [getattr(start, name) for name in names], tries))
 
 
-def with_constants(cases: Sequence[Case], constants: Callable[[Case], Constants]) -> list[Case]:
-    """The same runs, and the same setup for all that have the same."""
-    setups = {case.setup: replace(case.setup, constants=constants(case)) for case in cases}
+MOST_OF = {"matmul": 1.0, "attention": 1.0, "hidden": 1.0, "ahead": 1.0}
+
+
+def with_time(cases: Sequence[Case], constants: Constants) -> list[Case]:
+    """Return the same runs with these constants, but for what a table tells of its own runs' memory."""
+    return with_constants(cases, lambda own: replace(constants, **{name: getattr(own, name) for name in OWN}))
+
+
+OWN = ("precision", *MEMORY, "thrash")
+
+
+def with_memory(cases: Sequence[Case], constants: Constants) -> list[Case]:
+    fields = {name: getattr(constants, name) for name in MEMORY}
+    return with_constants(cases, lambda own: replace(own, **fields))
+
+
+def with_constants(cases: Sequence[Case], constants: Callable[[Constants], Constants]) -> list[Case]:
+    """Return the same runs, and the same setup for all that have the same."""
+    setups = {case.setup: replace(case.setup, constants=constants(case.setup.constants)) for case in cases}
     return [replace(case, setup=setups[case.setup]) for case in cases]
 
 
 def time_loss(cases: Sequence[Case]) -> float:
     """A run weighs as much as it is near its group's quickest: it is among those that a plan chooses."""
-    best = defaultdict(float)
+    best, total = defaultdict(float), defaultdict(float)
     for case in cases:
         best[case.group] = max(best[case.group], case.tokens)
     weights = [case.tokens / best[case.group] for case in cases]
+    for case, weight in zip(cases, weights, strict=True):
+        total[case.source] += weight
     errors = [abs(math.log(predicted(case).tokens_per_gpu / case.tokens)) for case in cases]
-    return sum(w * min(error, MOST) for w, error in zip(weights, errors, strict=True)) / sum(weights)
+    of_runs = zip(cases, weights, errors, strict=True)
+    return sum(w * min(error, MOST) / total[case.source] for case, w, error in of_runs) / len(total)
 
 
 def memory_loss(cases: Sequence[Case]) -> float:
@@ -152,12 +191,27 @@ STRIDE = 0.2  # of the first simplex, in logarithms
 # ---- the module ------------------------------------------------------------------------------------------
 
 
-def text(constants: dict[str, Constants]) -> str:
+def text(fitted: dict[str, Constants], without: dict[str, Constants], nanotron: dict, evidence: dict) -> str:
     """With three digits of each number."""
-    lines = [f'"""{HEAD}"""', "", "from labs.plan.constants import Constants", "", "FITTED = {"]
-    for name, each in constants.items():
-        fields = [f"        {field}={told(value)}," for field, value in asdict(each).items()]
-        lines += [f'    "{name}": Constants(', *fields, "    ),"]
+    lines = [f'"""{HEAD}"""', "", "from labs.plan.constants import Constants"]
+    for name, each in {"FITTED": fitted, "WITHOUT": without}.items():
+        lines += ["", f"{name} = {{"]
+        for key, constants in each.items():
+            fields = [f"        {field}={told(value)}," for field, value in asdict(constants).items()]
+            lines += [f'    "{key}": Constants(', *fields, "    ),"]
+        lines += ["}"]
+    lines += ["", "NANOTRON = {  # what its runs hold"]
+    lines += [*(f'    "{name}": {told(value)},' for name, value in nanotron.items()), "}"]
+    lines += [
+        "",
+        "EVIDENCE = {  # the fitted runs, and their errors; least, most: measured / predicted of four in five",
+    ]
+    for software, each in evidence.items():
+        lines += [
+            f'    "{software}": {{',
+            *(f'        "{name}": {told(value)},' for name, value in each.items()),
+            "    },",
+        ]
     return "\n".join([*lines, "}", ""])
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from labs import cost
 from labs.model import Config
 from labs.plan.candidates import Rejected, layouts, require
+from labs.plan.fitted import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.machines import Cluster
 from labs.plan.pace import Step, seconds
@@ -48,8 +49,16 @@ class Plan(NamedTuple):
         return self.setup.batch * self.setup.context / self.seconds / self.setup.cluster.gpus
 
     @property
+    def range(self) -> tuple[float, float]:
+        """Tokens per second and GPU, between which four of five published runs were."""
+        told = EVIDENCE[self.setup.software]
+        return told["least"] * self.tokens_per_gpu, told["most"] * self.tokens_per_gpu
+
+    @property
     def mfu(self) -> float:
-        operations = cost.model_operations(self.setup.config, self.setup.context)
+        """Operations that are useful, attention's as causal, by the card's peak: 6 N + 6 L D T for each token."""
+        config = self.setup.config
+        operations = config.depth * cost.layer_operations(config, self.setup.context) + cost.head_operations(config)
         return self.tokens_per_gpu * operations / self.setup.cluster.flops
 
 
@@ -133,9 +142,15 @@ def has(layout: Layout, fields: dict) -> bool:
     return all(getattr(layout, name) == value for name, value in fields.items())
 
 
-def search(config: Config, cluster: Cluster, batch: int, context: int | None = None) -> Found:
-    """batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None."""
-    setup = Setup(config, cluster, batch, context)
+def search(
+    config: Config, cluster: Cluster, batch: int, context: int | None = None, software: str = "pytorch"
+) -> Found:
+    """Return every layout, by whether it fits.
+
+    batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None.  software: what
+    trains, a name in FITTED.
+    """
+    setup = Setup(config, cluster, batch, context, software)
     feasible, too_large, impossible, card = [], [], [], setup.cluster.card
     for layout in layouts(setup):
         if isinstance(layout, Rejected):
@@ -157,6 +172,23 @@ def quickest(setup: Setup, **fields) -> Plan | None:
         if isinstance(layout, Layout) and has(layout, fields) and (most := peak(setup, layout)) <= setup.cluster.card
     )
     return min(plans, key=lambda each: each.seconds, default=None)
+
+
+def priced(found: Found, **fields) -> Plan:
+    """Return the quickest that fits of the layouts with these fields; where none fits, the one that holds least.
+
+    Raises ValueError for a name that no layout has, and for what cannot be run.
+    """
+    if unknown := fields.keys() - {*Layout._fields}:
+        raise ValueError(f"a layout has no {', '.join(sorted(unknown))}: it has {', '.join(Layout._fields)}")
+    if fitting := found.best_where(**fields):
+        return fitting
+    if least := next((each for each in found.too_large if has(each.layout, fields)), None):
+        return plan(found.setup, least.layout)
+    asked = Layout(**fields)
+    asked = asked._replace(zero=fields.get("zero", 3 if asked.shards > 1 else 0))
+    each = max(1, found.setup.batch // (asked.dp * asked.batch)) if asked.dp > 0 < asked.batch else 1
+    return plan(found.setup, asked._replace(accumulation=fields.get("accumulation", each)))
 
 
 def gb(size: float) -> str:

@@ -1,49 +1,139 @@
 """The commands: `python -m labs plan` for a model on a cluster, and `--check FILE.csv` against published runs.
 
 python -m labs plan llama3-70b --gpus 32 --batch 512
-python -m labs plan llama3-70b --gpus 32 --batch 512 --context 4096 --cluster "A100, 80 GB"
+python -m labs plan llama3-8b --gpus 8 --software compiled --layout shards=8,batch=2
+python -m labs plan llama3-8b --gpus 12 --node 4 --card "RTX 4090" --context 32k
+python -m labs plan --config model/config.json --gpus 8
 python -m labs plan --check runs.csv
 """
 
 import argparse
+import re
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from labs.model import PRESETS
-from labs.plan.choice import search
+from labs.llama import read_config
+from labs.model import PRESETS, Config
+from labs.plan.choice import Found, gb, priced, search
 from labs.plan.compare import check
-from labs.plan.machines import CLUSTERS
-from labs.plan.reasons import explain, mesh
+from labs.plan.fitted import FITTED
+from labs.plan.layout import Layout
+from labs.plan.machines import CLUSTERS, Cluster
+from labs.plan.reasons import HEAD, evidence, explain, mesh, row, spent, table
+
+KIND = "H100, InfiniBand"
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m labs plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", choices=PRESETS, help="one of the course's shapes")
-    parser.add_argument("--gpus", type=int, default=32)
-    parser.add_argument(
-        "--cluster", default="H100, InfiniBand", choices=CLUSTERS, metavar="KIND", help=" | ".join(CLUSTERS)
+    add = parser.add_argument
+    add("model", nargs="?", choices=PRESETS, help="one of the course's shapes")
+    add("--config", metavar="config.json", help="a Llama's shape, as Hugging Face keeps it, in place of a model")
+    add("--gpus", type=int, default=32, help="how many (%(default)s)")
+    add("--cluster", choices=CLUSTERS, metavar="KIND", help=f"{' | '.join(CLUSTERS)} ({KIND})")
+    add("--node", type=int, help="GPUs of a node (the cluster's)")
+    add(
+        "--card", help="the card: one of those above by name, like 'RTX 4090', or its memory, like 24GB (the cluster's)"
     )
-    parser.add_argument("--batch", type=int, default=512, help="sequences of a step, on all GPUs together")
-    parser.add_argument("--context", type=int, help="tokens of a sequence (the model's, if not given)")
-    parser.add_argument("--check", metavar="FILE.csv", help="a table of published runs")
+    add("--software", default="pytorch", choices=FITTED, help="what trains, whose constants are taken (%(default)s)")
+    add("--batch", type=int, default=512, help="sequences of a step, on all GPUs together (%(default)s)")
+    add("--context", type=tokens, help="tokens of a sequence, like 4096 or 32k (the model's)")
+    add("--layout", type=fields, help=f"price one layout, like shards=8,tp=8: {', '.join(Layout._fields)}")
+    add("--list", type=int, default=10, metavar="N", help="how many layouts to list (%(default)s)")
+    add("--check", metavar="FILE.csv", help="compare the plan with a table of published runs")
     return parser
+
+
+# ---- what an engineer types ------------------------------------------------------------------------------
+
+
+def tokens(text: str) -> int:
+    """32k is 32,768."""
+    if not re.fullmatch(r"[1-9]\d*k?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write it like 4096 or 32k")
+    return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+
+
+def fields(text: str) -> dict:
+    """shards=8,recompute=full as fields of a Layout, of the types that they have there."""
+    found = {}
+    for word in text.split(","):
+        name, _, value = word.strip().partition("=")
+        usual = Layout._field_defaults.get(name)
+        if isinstance(usual, str):
+            found[name] = value
+        elif isinstance(usual, bool) and value in ("true", "false"):
+            found[name] = value == "true"
+        elif usual is not None and not isinstance(usual, bool) and value.isdecimal():
+            found[name] = int(value)
+        else:
+            known = ", ".join(f"{name}={usual}".lower() for name, usual in Layout._field_defaults.items())
+            raise argparse.ArgumentTypeError(f"{word!r} is no field of a layout: write some of {known}")
+    return found
+
+
+def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) -> Cluster:
+    """The cluster of a kind, with another card or other nodes; a card by itself brings its own kind."""
+    base = CLUSTERS[kind or KIND]
+    if card and (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|G)?", card, re.IGNORECASE)):
+        base = replace(base, card=float(size[1]) * 1e9)
+    elif card:
+        like = next((each for each in CLUSTERS.values() if each.name.lower().startswith(card.lower())), None)
+        if like is None:
+            raise ValueError(f"card {card!r} is not known: give its memory, like 24GB, or one of {', '.join(CLUSTERS)}")
+        its = {"card": like.card, "memory": like.memory, "flops": like.flops, "power": like.power}
+        base = replace(base, name=f"{like.name} in {base.name}", **its) if kind else like
+    return replace(base, node=node or base.node, gpus=gpus)
+
+
+def config_of(model: str | None, path: str | None, context: int | None) -> Config:
+    """The model's shape.  Positions are rotary and have no end, so its context may be any."""
+    if path and Path(path).name != "config.json":
+        raise ValueError(f"config {path!r}: give a file of the name config.json, as Hugging Face keeps it")
+    config = read_config(Path(path).parent) if path else PRESETS[model]
+    return replace(config, context=max(context or 0, config.context))
+
+
+# ---- the command -----------------------------------------------------------------------------------------
 
 
 def main(arguments: list[str]) -> int:
     chosen = parser().parse_args(arguments)
-    if (chosen.model is None) == (chosen.check is None):
-        parser().error("give a model or --check FILE.csv: one of them")
+    if sum(each is not None for each in (chosen.model, chosen.config, chosen.check)) != 1:
+        parser().error("give a model, --config config.json or --check FILE.csv: one of them")
     try:
         if chosen.check:
             print(check(chosen.check))
             return 0
-        cluster = CLUSTERS[chosen.cluster].of(chosen.gpus)
-        found = search(PRESETS[chosen.model], cluster, chosen.batch, chosen.context)
+        cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
+        config = config_of(chosen.model, chosen.config, chosen.context)
+        found = search(config, cluster, chosen.batch, chosen.context, chosen.software)
+        told = [one(found, chosen.layout)] if chosen.layout else all_of(found, chosen.list)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(found)
-    if found.best:
-        print("", *explain(found), "", repr(mesh(found.best.layout)), sep="\n")
+    print(*told, sep="\n")
     return 0 if found.best else 1
+
+
+def all_of(found: Found, rows: int) -> list[str]:
+    if not found.best:
+        return [table(found)]
+    best = [*explain(found), "", repr(mesh(found.best.layout))]
+    return [table(found, rows), "", evidence(found.setup), "", *best]
+
+
+def one(found: Found, fields: dict) -> str:
+    """The price of a layout, and where it stands."""
+    each, card = priced(found, **fields), found.setup.cluster.card
+    lines = [HEAD, row(each), "", f"It takes {spent(each)}."]
+    if each.peak > card:
+        return "\n".join([*lines, f"It does not fit: its fullest rank holds {gb(each.peak)}, the card {gb(card)}."])
+    place = sum(other.seconds < each.seconds for other in found.feasible) + 1
+    if found.feasible:
+        times = each.seconds / found.feasible[0].seconds
+        lines += [f"It is number {place:,} of {len(found.feasible):,} that fit, {times:.2f} × as long as the quickest."]
+    return "\n".join([*lines, "", evidence(found.setup)])

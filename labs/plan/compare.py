@@ -5,7 +5,8 @@ check(path)                 Report: how near tokens per second and bytes are, an
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -13,7 +14,9 @@ from statistics import mean, median
 from labs import cost
 from labs.plan.candidates import pace_reason, powers, pp_reason
 from labs.plan.choice import Plan
-from labs.plan.layout import Layout
+from labs.plan.constants import TIME
+from labs.plan.fitted import WITHOUT
+from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.published import Case, read
 from labs.plan.room import held_by, peak
@@ -62,11 +65,13 @@ def completed(case: Case) -> list[Layout]:
 
 @dataclass(frozen=True)
 class Report:
-    """Errors are |predicted / measured - 1|.  By (model, GPUs): orders, the rank correlation; firsts, the plan's first
-    choice as a part of the published best.  too_large: by how much the plan has runs that ran beyond the card."""
+    """Errors are |predicted / measured - 1|; left_out_errors are with constants fitted without the runs' source.
+    By (model, GPUs): orders, the rank correlation; firsts, the plan's first choice as a part of the published best.
+    too_large: by how much the plan has runs that ran beyond the card."""
 
     path: str
     time_errors: Sequence[float]
+    left_out_errors: Sequence[float]
     memory_errors: Sequence[float]
     orders: dict[tuple[str, int], float]
     firsts: dict[tuple[str, int], float]
@@ -79,6 +84,7 @@ class Report:
         beyond = sum(more > TOO_LARGE for more in self.too_large)
         lines = [f"{self.path}"]
         lines += [f"tokens per second and GPU   {told(self.time_errors)}"]
+        lines += [f"    without this source     {told(self.left_out_errors)}"]
         lines += [f"memory                      {told(self.memory_errors)}"]
         if self.orders:
             lines += [
@@ -112,6 +118,7 @@ def report(path: str, cases: Sequence[Case], left_out: Counter | None = None) ->
     return Report(
         path,
         [abs(plan.tokens_per_gpu / case.tokens - 1) for case, plan in timed],
+        [abs(predicted(left_out_of(case)).tokens_per_gpu / case.tokens - 1) for case, _ in timed],
         [abs(bytes_of(case, plan) / case.bytes - 1) for case, plan in pairs if case.bytes],
         {name: rank_correlation(*zip(*pairs, strict=True)) for name, pairs in groups.items()},
         {name: max(pairs)[1] / max(true for _, true in pairs) for name, pairs in groups.items()},
@@ -119,6 +126,17 @@ def report(path: str, cases: Sequence[Case], left_out: Counter | None = None) ->
         len(pairs),
         left_out,
     )
+
+
+def left_out_of(case: Case) -> Case:
+    """Return the run, asked with the constants that were fitted without its source."""
+    return replace(case, setup=without(case.setup, case.source))
+
+
+@lru_cache(1 << 12)
+def without(setup: Setup, source: str) -> Setup:
+    fitted = WITHOUT.get(f"{setup.software} without {source}", setup.constants)
+    return replace(setup, constants=replace(setup.constants, **{name: getattr(fitted, name) for name in TIME}))
 
 
 def bytes_of(case: Case, plan: Plan) -> int:

@@ -1,6 +1,6 @@
 """What no data sheet says: how much of a machine a training program reaches.  A few numbers, each with a meaning.
 
-    FITTED["nanotron, EFA"]          by the name that a `Cluster` gives
+    FITTED["pytorch"]          by the software that trains, `Setup.software`
 
 They are fitted by `python -m tools.plan_constants` on published runs (`labs/plan/tables`), and kept in `fitted.py`.
 """
@@ -20,7 +20,8 @@ class Constants:
         exposed     part of tensor parallelism's traffic (8 (N-1)/N tensors a layer) that computation does not hide
         outer       part of the bandwidth between nodes that is reached
         hidden      part of a backward under which all-reduces of gradients travel
-        ahead       part of the computation under which ZeRO's traffic does
+        ahead       part of a backward under which the reduce-scatters of ZeRO's stages 1 and 2 do
+        prefetched  part of the computation under which FSDP's traffic does
         step        seconds that each step takes besides
 
     memory:
@@ -42,6 +43,7 @@ class Constants:
     outer: float
     hidden: float
     ahead: float
+    prefetched: float
     step: float
     precision: str
     slack: float
@@ -49,3 +51,18 @@ class Constants:
     reserve: float
     crowded: float
     thrash: float
+
+
+TIME = (
+    "matmul",
+    "attention",
+    "passes",
+    "launch",
+    "tangle",
+    "exposed",
+    "outer",
+    "hidden",
+    "ahead",
+    "prefetched",
+    "step",
+)

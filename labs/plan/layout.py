@@ -19,14 +19,17 @@ from labs.plan.machines import Cluster
 class Setup:
     """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step.
 
-    context: the config's, if None.  Raises ValueError for what is no question.
+    context: the config's, if None.  software: what trains, a name in FITTED, the cautious one by default.
+
+    Raises ValueError for what is no question.
     """
 
     config: Config
     cluster: Cluster
     batch: int
     context: int | None = None
-    constants: Constants | None = None  # those of the cluster
+    software: str = "pytorch"
+    constants: Constants | None = None  # those of the software
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, Config):
@@ -39,11 +42,11 @@ class Setup:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
-        if self.cluster.fitted not in FITTED:
+        if self.software not in FITTED:
             known = ", ".join(map(repr, FITTED))
-            raise ValueError(f"fitted is {self.cluster.fitted!r}: there are constants for {known}")
+            raise ValueError(f"software is {self.software!r}: there are constants for {known}")
         if self.constants is None:
-            object.__setattr__(self, "constants", FITTED[self.cluster.fitted])
+            object.__setattr__(self, "constants", FITTED[self.software])
 
 
 class Layout(NamedTuple):

@@ -3,11 +3,13 @@
     CLUSTERS["H100, InfiniBand"].of(32)       32 GPUs of a kind
     dataclasses.replace(cluster, card=40e9)   the same with less memory
 
-Best cases, as makers give them; which part of them a job reaches is in `labs.plan.constants`.
+Best cases, as makers give them; which part of them a training program reaches is in `labs.plan.constants`.
 
 Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200 and GB200 (2025), dense 16-bit
 operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
-AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs.
+AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs, of which rings reached 56 % on 2 to 64 nodes in the Ultra-Scale Playbook's
+own measurement; NVIDIA's Ada and Ampere white papers for the GeForce cards (16-bit operations that are added up in 32
+bits).
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +23,8 @@ MISSING: Any = None  # so that what is not given is refused with its unit
 @dataclass(frozen=True)
 class Cluster:
     """gpus; node: how many share the inner link.  Of a GPU: card, bytes that it holds; memory, bytes per second that it
-    reads; flops, operations per second in 16 bits.  inside, between: bytes per second out of each GPU.  fitted: which
-    constants.
+    reads; flops, operations per second in 16 bits.  inside, between: bytes per second out of each GPU.  power: the part
+    of its usual power that a card is given; large products draw all of it, so it reaches as much less.
 
     Raises ValueError for a field that is not given, and for what no cluster can be.
     """
@@ -35,7 +37,7 @@ class Cluster:
     flops: float = MISSING
     inside: float = MISSING
     between: float = MISSING
-    fitted: str = "fused kernels"
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -53,6 +55,11 @@ class Cluster:
             if not isinstance(value, int | float) or not least <= value <= most:
                 sensible = f"in {unit}, between {least:.0e} and {most:.0e}; an H100 has {example}"
                 raise ValueError(f"{field} is {told(value)}: it is {sensible}")
+
+    @property
+    def sustained(self) -> float:
+        """Operations per second that the power of the card allows."""
+        return self.power * self.flops
 
     def of(self, gpus: int) -> "Cluster":
         return replace(self, gpus=gpus)
@@ -95,13 +102,15 @@ CLUSTERS = {
     each.name: each
     for each in (
         Cluster("H100, InfiniBand", 32, 8, **H100),
-        Cluster("H100, EFA", 32, 8, **H100, fitted="nanotron, EFA"),
-        Cluster("H100, 96 GB, 500 W", 32, 8, **H100 | {"card": 96e9, "memory": 2.4e12}),
+        Cluster("H100, EFA", 32, 8, **H100 | {"between": 0.56 * 50e9}),
+        Cluster("H100, 96 GB, 500 W", 32, 8, **H100 | {"card": 96e9, "memory": 2.4e12}, power=500 / 700),
         Cluster("H200", 32, 8, **H100 | {"card": 141e9, "memory": 4.8e12}),
         Cluster("A100, 80 GB", 32, 8, **A100),
         Cluster("A100, 40 GB", 32, 8, **A100 | {"card": 40 * 2**30, "memory": 1.555e12}),
         Cluster("V100", 16, 16, 32 * 2**30, 0.9e12, 125e12, 150e9, 12.5e9),
         Cluster("B200", 32, 8, 180e9, 8e12, 2250e12, 900e9, 50e9),
         Cluster("GB200", 64, 64, 186e9, 8e12, 2500e12, 900e9, 50e9),
+        Cluster("RTX 4090", 4, 8, 24 * 2**30, 1.008e12, 165e12, 25e9, 1.25e9),  # PCIe 4.0 x16; 10 Gb/s between
+        Cluster("RTX 3090", 4, 8, 24 * 2**30, 0.936e12, 71e12, 25e9, 1.25e9),
     )
 }

@@ -6,7 +6,7 @@ from labs import cost
 from labs.model import PRESETS, Config
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS
-from labs.plan.published_run import CONTEXT, EIGHT_BITS, Case, Row, gpt, number, setup_of, whole
+from labs.plan.published_run import CONTEXT, EIGHT_BITS, NO_MEMORY, Case, Row, gpt, number, setup_of, whole
 
 
 def megatron(row: Row) -> Case | str:
@@ -14,8 +14,8 @@ def megatron(row: Row) -> Case | str:
         return "sequence and vocabulary are not told"
     config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
     kind = "A100" if row["gpu"].startswith("A100") else "H100"
-    cluster = replace(CLUSTERS[MEGATRON[kind]], gpus=whole(row, "gpus"), fitted=f"Megatron-LM, {kind}")
-    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
+    cluster = replace(CLUSTERS[MEGATRON[kind]], gpus=whole(row, "gpus"))
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context, row.get("software", ""), **NO_MEMORY)
     tp, dp, recomputes = whole(row, "tp"), whole(row, "dp"), row["recompute"] == "full"
     layout = Layout(
         tp, kind == "H100" and tp > 1, whole(row, "pp"), replicas=dp, recompute="full" if recomputes else "none"
@@ -50,8 +50,8 @@ def megatron_operations(config: Config, full: bool) -> float:
 
 def korthikanti(row: Row) -> Case | str:
     config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
-    cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"), fitted="Megatron-LM, A100")
-    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
+    cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"))
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context, row.get("software", ""), **NO_MEMORY)
     dp = whole(row, "dp")
     layout = split_layout(row, whole(row, "interleave_m"), setup.batch // dp // whole(row, "mbs"))
     tokens = setup.batch * setup.context / number(row, "iter_s_sp_plus_selective") / cluster.gpus
@@ -63,8 +63,10 @@ def llama3(row: Row) -> Case | str:
     if row["cp"] != "1":
         return CONTEXT
     config, gpus, dp = PRESETS["llama3-405b"], whole(row, "gpus"), whole(row, "dp")
-    cluster = replace(CLUSTERS["H100, InfiniBand"], gpus=gpus, fitted="Llama 3")
-    setup = setup_of(config, cluster, dp * whole(row, "batch_per_dp"), whole(row, "seq"))
+    cluster = replace(CLUSTERS["H100, InfiniBand"], gpus=gpus)
+    setup = setup_of(
+        config, cluster, dp * whole(row, "batch_per_dp"), whole(row, "seq"), row.get("software", ""), **NO_MEMORY
+    )
     layout = Layout(whole(row, "tp"), True, whole(row, "pp"), "interleaved", shards=dp, zero=2)
     tokens = number(row, "tflops_gpu") * 1e12 / cost.model_operations(config, setup.context)
     return Case(setup, layout, ("405B", gpus), tokens, free=("schedule", "batch", "recompute", "zero"))
@@ -82,8 +84,8 @@ def nvidia(row: Row) -> Case | str:
     config, kind = NVIDIA[model], row["gpu"]
     if kind not in NVIDIAS:
         return f"on {kind}, which has no numbers here"
-    cluster = replace(CLUSTERS[NVIDIAS[kind]], gpus=whole(row, "gpus"), fitted="NVIDIA")
-    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), whole(row, "seq"))
+    cluster = replace(CLUSTERS[NVIDIAS[kind]], gpus=whole(row, "gpus"))
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), whole(row, "seq"), row.get("software", ""), **NO_MEMORY)
     dp = whole(row, "dp")
     layout = split_layout(row, int(row["vp"] or 1), whole(row, "grad_acc"))
     tokens = number(row, "tok_s_total") / cluster.gpus

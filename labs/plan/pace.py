@@ -99,7 +99,7 @@ def layer_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int, recomput
     operations += cost.recomputed_operations(config, setup.context, "all but attention") * (recompute in AGAIN)
     passes = k.passes * (1 if recompute == "none" else 4 / 3)
     moved = passes * kept(setup, tp, sp, batch, "none") + weights_moved(once) * cost.layer_matrices(config) / tp
-    compute = tokens / tp * (float(operations) / k.matmul + attention / k.attention) / cluster.flops
+    compute = tokens / tp * (float(operations) / k.matmul + attention / k.attention) / cluster.sustained
     compute += moved / cluster.memory
     tensor = k.exposed * crossing_seconds(setup, tp, batch, 6 if recompute in AGAIN else 4) if tp > 1 else 0.0
     launch = k.launch + (k.tangle * tp if tp > 1 and pp > 1 and cluster.nodes > 1 else 0.0)
@@ -117,7 +117,7 @@ def head_seconds(setup: Setup, tp: int, batch: int, once: bool) -> float:
     k, cluster, config, tokens = setup.constants, setup.cluster, setup.config, batch * setup.context
     operations = cost.head_operations(config) * tokens / tp
     moved = LOGIT * tokens * config.vocab / tp + weights_moved(once) * config.vocab * config.dim / tp
-    return operations / (k.matmul * cluster.flops) + moved / cluster.memory
+    return operations / (k.matmul * cluster.sustained) + moved / cluster.memory
 
 
 def weights_moved(once: bool) -> int:
@@ -165,7 +165,7 @@ def between_replicas(
     travels = scatter + 2 * gather
     if replicas > 1:
         travels += reduce_seconds(setup, n / shards, replicas, tp * shards, GRADIENT)
-    return max(0.0, m * travels - k.ahead * compute), rest
+    return max(0.0, m * travels - k.prefetched * compute), rest
 
 
 def reduce_seconds(setup: Setup, n: float, ranks: int, stride: int, itemsize: int) -> float:

@@ -4,10 +4,11 @@ Case(setup, layout, group, tokens)
 setup_of(...), whole(row, "gpus"), number(row, "mfu"), gpt(...)      what readers of tables use
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from labs.model import Config
+from labs.plan.fitted import FITTED
 from labs.plan.layout import Layout, Setup
 from labs.plan.machines import Cluster
 
@@ -17,7 +18,8 @@ Row = dict[str, str]
 @dataclass(frozen=True)
 class Case:
     """A run.  group: its model and number of GPUs.  tokens: measured, per second and GPU, None where it is no target.
-    bytes: measured on the fullest rank, or on rank 0 where of_first.  free: fields of the layout that are not told."""
+    bytes: measured on the fullest rank, or on rank 0 where of_first.  free: fields of the layout that are not told.
+    source: who measured."""
 
     setup: Setup
     layout: Layout
@@ -26,6 +28,7 @@ class Case:
     bytes: float | None = None
     of_first: bool = False
     free: tuple[str, ...] = ()
+    source: str = ""
 
 
 EIGHT_BITS = "computes in 8 bits: the plan's are 16"
@@ -33,9 +36,14 @@ CONTEXT = "splits the sequence (context parallelism): the plan does not"
 
 
 @lru_cache(1 << 12)
-def setup_of(config: Config, cluster: Cluster, batch: int, context: int) -> Setup:
-    """One for all rows that ask the same."""
-    return Setup(config, cluster, batch, context)
+def setup_of(config: Config, cluster: Cluster, batch: int, context: int, software: str, **known) -> Setup:
+    """Return one setup for all rows that ask the same.  known: constants that the table itself tells."""
+    software = software or "pytorch"
+    constants = replace(FITTED[software], **known) if software in FITTED else None
+    return Setup(config, cluster, batch, context, software, constants)
+
+
+NO_MEMORY = {"thrash": 1.0}  # where a table does not tell what a card held, no run is taken for a crowded one
 
 
 def whole(row: Row, name: str) -> int:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from labs import cost
 from labs.model import PRESETS, Config
+from labs.plan.fitted import NANOTRON
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS
-from labs.plan.published_run import CONTEXT, EIGHT_BITS, Case, Row, gpt, number, setup_of, whole
+from labs.plan.published_run import CONTEXT, EIGHT_BITS, NO_MEMORY, Case, Row, gpt, number, setup_of, whole
 
 # ---- nanotron --------------------------------------------------------------------------------------------
 
@@ -24,7 +25,8 @@ def playbook(row: Row) -> Case | str:
         tied=row["tied"] == "1",
     )
     is_target = number(row, "mfu_pct_as_printed") >= LEAST_MFU and number(row, "share_of_best_twin") >= MOST_TWINS
-    setup = setup_of(config, CLUSTERS["H100, EFA"].of(whole(row, "gpus")), whole(row, "gbs_seqs"), config.context)
+    cluster = CLUSTERS["H100, EFA"].of(whole(row, "gpus"))
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context, row.get("software", ""), **NANOTRON)
     return Case(
         setup,
         nanotron_layout(row, "mbs"),
@@ -40,8 +42,8 @@ def nanotron(row: Row) -> Case | str:
     if row["status"] != "completed":
         return "crashed or out of memory: it cannot be told which"
     config = Config(50_257, 2048, 24, 32, 32, 4096, context=4096, tied=True)
-    cluster = replace(CLUSTERS["H100, EFA"], gpus=whole(row, "gpus"), fitted="nanotron 2024, EFA")
-    setup = setup_of(config, cluster, whole(row, "global_batch_seqs"), 4096)
+    cluster = replace(CLUSTERS["H100, EFA"], gpus=whole(row, "gpus"))
+    setup = setup_of(config, cluster, whole(row, "global_batch_seqs"), 4096, row.get("software", ""), **NANOTRON)
     layout = nanotron_layout(row, "mbz")
     if layout.dp * layout.batch * layout.accumulation != setup.batch:
         return "dp × micro-batch × accumulation is not the batch that is given"
@@ -68,7 +70,6 @@ LLAMA = {
     "Llama2-70B": Config(32_000, 8192, 80, 64, 8, 28_672, context=4096),
 }
 RECOMPUTES = {"none": "none", "full": "full", "selective": "selective", "selective per-op": "selective"}
-TITAN_FITS = {"H100": "torchtitan, H100", "H200": "torchtitan, H100", "A100": "torchtitan, A100"}
 TITANS = {"H100": "H100, 96 GB, 500 W", "A100": "A100, 80 GB", "H200": "H200"}
 
 
@@ -86,9 +87,10 @@ def torchtitan(row: Row) -> Case | str:
     config = replace(LLAMA[name], context=max(LLAMA[name].context, whole(row, "seq")))
     setup = setup_of(
         config,
-        replace(cluster, gpus=whole(row, "gpus"), fitted=TITAN_FITS[cluster.name[:4]]),
+        cluster.of(whole(row, "gpus")),
         whole(row, "gbs_seqs"),
         whole(row, "seq"),
+        row.get("software", ""),
     )
     shards, tp, pp, batch = (whole(row, key) for key in ("fsdp", "tp", "pp", "lbs"))
     layout = Layout(
@@ -112,8 +114,8 @@ def mosaic(row: Row) -> Case | str:
     dim, depth, heads = MPT[row["model"]]
     config = gpt(50_368, dim, depth, heads, whole(row, "seq"))
     gpus = whole(row, "gpus")
-    cluster = replace(CLUSTERS[MOSAICS[row["gpu"]]], gpus=gpus, fitted=f"MosaicML, {row['gpu'][:4].upper()}")
-    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
+    cluster = replace(CLUSTERS[MOSAICS[row["gpu"]]], gpus=gpus)
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context, row.get("software", ""), **NO_MEMORY)
     zero = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[row["sharding"]]
     layout = Layout(
         shards=gpus,

@@ -1,6 +1,7 @@
 """The choice in sentences: what the best layout spends its time on, and what each other way would cost.
 
 table(found)            the best layouts, and how many there are of each kind that cannot be run
+evidence(setup)         what the constants were fitted to, and how near they come
 explain(found)          sentences
 warnings(plan)          what is allowed and dear: tensor parallelism that crosses a node, with its price
 nearest(found)          where nothing fits: by how much, and what would help
@@ -12,8 +13,9 @@ from math import inf
 
 from labs import cost
 from labs.mesh import Grid
-from labs.plan.candidates import layouts
-from labs.plan.choice import Found, Plan, gb, has, quickest
+from labs.plan.candidates import layouts, tp_reason
+from labs.plan.choice import NEAR, Found, Plan, gb, has, quickest
+from labs.plan.fitted import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.room import peak
@@ -21,7 +23,7 @@ from labs.plan.room import peak
 ROWS = 10
 
 
-def table(found: Found) -> str:
+def table(found: Found, rows: int = ROWS) -> str:
     setup = found.setup
     lines = [
         f"{setup.cluster.gpus} × {setup.cluster.name}, {setup.batch} sequences of {setup.context} tokens in a step: "
@@ -30,12 +32,35 @@ def table(found: Found) -> str:
     ]
     if not found.feasible:
         return "\n".join([*lines, nearest(found)])
-    lines += [f"{'a step':>9} {'tokens/s/GPU':>13} {'MFU':>6} {'held':>9}   layout"]
-    for each in found.feasible[:ROWS]:
-        lines += [
-            f"{each.seconds:7.2f} s {each.tokens_per_gpu:13,.0f} {each.mfu:6.1%} {gb(each.peak):>9}   {each.layout}"
-        ]
+    lines += [HEAD, *map(row, found.feasible[:rows])]
     return "\n".join(lines)
+
+
+HEAD = f"{'a step':>9} {'tokens/s/GPU':>15} {'MFU':>10} {'held':>9}   layout"
+
+
+def row(each: Plan) -> str:
+    low, high = (number / each.tokens_per_gpu for number in each.range)
+    mfu = f"{low * each.mfu:.0%} to {high * each.mfu:.0%}"
+    return f"{each.seconds:7.2f} s {rounded(each.range):>15} {mfu:>10} {gb(each.peak):>9}   {each.layout}"
+
+
+def rounded(numbers: tuple[float, float]) -> str:
+    """5,800 to 8,200: two digits of each."""
+    return " to ".join(f"{float(f'{number:.2g}'):,.0f}" for number in numbers)
+
+
+def evidence(setup: Setup) -> str:
+    """What the constants were fitted to, and how far they may be off."""
+    told = EVIDENCE[setup.software]
+    near, far = (f"{told[each]:.0%} in the median, {told[each + '_tail']:.0%} at the 90th percentile" for each in KINDS)
+    return (
+        f"Its constants are those of {setup.software}, fitted to {told['rows']} published runs ({told['sources']}). "
+        f"Their error is {near}; that of a source that was left out {far}. Four of five are in the ranges above."
+    )
+
+
+KINDS = ("fitted", "left_out")
 
 
 def explain(found: Found) -> list[str]:
@@ -44,7 +69,8 @@ def explain(found: Found) -> list[str]:
     if best is None:
         return [nearest(found)]
     says = [
-        f"The quickest of {len(found.feasible):,} layouts that fit is {best.layout}: {spent(best)}.",
+        f"{len(found.feasible):,} layouts fit. The simplest within {NEAR - 1:.0%} of the quickest is {best.layout}: "
+        f"{spent(best)}.",
         f"The fullest rank holds {gb(best.peak)} of {gb(found.setup.cluster.card)}: {kinds(best.held)}.",
         placed(best),
         *warnings(best),
@@ -53,11 +79,34 @@ def explain(found: Found) -> list[str]:
         other = found.best_where(**fields)
         if other is None:
             least = next((each for each in found.too_large if has(each.layout, fields)), None)
-            says += [f"{name} does not fit: it holds {gb(least.peak)} at least." if least else f"{name} cannot be run."]
+            says += [
+                f"{name} does not fit: it holds {gb(least.peak)} at least."
+                if least
+                else f"{name} cannot be run: {why_not(found, fields)}."
+            ]
         elif not has(best.layout, fields):
-            times = f"{other.seconds / best.seconds:.2f} × as long"
-            says += [f"{name} takes {times} at best ({other.layout}): {spent(other)}."]
+            ratio = other.seconds / best.seconds
+            times = f"takes {ratio:.2f} × as long" if ratio > NEAR else "is as quick, and less simple,"
+            says += [f"{name} {times} at best ({other.layout}): {spent(other)}."]
     return says + crossings(found)
+
+
+def why_not(found: Found, fields: dict) -> str:
+    """The reason why no layout with these fields can be run."""
+    setup, tp = found.setup, fields.get("tp", 1)
+    if reason := tp_reason(setup, tp, False):
+        return reason
+    pp = fields.get("pp")
+    if pp is None:
+        others = [each.reason for each in found.impossible if not each.layout.startswith("pp 1 ")]
+        return Counter(others).most_common(1)[0][0] if others else f"{setup.cluster.gpus} GPUs have no stages"
+    dp, rest = divmod(setup.cluster.gpus, tp * pp)
+    if rest:
+        return f"{setup.cluster.gpus} GPUs do not divide by {tp * pp}"
+    if setup.batch % dp:
+        more = -(-setup.batch // dp) * dp
+        return f"{setup.batch} sequences do not divide by {dp}, but {more} would"
+    return "no mesh of these GPUs is such a one"
 
 
 FSDP = {"tp": 1, "pp": 1, "zero": 3, "replicas": 1}
@@ -202,15 +251,21 @@ def nearest(found: Found) -> str:
 
 
 def more_gpus(setup: Setup) -> str:
-    for factor in (2, 4, 8, 16, 32, 64):
-        larger = replace(setup, cluster=setup.cluster.of(factor * setup.cluster.gpus), batch=factor * setup.batch)
-        least = min((peak(larger, each), each) for each in layouts(larger) if isinstance(each, Layout))
-        if least[0] <= setup.cluster.card:
-            return (
-                f"On {larger.cluster.gpus:,} GPUs with {larger.batch:,} sequences it would fit: {least[1]} holds "
-                f"{gb(least[0])}."
+    for factor in DOUBLINGS[1:]:
+        gpus = factor * setup.cluster.gpus
+        if gpus > setup.cluster.node and gpus % setup.cluster.node:
+            continue
+        for times in (n for n in DOUBLINGS if n <= factor):
+            larger = replace(setup, cluster=setup.cluster.of(gpus), batch=times * setup.batch)
+            each = min(
+                ((peak(larger, each), each) for each in layouts(larger) if isinstance(each, Layout)), default=None
             )
-    return f"Not even {larger.cluster.gpus:,} such GPUs would do: shorten the context, or take larger cards."
+            if each and each[0] <= setup.cluster.card:
+                return f"On {gpus:,} GPUs with {larger.batch:,} sequences it would fit: {each[1]} holds {gb(each[0])}."
+    return f"Not even {gpus:,} such GPUs would do: shorten the context, or take larger cards."
+
+
+DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 # ---- its picture -----------------------------------------------------------------------------------------

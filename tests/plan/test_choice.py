@@ -57,7 +57,7 @@ def test_a_gpt4_class_model_does_not_fit_and_says_by_how_much():
     assert found.best is None
     (says,) = explain(found)
     assert "No layout fits. The nearest is" in says and "× the card's 85.9 GB" in says
-    assert "On 256 GPUs with 2,048 sequences it would fit" in says
+    assert "On 256 GPUs with 256 sequences it would fit" in says
     assert str(says) in repr(found)
 
 

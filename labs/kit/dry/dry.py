@@ -77,15 +77,17 @@ def dry(
     rank: int | Sequence[int] = 0,
     node: int = 8,
     timeout: float = 300.0,
+    tell: str | None = None,
     **kwargs: Any,
 ) -> Dry:
-    """Call `fn(*args, **kwargs)` as these ranks of a job of so many.  node: how many ranks are on each.
+    """Call `fn(*args, **kwargs)` as these ranks of a job of so many.  node: how many ranks are on each.  tell: what
+    a line of progress says, where it takes long.
 
     Raises ValueError for ranks that are not there, NeedsNumbers where `fn` asks for a value, TooLarge where for more
     than any device has, RankError as `run` does.
     """
     asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
-    found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout)
+    found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout, tell=tell)
     for each in found:
         if isinstance(each, (NeedsNumbers, TooLarge)):
             raise each

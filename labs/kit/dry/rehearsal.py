@@ -14,6 +14,8 @@ from labs.kit.dry.alone import our_neighbours, torchs_neighbours
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
 from labs.kit.training import take_step
+from labs.memory.recompute import recompute as compute_again
+from labs.memory.selective import ATTENTION, MATMULS
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 
@@ -25,17 +27,23 @@ def rehearse(
     steps: int = 2,
     micro_batches: int = 1,
     axes: Mapping[str, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    recompute: str = "none",
 ) -> Iterator[None]:
     """Train a GPT on `batch` sequences for each part of the batch, and yield after each step.
 
-    axes: the mesh, where it is not the row's own for so many ranks.
+    axes: the mesh, where it is not the row's own for so many ranks.  dtype: the model's.  recompute: what of a layer is
+    computed again, a name in cost.RECOMPUTE.
     """
     axes = axes or row.axes(dist.get_world_size())
-    training = row.apply(GPT(config), Mesh(tuple(axes.values()), tuple(axes)))
+    model = GPT(config).to(dtype)
+    if recompute != "none":
+        compute_again(model.layers.values(), KEEP[recompute])
+    training = row.apply(model, Mesh(tuple(axes.values()), tuple(axes)))
     around = nullcontext()
     if "pp" in axes and agree.alone:
         sizes = batch // micro_batches // axes["pp"], config.context, config.dim
-        around = NEIGHBOURS[row.side](torch.empty(sizes, device="meta"))
+        around = NEIGHBOURS[row.side](torch.empty(sizes, dtype=dtype, device="meta"))
     with around:
         for _ in range(steps):
             mark("step")
@@ -46,6 +54,7 @@ def rehearse(
     mark("end")
 
 
+KEEP = {"selective": MATMULS | ATTENTION, "all but attention": ATTENTION, "full": ()}
 NEIGHBOURS = {"ours": our_neighbours, "native": torchs_neighbours}
 
 

@@ -10,6 +10,8 @@ from labs.__main__ import main
 RIGHT = ["dryrun", "--model", "tiny", "--mesh", "dp=8,tp=2"]
 WRONG = {
     "--model llama3-9b": "model 'llama3-9b' is not known: the nearest is 'llama3-8b', of tiny, small, medium",
+    "--model llama2-7b": "model 'llama2-7b' is not known: the nearest is 'llama3-8b', of tiny",
+    "--mesh tp=16": "4 query heads over 2 of keys and values cannot be dealt out to 16 ranks: use 4",
     "--ranks 12": "mesh dp=8,tp=2 has 16 ranks, not 12: change a size, or --ranks",
     "--mesh dp=8,dp=2": "mesh 'dp=8,dp=2': write each axis once, with its size, like dp=128,tp=8",
     "--mesh dp=8,ep=2": "no row of the table has the axes dp,ep: they are dp or replicate,shard or tp or",
@@ -32,5 +34,5 @@ def test_a_bad_input_is_told_in_a_sentence(words, capsys):
 def test_two_ranks_are_told_side_by_side(capsys):
     assert main([*RIGHT, "--rank", "1", "15"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("fsdp-tp, tiny, 1 × 64 tokens, of 16 ranks in a steady step:")
+    assert told.startswith("fsdp-tp, tiny, 1 × 64 tokens, of 16 ranks in a steady step\nassumed: AdamW; parameters")
     assert "rank 1 holds at its peak" in told and "rank 15 holds at its peak" in told and "across nodes" in told
