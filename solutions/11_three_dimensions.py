@@ -52,14 +52,17 @@ once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of the
 # %%
 WIRE, SPEED, BATCH = 50, 400e3, 512  # GB/s and GFLOP/s of a GPU; sequences of 4,096 tokens
 computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
-x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB that an all-reduce of a sequence sends
+x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB sent to add up a sequence's x
+reduces = 4 * layers * BATCH * x / WIRE
+print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
+
+# %%
 walls = {
     "copies (DDP)": "a card has 80 GB",
     "shards (FSDP)": f"sends 3 × {once:,.0f} GB: {3 * once / WIRE:.0f} s, for any batch",
-    "parts of matrices (TP)": f"{heads} key heads; all-reduces: {4 * layers * BATCH * x / WIRE:.0f} s",
+    "parts of matrices (TP)": f"{heads} key heads; all-reduces: {reduces:.0f} s",
     "some layers each (PP)": f"{layers} layers for {gpus} stages; a bubble of {gpus - 1}/m",
 }
-print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
 rows = []
 for name, wall in walls.items():
     parts = 1 if name == "copies (DDP)" else gpus
