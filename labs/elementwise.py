@@ -63,10 +63,11 @@ def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
         ndim = property(refuse)
         dim = ndimension = refuse
 
-    for piece in pieces:
+    real = [piece for piece in pieces if type(piece) is nn.Parameter]  # others only pretend to be there
+    for piece in real:
         piece.__class__ = Piece
     try:
         yield
     finally:
-        for piece in pieces:
+        for piece in real:
             piece.__class__ = nn.Parameter

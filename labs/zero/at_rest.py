@@ -35,7 +35,9 @@ class AtRest(nn.Parameter):
     @classmethod
     def of(cls, p: nn.Parameter, unit: Any) -> "AtRest":
         """Turn `p` into one; unit: the `labs.zero.flat.Unit` whose gradients it stands for."""
-        p.__class__, p.unit, p.in_zero = cls, ref(unit), True  # in_zero: for labs.checkpoint, it is no parameter itself
+        p.unit, p.in_zero = ref(unit), True  # in_zero: for labs.checkpoint, it is no parameter itself
+        if type(p) is nn.Parameter:  # and not one that only pretends to be there
+            p.__class__ = cls
         return p
 
     @property

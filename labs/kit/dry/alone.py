@@ -10,7 +10,7 @@ a pipeline           its neighbours say what will come: see neighbours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -27,8 +27,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import debug
 
 from labs import agree, group
+from labs.kit import training
 from labs.kit.dry.device import NAME, register
 from labs.kit.watch import tap
+from labs.pp import batches
 from labs.pp.batches import GivenBatches
 from labs.pp.messages import MOST_DIMS, Mail, Receive, cut_of
 
@@ -74,6 +76,8 @@ def unheard() -> Iterator[None]:
         stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
         stack.enter_context(patch.object(agree, "alone", True))
         stack.enter_context(patch.object(GivenBatches, "agreed", size_here))
+        for module in (batches, training):  # no target is ignored
+            stack.enter_context(patch.object(module, "counted", Tensor.numel))
         stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
         stack.enter_context(patch.object(group, "added_up", added_up))
         for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
