@@ -119,7 +119,7 @@ def layouts(setup: Setup) -> Iterator[Layout | Rejected]:
 
 def of_mesh(setup: Setup, base: Layout, dp: int) -> Iterator[Layout | Rejected]:
     each = setup.batch // dp
-    for batch in (n for n in powers(LARGEST_BATCH) if each % n == 0):
+    for batch in (n for n in divisors(each) if n <= LARGEST_BATCH):
         for replicas, shards, zero in states(dp):
             layout = base._replace(replicas=replicas, shards=shards, zero=zero, batch=batch, accumulation=each // batch)
             if reason := pace_reason(layout):

@@ -150,7 +150,7 @@ def search(
     batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None.  software: what
     trains, a name in FITTED.
     """
-    setup = Setup(config, cluster, batch, context, software)
+    setup = Setup(config, cluster, batch, context, software=software)
     feasible, too_large, impossible, card = [], [], [], setup.cluster.card
     for layout in layouts(setup):
         if isinstance(layout, Rejected):

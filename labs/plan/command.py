@@ -78,7 +78,7 @@ def fields(text: str) -> dict:
 def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) -> Cluster:
     """The cluster of a kind, with another card or other nodes; a card by itself brings its own kind."""
     base = CLUSTERS[kind or KIND]
-    if card and (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|G)?", card, re.IGNORECASE)):
+    if card and (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB?", card, re.IGNORECASE)):
         base = replace(base, card=float(size[1]) * 1e9)
     elif card:
         like = next((each for each in CLUSTERS.values() if each.name.lower().startswith(card.lower())), None)

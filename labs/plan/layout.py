@@ -28,8 +28,8 @@ class Setup:
     cluster: Cluster
     batch: int
     context: int | None = None
-    software: str = "pytorch"
     constants: Constants | None = None  # those of the software
+    software: str = "pytorch"
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, Config):

@@ -40,7 +40,7 @@ def setup_of(config: Config, cluster: Cluster, batch: int, context: int, softwar
     """Return one setup for all rows that ask the same.  known: constants that the table itself tells."""
     software = software or "pytorch"
     constants = replace(FITTED[software], **known) if software in FITTED else None
-    return Setup(config, cluster, batch, context, software, constants)
+    return Setup(config, cluster, batch, context, constants, software)
 
 
 NO_MEMORY = {"thrash": 1.0}  # where a table does not tell what a card held, no run is taken for a crowded one

@@ -53,7 +53,7 @@ def rounded(numbers: tuple[float, float]) -> str:
 def evidence(setup: Setup) -> str:
     """What the constants were fitted to, and how far they may be off."""
     told = EVIDENCE[setup.software]
-    near, far = (f"{told[each]:.0%} in the median, {told[each + '_tail']:.0%} at the 90th percentile" for each in KINDS)
+    near, far = (f"{told[each]:.0%} in the median, {told[f'{each}_tail']:.0%} at the 90th percentile" for each in KINDS)
     return (
         f"Its constants are those of {setup.software}, fitted to {told['rows']} published runs ({told['sources']}). "
         f"Their error is {near}; that of a source that was left out {far}. Four of five are in the ranges above."

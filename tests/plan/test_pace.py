@@ -12,7 +12,7 @@ LLAMA, H100 = PRESETS["llama3-8b"], CLUSTERS["H100, InfiniBand"]
 IDEAL = replace(
     Setup(LLAMA, H100, 32, 8192).constants,
     **dict.fromkeys(("matmul", "attention", "outer"), 1.0),
-    **dict.fromkeys(("passes", "launch", "tangle", "exposed", "hidden", "ahead", "step"), 0.0),
+    **dict.fromkeys(("passes", "launch", "tangle", "exposed", "hidden", "ahead", "prefetched", "step"), 0.0),
 )
 
 
@@ -52,7 +52,7 @@ def test_gradients_take_what_a_ring_takes():
 
 
 def test_what_is_hidden_costs_nothing():
-    hides = replace(IDEAL, hidden=1.0, ahead=1.0)
+    hides = replace(IDEAL, hidden=1.0, prefetched=1.0)
     assert seconds(setup(16, constants=hides), Layout(shards=16, zero=3, accumulation=2)).data == 0
     slow = replace(H100, between=1e9)
     assert seconds(setup(16, constants=hides, cluster=slow), Layout(shards=16, zero=3, accumulation=2)).data > 0

@@ -12,6 +12,7 @@ from labs.kit.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held
 from labs.plan.candidates import SCHEDULES, pp_reason
+from labs.plan.fitted import FITTED, NANOTRON
 from labs.plan.room import held_by, peak
 
 H100 = CLUSTERS["H100, InfiniBand"]
@@ -83,7 +84,7 @@ def test_a_405b_model_as_it_was_trained():
 
 def test_playbook_memory():
     """Two rows of the Ultra-Scale Playbook: 24.0 and 36.7 GiB with and without ZeRO-1."""
-    nanotron = Setup(PLAYBOOK, CLUSTERS["H100, EFA"].of(16), 256, 4096)
+    nanotron = Setup(PLAYBOOK, CLUSTERS["H100, EFA"].of(16), 256, 4096, replace(FITTED["pytorch"], **NANOTRON))
     with_zero, without = Layout(shards=16, zero=1, accumulation=16), Layout(replicas=16, accumulation=16)
     assert peak(nanotron, with_zero) / 2**30 == pytest.approx(24.0, rel=0.1)
     assert peak(nanotron, without) / 2**30 == pytest.approx(36.7, rel=0.1)
