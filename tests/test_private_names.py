@@ -26,7 +26,7 @@ NAMES = """
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
                                               _are_functorch_transforms_active
                                               _ImperativeEngine _autograd.DeviceType.PrivateUse1
-                                              _set_throw_on_mutable_data_ptr
+                                              _set_throw_on_mutable_data_ptr _functorch.peek_interpreter_stack
     torch._C._autograd                        _unsafe_set_version_counter _top_saved_tensors_default_hooks
                                               _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks
     torch._dynamo                             eval_frame._callback_from_stance

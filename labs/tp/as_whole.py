@@ -115,11 +115,12 @@ class Run:
         return forward
 
     def as_whole(self, module: Any, mesh: Mesh, split: "Run") -> Forward:
-        def column(x: Tensor) -> Tensor:
-            y = F.linear(x, module.weight, module.bias)
+        def column(input: Tensor) -> Tensor:
+            y = F.linear(input, module.weight, module.bias)
             return replace(module.cut, dim=y.ndim - 1).whole(y, mesh)
 
-        def row(x: Tensor) -> Tensor:
+        def row(input: Tensor) -> Tensor:
+            x = input
             shape = split.rows[len(self.rows)][1]
             if x.shape[-1] != module.in_features:
                 self.rows.append((module.name, shape, None))
@@ -130,8 +131,8 @@ class Run:
             self.rows.append((module.name, shape, Some.of(shard(y, shape, mesh))))
             return y
 
-        def embedding(tokens: Tensor) -> Tensor:
-            return reduce(vocabulary.look_up(tokens, module.weight, module.num_embeddings, mesh), mesh)
+        def embedding(input: Tensor) -> Tensor:
+            return reduce(vocabulary.look_up(input, module.weight, module.num_embeddings, mesh), mesh)
 
         def loss(logits: Tensor, targets: Tensor | None = None) -> Tensor:
             if targets is None:

@@ -47,6 +47,10 @@ X = (
     "needs input_layouts=Shard(1), a piece of the features output_layouts=Replicate() where it comes from, and a piece "
     "of the logits LossParallel()"
 )
+SHARD = (
+    "the shards that go into {name!r} are {its} on rank {first} and {others} on rank {other}: ranks share the sequence "
+    "equally, so pad it to a multiple of their number"
+)
 LOSS = (
     "the loss differs on ranks {first} and {other}: each has computed it from its own piece of the logits, or its own "
     "tokens; make the logits whole (output_layouts=Replicate() of the head), or give the loss LossParallel()"
@@ -69,6 +73,10 @@ CLIPPED = (
     "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other} as the optimizer begins, "
     "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
     "(nn.utils.clip_grad_norm_) is another on every rank"
+)
+NO_GRADIENT = (
+    "parameter {name!r} has a gradient on one of the ranks {first} and {other} as the optimizer begins, and none on "
+    "the other: all ranks of a group take the same steps, so call zero_grad() on all of them or on none"
 )
 
 
@@ -100,6 +108,11 @@ class FirstStep:
 
     @torch.compiler.disable
     def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError(
+                "torch.func.grad, vmap and the like cannot transform what a split model sends between ranks: take "
+                "loss.backward() or torch.autograd.grad"
+            )
         read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
         whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
         mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
@@ -133,6 +146,10 @@ class FirstStep:
     def takes_whole(self, name: str, x: Tensor) -> None:
         if not self.inputs_compared:
             self.compare(name, x, X)
+
+    def takes_shard(self, name: str, x: Tensor) -> None:
+        if not self.inputs_compared:
+            self.require_alike({name: tuple(x.shape)}, SHARD)
 
     def gives_whole(self, name: str, x: Tensor) -> None:
         if not self.gradients_compared and x.requires_grad:
@@ -197,7 +214,11 @@ class FirstStep:
         found = everybodys(mine, self.mesh.get_group())
 
         def sentence(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
-            return text.format(name=first_difference(its, others), first=rank, other=other)
+            name = first_difference(its, others)
+            values = {"its": its.get(name), "others": others.get(name)}
+            if text is CLIPPED and None in values.values():
+                return NO_GRADIENT.format(name=name, first=rank, other=other)
+            return text.format(name=name, first=rank, other=other, **values)
 
         compare(found, sentence, RuntimeError)
         return not any(isinstance(some, Some) and some.spoiled for each in found.values() for some in each.values())

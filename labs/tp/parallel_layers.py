@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from labs.mesh import Mesh
 from labs.model import CrossEntropy
 from labs.tp import vocabulary
-from labs.tp.conjugate import copy, join, once, reduce, split
+from labs.tp.conjugate import copy, gather, join, once, reduce, split
 from labs.tp.first_step import FirstStep
 from labs.tp.shares import Cut
 
@@ -39,6 +39,8 @@ class Watched:
     def __call__(self, x: Tensor) -> Tensor:
         if self.border.func in (copy, split):
             self.first_step.takes_whole(self.name, x)
+        if self.border.func is gather:
+            self.first_step.takes_shard(self.name, x)
         y = self.border(x)
         if self.border.func in (reduce, join, once):
             self.first_step.gives_whole(self.name, y)
@@ -85,7 +87,8 @@ class ColumnParallelLinear(nn.Linear):
     mesh: Mesh
     cut: Cut
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        x = input  # by which name nn.Linear takes it
         require_part(self)
         require_features(self, x, self.weight.shape[1], "all")
         weight, bias = (
@@ -109,9 +112,9 @@ class RowParallelLinear(nn.Linear):
     share: Border
     cut: Cut
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         require_part(self)
-        x = self.enter(x)
+        x = self.enter(input)
         require_features(self, x, self.weight.shape[1], "this rank's part")
         y = self.leave(F.linear(x, self.use(self.weight)))
         if self.bias is None:
@@ -129,9 +132,9 @@ class VocabParallelEmbedding(nn.Embedding):
     leave: Border
     mesh: Mesh
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         require_part(self)
-        return self.leave(vocabulary.look_up(tokens, self.use(self.weight), self.num_embeddings, self.mesh))
+        return self.leave(vocabulary.look_up(input, self.use(self.weight), self.num_embeddings, self.mesh))
 
 
 class VocabParallelCrossEntropy(CrossEntropy):

@@ -32,8 +32,23 @@ from labs.tp.shares import Cut, Features, Keys, Queries
 WHOLE, IN_FEATURES, BY_FEATURE = Replicate(), Shard(-1), Features()
 
 
+OF_PYTORCH = {
+    "use_local_output": "what goes in and out is always a plain tensor, this rank's",
+    "desired_input_layouts": "a split layer takes x whole, or its part of the features",
+    "desired_output_layouts": "give output_layouts to the last split layer in the block",
+    "input_kwarg_layouts": "the first input crosses the border, by keyword, too",
+}
+
+
 class Style:
     """Prints what it was given, without the defaults."""
+
+    def __new__(cls, *given: Any, **named: Any) -> "Style":
+        takes = [each.name for each in fields(cls)]
+        for name in named.keys() - takes:
+            why = OF_PYTORCH.get(name, "other options of PyTorch's are not here")
+            raise TypeError(f"{cls.__name__} has no {name}=: {why}; it takes {', '.join(takes) or 'nothing'}")
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         given = [(each.name, getattr(self, each.name)) for each in fields(self)]
@@ -45,9 +60,9 @@ class Style:
 
     @property
     def takes_shards(self) -> bool:
-        """Of the sequence, say; not of the features."""
+        """Of the sequence, or of features that become whole."""
         layout = getattr(self, "input_layouts", WHOLE)
-        return layout.is_shard() and layout != IN_FEATURES
+        return layout.is_shard() and not isinstance(self, RowwiseParallel)
 
     def change(self, module: nn.Module, place: Place) -> None:
         raise NotImplementedError

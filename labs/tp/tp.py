@@ -57,6 +57,7 @@ from labs.tp.parallel_layers import Place, Region, unwatch
 from labs.tp.shares import Cut, Keys, Queries
 from labs.tp.splittable import Rows, expect_whole, require_in_no_graph, require_splittable
 from labs.tp.styles import (
+    IN_FEATURES,
     ColwiseParallel,
     LossParallel,
     PrepareModuleInput,
@@ -69,7 +70,7 @@ from labs.tp.styles import (
 
 
 class Plan(dict[str, Style]):
-    """From the name of a submodule to its style; `*` stands for one part of a name."""
+    """From the name of a submodule to its style; `*` stands for one part of a name, "" for the model itself."""
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -77,14 +78,14 @@ class Plan(dict[str, Style]):
 
     def rows(self, model: nn.Module) -> Rows:
         """Each submodule that the plan names, with its style, outer ones first."""
-        modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        modules = dict(model.named_modules(remove_duplicate=False))
         styles: dict[nn.Module, Style] = {}
         for pattern, style in self.items():
             if not isinstance(style, Style):
                 raise TypeError(f"the plan gives {pattern!r} {style!r:.60}, which is no style of labs.tp")
             found = [module for name, module in modules.items() if matches(name, pattern)]
             if not found:
-                near = get_close_matches(pattern, dict.fromkeys(map(generalised, modules)), 1, 0)
+                near = get_close_matches(pattern, dict.fromkeys(map(generalised, filter(None, modules))), 1, 0)
                 meant = f"did you mean {near[0]!r}?" if near else f"a {type(model).__name__} has none"
                 raise ValueError(f"the plan has {pattern!r}, and no submodule is called that: {meant}")
             styles |= dict.fromkeys(found, style)
@@ -98,6 +99,8 @@ class Plan(dict[str, Style]):
 
 def matches(name: str, pattern: str) -> bool:
     names, patterns = name.split("."), pattern.split(".")
+    if not name or not pattern:  # the model itself
+        return name == pattern
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
@@ -135,7 +138,9 @@ class TensorParallel(FirstStep):
     """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
 
     def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
-        super().__init__(mesh, any(style.takes_shards for _, _, style in rows), cuts)
+        _, first, style = rows[0] if rows else ("", None, None)
+        in_parts = isinstance(first, nn.Linear) and style.input_layouts == IN_FEATURES  # the model's input, too
+        super().__init__(mesh, in_parts or any(style.takes_shards for _, _, style in rows), cuts)
         self.cuts = cuts
         self.known = [(name, module, {*module._parameters, *module._modules}) for name, module, _ in rows]
 
@@ -161,15 +166,18 @@ def require_unchanged(model: nn.Module) -> TensorParallel:
     return model.tensor_parallel
 
 
-def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style) -> nn.Module:
     """Split the model, of which all ranks start from equal ones, over a mesh of one axis; returns the same model.
 
-    It may be a part of a larger one, a pipeline's stage.  What an earlier part has, too, has been split with that.
+    plan: a table, or a style for the model itself.
+
+    The model may be a part of a larger one, a pipeline's stage.  What an earlier part has, too, has been split with it.
 
     Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
     """
+    plan = {"": plan} if isinstance(plan, Style) else plan
     if not isinstance(plan, Mapping):
-        raise TypeError(f"{plan!r:.60} is no plan: give a table of styles by the names of submodules")
+        raise TypeError(f"{plan!r:.60} is no plan: give a style, or a table of styles by the names of submodules")
     rows = Plan(plan).rows(model)
     require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
@@ -190,8 +198,21 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
     whole = [name for name, _ in model.named_parameters() if name not in cuts]
     model.tensor_parallel.parts.begin(model)
+    model.register_load_state_dict_pre_hook(require_parts)
     model.tensor_parallel.watch(model, whole, as_whole.compare, then=unwatch)
     return model
+
+
+def require_parts(model: nn.Module, state: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
+    """A hook before load_state_dict, where torch would speak of shapes alone."""
+    parameters = dict(model.named_parameters())
+    for name in model.tensor_parallel.cuts:
+        given, own = state.get(prefix + name), parameters.get(name)
+        if given is not None and own is not None and given.shape != own.shape:
+            raise ValueError(
+                f"{prefix + name!r} has shape {tuple(given.shape)}, and this rank's part of it {tuple(own.shape)}: "
+                "load state[name][labs.tp.slices(model)[name]] for what is split, or save and load by labs.checkpoint"
+            )
 
 
 def keep_part(p: nn.Parameter, cut: Cut, rank: int) -> None:
@@ -211,7 +232,7 @@ def change(rows: Rows, of: TensorParallel) -> None:
         place = Place(name, of.mesh, None, of)
         if isinstance(style, PrepareModuleInput):
             regions[name] = style.region(place)
-        around = [region for block, region in regions.items() if f"{name}.".startswith(f"{block}.")]
+        around = [region for block, region in regions.items() if not block or f"{name}.".startswith(f"{block}.")]
         style.change(module, replace(place, region=around[-1] if around else None))
 
 
@@ -222,20 +243,24 @@ def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Para
         for attribute, cut in style.cuts(name, module, ranks).items():
             if attribute not in module._parameters:
                 raise ValueError(
-                    f"{name}.{attribute} is computed from other parameters: fold it in before (prune.remove, "
+                    f"{dotted(name, attribute)} is computed from other parameters: fold it in before (prune.remove, "
                     "remove_parametrizations, remove_weight_norm)"
                 )
             planned[module, attribute] = cut
     first: dict[nn.Parameter, tuple[str, Cut | None]] = {}
     for path, module in model.named_modules():
         for attribute, p in module.named_parameters(recurse=False):
-            name, cut = f"{path}.{attribute}".lstrip("."), planned.get((module, attribute))
+            name, cut = dotted(path, attribute), planned.get((module, attribute))
             if cut != first.setdefault(p, (name, cut))[1]:
                 raise ValueError(
                     f"{first[p][0]!r} and {name!r} are one parameter (tied), and the plan splits them differently: "
                     "give both styles that cut it alike"
                 )
     return {name: (p, cut) for p, (name, cut) in first.items() if cut}
+
+
+def dotted(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute
 
 
 # ---- what the ranks have between them --------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrizations, prune
 
 from labs.dtensor import Replicate, Shard
@@ -206,7 +207,71 @@ def changed_later():
             refuse(lambda use=use, m=model: use(m), "was changed after parallelize()", RuntimeError)
 
 
-JOBS = [losses_outside, parts_for_the_whole, changed_later]
+# ---- a module on shards that calls itself; the model's own input in parts ----------------------------------------
+
+
+class Scale(nn.Module):
+    """It calls itself: with its own weight, with another one, or reads its bias where modules keep it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.weight, self.bias, self.how = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4)), how
+
+    def forward(self, x, again=True):
+        if not again:
+            return x * self.weight
+        if self.how == "lent":
+            return functional_call(self, {"weight": self.weight * 10}, (x,), {"again": False})
+        return self(x * self.weight, again=False) + self._parameters["bias"]
+
+
+def off_of_parts(make, plan, dim, loss=torch.sum):
+    """The largest difference where each rank gives the model its part of x."""
+    x, models, found = torch.arange(16.0).view(4, 4).sin(), [], []
+    for number in range(2):
+        torch.manual_seed(0)
+        models.append(make())
+        model = models[-1] if number else parallelize(models[0], tp_mesh(), plan)
+        mine = x if number else x.chunk(2, dim)[tp_mesh().get_local_rank()]
+        loss(model(mine) if isinstance(plan, dict) else model(input=mine)).backward()
+        found.append(max(p.grad.abs().max().item() for p in models[-1].parameters() if p.grad is not None))
+    assert min(found) > 0
+    return largest_difference(*models)
+
+
+def on_shards():
+    joined = ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate())
+    found = [off_of_parts(lambda: nn.Sequential(Scale("twice")), {"0": SequenceParallel()}, 0)]
+    lent = partial(nn.Sequential, Scale("lent"))
+    torch.manual_seed(0)
+    assert parallelize(lent(), tp_mesh(), {"0": SequenceParallel()})(torch.ones(2, 4)).sum() == 80
+    plan = {"0": SequenceParallel(), "1": joined}
+    found.append(off_of_parts(lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), plan, 0))
+    for style in (RowwiseParallel(), ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate())):
+        found += [off_of_parts(lambda: nn.Sequential(nn.Linear(4, 4)), {"0": style}, 1)]
+        found += [off_of_parts(partial(nn.Linear, 4, 4), plan, 1) for plan in (style, {"": style})]
+    uneven = parallelize(nn.Sequential(nn.Linear(4, 4)), tp_mesh(), {"0": joined})
+    text = "the shards that go into '0' are (3, 4) on rank 0 and (2, 4) on rank 1: ranks share the sequence equally"
+    refuse(lambda: uneven(torch.ones(5, 4).chunk(2)[tp_mesh().get_local_rank()]), text, RuntimeError)
+    return max(found)
+
+
+def other_ways_of_a_step():
+    def pair():
+        torch.manual_seed(0)
+        return parallelize(Between(torch.tanh), tp_mesh(), PAIR)
+
+    model = pair()
+    loss = torch.func.grad(lambda x: model(x).sum())
+    refuse(lambda: loss(given().float()), "torch.func.grad, vmap and the like cannot transform", RuntimeError)
+    model, optimizer = (made := pair()), torch.optim.SGD(made.parameters(), 0.1)
+    model(given().float()).sum().backward()
+    if tp_mesh().get_local_rank():
+        optimizer.zero_grad()
+    refuse(optimizer.step, "has a gradient on one of the ranks 0 and 1 as the optimizer begins", RuntimeError)
+
+
+JOBS = [other_ways_of_a_step, losses_outside, parts_for_the_whole, changed_later]
 
 
 def test_a_fused_matrix_is_cut_by_its_parts_or_refused():
@@ -216,6 +281,10 @@ def test_a_fused_matrix_is_cut_by_its_parts_or_refused():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_takes_some_features_for_all_is_refused(ranks):
     assert max(run(between_columns_and_rows, ranks=ranks)) < 1e-12
+
+
+def test_modules_on_shards_and_a_first_input_in_parts():
+    assert max(run(on_shards, ranks=2)) < 1e-6
 
 
 def test_parts_taken_for_the_whole_and_models_that_change_are_told():

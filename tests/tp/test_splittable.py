@@ -21,6 +21,7 @@ from labs.tp import (
     RowwiseParallel,
     SequenceParallel,
     gpt_plan,
+    slices,
 )
 from labs.tp.shares import Queries
 from tests.tp.common import SMALL, batch, refuse, split, tp_mesh
@@ -55,8 +56,14 @@ def bad_plans():
     refuse(lambda: split(plan, GPT(SMALL, seed=dist.get_rank())), "replicas differ from the start")
     refuse(lambda: split({**plan, "norm": ColwiseParallel(input_layouts=Shard(0))}), "ColwiseParallel fits Linear")
     refuse(lambda: split({"q": ColwiseParallel()}, nn.Linear(2, 2)), "no submodule is called that: a Linear has none")
-    refuse(lambda: split({"": SequenceParallel()}), "the plan has '', and no submodule is called that")
-    refuse(lambda: split(ColwiseParallel()), "is no plan: give a table of styles by the names of submodules", TypeError)
+    refuse(lambda: split({"": SequenceParallel()}), "'' (GPT) has modules in it: give SequenceParallel() to each")
+    refuse(lambda: split(ColwiseParallel()), "ColwiseParallel fits Linear, and '' is of type GPT")
+    refuse(lambda: split(3), "is no plan: give a style, or a table of styles by the names of submodules", TypeError)
+    for option in ("use_local_output", "desired_input_layouts"):
+        refuse(
+            lambda option=option: ColwiseParallel(**{option: True}), f"ColwiseParallel has no {option}=: ", TypeError
+        )
+    refuse(lambda: PrepareModuleInput(input_kwarg_layouts=None), "has no input_kwarg_layouts=: the first", TypeError)
     refuse(lambda: split({"head": ColwiseParallel}), "which is no style of labs.tp", TypeError)
     refuse(lambda: split({"head": parallel.ColwiseParallel()}), "which is no style of labs.tp", TypeError)
     refuse(lambda: split({}, mesh=2), "2 is no Mesh: give Mesh((4,), ", TypeError)
@@ -85,7 +92,11 @@ def bad_models():
     for option in ({"padding_idx": 0}, {"padding_idx": 3}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
         model, text = nn.Sequential(nn.Embedding(4, 2, **option)), f"'0' is an Embedding with {next(iter(option))}"
         refuse(lambda model=model: split({"0": RowwiseParallel()}, model), text)
-    model = split({"norm": SequenceParallel()})
+    model = split({"norm": SequenceParallel(), "head": ColwiseParallel()})
+    refuse(lambda: model.load_state_dict(GPT(SMALL).state_dict()), "this rank's part of it (12, 24): load state[name][")
+    model.load_state_dict(
+        GPT(SMALL).state_dict() | {"head.weight": GPT(SMALL).head.weight[slices(model)["head.weight"]]}
+    )
     refuse(lambda: split({"head": ColwiseParallel()}, model), "'norm' has been split by an earlier parallelize()")
     recomputed = GPT(SMALL)
     recompute([recomputed.layers["0"].attention])
