@@ -990,10 +990,18 @@ def gradient(dtype, value):
     return line.weight.grad.full_tensor().item()
 
 
+# %%
 ends = {"largest": 4e4, "smallest": 6e-8}
 kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-found = on_cpu(lambda: {k: {e: gradient(t, x) for e, x in ends.items()} for k, t in kinds.items()}, ranks=2)[0]
-draw.table([{"": kind, **{end: f"{x:.0e}" for end, x in row.items()}} for kind, row in found.items()])
+
+
+def gradients():
+    return {k: {end: gradient(dtype, x) for end, x in ends.items()} for k, dtype in kinds.items()}
+
+
+found = on_cpu(gradients, ranks=2)[0]
+rows = {kind: {end: f"{x:.0e}" for end, x in row.items()} for kind, row in found.items()}
+draw.table([{"": kind} | row for kind, row in rows.items()])
 
 # %% [markdown]
 # In float16 the large gradient arrives, and the small one has become 0: half of 6e-8 is less than float16 has.
