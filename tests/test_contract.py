@@ -104,7 +104,7 @@ def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1, name: st
 def in_bfloat16(model, mesh):
     """Each micro-batch goes through a copy of the model in bfloat16; its gradients are added up at full length."""
 
-    def backward(x, y, micro_batches):
+    def backward(x, y, micro_batches, over=None):
         losses = []
         for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
             low = {name: p.detach().bfloat16().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
