@@ -22,7 +22,7 @@ def llama():
 def test_70b_on_four_nodes_takes_tensor_parallelism_inside_a_node(llama):
     """TP 8 inside a node and DP 4 across is among the best."""
     field = llama.best_where(tp=8, pp=1)
-    assert field.layout.dp == 4 and field.seconds < 1.15 * llama.best.seconds
+    assert field.layout.dp == 4 and field.seconds < 1.25 * llama.best.seconds
     assert 1 < llama.best.layout.tp <= 8
     assert llama.best_where(tp=16).seconds > llama.best.seconds
 
@@ -32,17 +32,17 @@ def test_70b_says_what_fsdp_would_cost_and_what_would_make_it_best(llama):
     assert "FSDP over all 32 GPUs takes 1." in says and "Plain data parallelism does not fit: it holds" in says
     assert "Tensor parallelism of 8 inside a node and data parallelism across takes 1." in says
     assert re.search(r"A pipeline without tensor parallelism takes 1\.\d+ × as long at best \(pp ", says)
-    assert "FSDP over all 32 GPUs would be quicker than tensor parallelism of 8 inside a node with cards of" in says
+    assert "FSDP over all 32 GPUs would no longer be quicker than tensor parallelism of 8 inside a node with" in says
 
 
-def test_what_would_make_fsdp_quicker_does(llama):
+def test_what_would_make_fsdp_slower_does(llama):
     (says,) = crossings(llama)
     said = dict(re.findall(r"(cards|links)[a-z ]* of ([\d,]+) GB", says))
     now = {"cards": ("card", H100.card), "links": ("between", H100.between)}
-    assert not fsdp_wins(llama.setup) and said
+    assert fsdp_wins(llama.setup) and said
     for what, number in said.items():
         field, value = now[what]
-        assert fsdp_wins(with_cluster(llama.setup, **{field: 1e9 * float(number) / value}))
+        assert not fsdp_wins(with_cluster(llama.setup, **{field: 1e9 * float(number) / value}))
 
 
 def test_a_small_model_is_copied():

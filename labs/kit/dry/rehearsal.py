@@ -36,10 +36,7 @@ def rehearse(
     computed again, a name in cost.RECOMPUTE.
     """
     axes = axes or row.axes(dist.get_world_size())
-    model = GPT(config).to(dtype)
-    if recompute != "none":
-        compute_again(model.layers.values(), KEEP[recompute])
-    training = row.apply(model, Mesh(tuple(axes.values()), tuple(axes)))
+    training = row.apply(model_of(config, dtype, recompute), Mesh(tuple(axes.values()), tuple(axes)))
     around = nullcontext()
     if "pp" in axes and agree.alone:
         sizes = batch // micro_batches // axes["pp"], config.context, config.dim
@@ -52,6 +49,15 @@ def rehearse(
             del x, y
             yield
     mark("end")
+
+
+def model_of(config: Config, dtype: torch.dtype, recompute: str) -> GPT:
+    model = GPT(config)
+    if dtype != torch.float32:  # what is converted is other memory than what was made
+        model.to(dtype)
+    if recompute != "none":
+        compute_again(model.layers.values(), KEEP[recompute])
+    return model
 
 
 KEEP = {"selective": MATMULS | ATTENTION, "all but attention": ATTENTION, "full": ()}
