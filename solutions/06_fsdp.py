@@ -996,7 +996,7 @@ kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def gradients():
-    return {k: {end: gradient(dtype, x) for end, x in ends.items()} for k, dtype in kinds.items()}
+    return {k: {e: gradient(dtype, x) for e, x in ends.items()} for k, dtype in kinds.items()}
 
 
 found = on_cpu(gradients, ranks=2)[0]
