@@ -1016,7 +1016,7 @@ def last_only(model):
     """Gradients are reduced only in the last micro-batch."""
     training = setting("FULL_SHARD", model)
 
-    def every(x, y, micro_batches):
+    def every(x, y, micro_batches, over=None):
         losses = []
         pairs = zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True)
         for number, pair in enumerate(pairs):
