@@ -25,7 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from labs.dtensor.placement import Placement, Shard, Spec
 from labs.gspmd.annotated import layout_of, rows
-from labs.model import Config
+from labs.model import IGNORED, Config
 from labs.xla.compiled import Trained
 from labs.xla.pure import step
 
@@ -77,8 +77,10 @@ def train(
     """Take a step of AdamW for each batch, on a mesh of these axes; to be called where there are as many devices.
 
     weights: from_torch(model).  batches: tokens and targets, [B, T] each, whole.  settings: AdamW's.  kept_after: the
-    step after which the weights are kept; the last, unless it is said.
+    step after which the weights are kept; the last, unless it is said.  Raises ValueError for targets of -100.
     """
+    if any((y_BT == IGNORED).any() for _, y_BT in batches):
+        raise ValueError(f"a target is {IGNORED}, to be ignored, but this loss counts all: take labs.fsdp or labs.tp")
     mesh, axes = mesh_of(sizes), tuple(sizes)
     keep = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, partition_spec(rows(axes), axes)))
     now = {name: laid_out(w, mesh, layout_of(name, axes), name) for name, w in weights.items()}

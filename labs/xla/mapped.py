@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from labs.model import Config
-from labs.xla.pure import Weights, adamw, counted, layer, loss, part
+from labs.xla.pure import Weights, adamw, layer, loss, part
 
 EVERYWHERE = PartitionSpec()
 
@@ -45,8 +45,7 @@ def zero_3(
     def step(shards: Weights, moments: Weights, count: Array, tokens_BT: Array, targets_BT: Array) -> Any:
         def share(shards: Weights) -> Array:
             whole = {name: lax.all_gather(w, axis, tiled=True) for name, w in shards.items()}
-            over = lax.psum(counted(targets_BT), axis) / lax.axis_size(axis)
-            return loss(whole, tokens_BT, targets_BT, config, over=over) / lax.axis_size(axis)
+            return loss(whole, tokens_BT, targets_BT, config) / lax.axis_size(axis)
 
         value, gradients = jax.value_and_grad(share)(shards)
         new = {name: adamw(w, gradients[name], moments[name], count, **settings) for name, w in shards.items()}

@@ -44,22 +44,16 @@ def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep:
 
 
 def loss(
-    weights: Mapping[str, Array],
-    tokens_BT: Array,
-    targets_BT: Array,
-    config: Config,
-    keep: Keep = as_is,
-    over: Array | None = None,
+    weights: Mapping[str, Array], tokens_BT: Array, targets_BT: Array, config: Config, keep: Keep = as_is
 ) -> Array:
-    """The mean cross-entropy in nats per token (0-dim); over: labs.model.CrossEntropy's."""
+    """The mean cross-entropy in nats per token (0-dim); nan where a target is ignored (-100).
+
+    A part of a batch would be weighed by its number of targets, and how many count in the whole is known to no part.
+    """
     logprobs_BTV = jax.nn.log_softmax(logits(weights, tokens_BT, config, keep))
     # A sum with ones and zeros, where to pick the target's number would gather what is cut along V.
-    losses_BT = -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1)  # zeros for targets that are ignored
-    return losses_BT.sum() / (counted(targets_BT) if over is None else over)
-
-
-def counted(targets: Array) -> Array:
-    return (targets != IGNORED).sum()
+    losses_BT = -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1)
+    return jnp.where(targets_BT == IGNORED, jnp.nan, losses_BT).mean()
 
 
 def layer(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:

@@ -169,3 +169,22 @@ def test_more_tokens_than_the_context_are_refused():
     need_jax()
     with pytest.raises(RankError, match="9 tokens are more than the context of 8"):
         on_devices(too_long, devices=1)
+
+
+def ignoring():
+    """The sentence for a batch with a target of -100; and the loss that a program has that is not asked before."""
+    from labs.xla.annotations import train
+    from labs.xla.pure import loss
+
+    weights, x = as_arrays(GPT(EIGHT_HEADS)), np.zeros((1, 4), int)
+    y = np.array([[1, 2, -100, 3]])
+    with pytest.raises(ValueError) as refused:
+        train(EIGHT_HEADS, weights, [(x, x), (x, y)], {"dp": 1}, ADAMW)
+    return str(refused.value), float(loss(weights, x, y, EIGHT_HEADS))
+
+
+def test_targets_that_are_ignored_are_refused():
+    need_jax()
+    text, value = on_devices(ignoring, devices=1)
+    assert text == "a target is -100, to be ignored, but this loss counts all: take labs.fsdp or labs.tp"
+    assert np.isnan(value)
