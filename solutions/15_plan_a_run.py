@@ -381,7 +381,8 @@ for name in ("1B", "3B", "8B", "80B", *(f"{2**n} stages" for n in range(1, 6))):
     rows.append(row | {"lost, by quarter": quarters})
 draw.table(rows, caption="seconds for each micro-batch")
 
-# %% [markdown] A model of 1B and one of 80B lose about as much for every micro-batch, whatever a model computes and
+# %% [markdown]
+# A model of 1B and one of 80B lose about as much for every micro-batch, whatever a model computes and
 # however many bytes it sends. The number of stages matters once: two stages lose half of what four or more do. **Why
 # half?** With two stages a rank has one neighbour, and two messages for each micro-batch; with more, a rank in the
 # middle has two neighbours, and four messages. So something waits, for a fixed time, at each message between stages;
@@ -442,16 +443,16 @@ for says, way, *cases in FIELD:
 draw.table(rows)
 
 # %% [markdown]
-# Every row is right somewhere. The first two fail badly elsewhere (2.13 ×, 3.92 ×), the third a little; the last one's
-# 5 % is about the plan's own error:
+# Every row is right somewhere. The first two fail elsewhere (1.44 ×, 3.29 ×), the third a little; the last one is as
+# quick as the plan's own choice in both of its rows:
 #
 # - *Data parallelism* costs an all-reduce of the gradients for every step. With a sequence each, 512 ranks compute for
 #   less time than a slow wire needs for that.
 # - *FSDP* sends even more. Over a slow wire, a pipeline in between sends next to nothing.
 # - *A pipeline* is for slow wires, and wants many micro-batches. On InfiniBand FSDP's traffic is hidden, and a bubble
 #   is not.
-# - *All of them* wants a large batch, too. With 64 sequences on 512 GPUs there are no micro-batches for a pipeline; the
-#   plan even lets tp leave the node, for the first time, and says what that costs.
+# - *All of them* wants a large batch, too. With 64 sequences on 512 GPUs there are few micro-batches for a pipeline;
+#   the plan drops it and lets tp leave the node, for the first time, since that is simpler and within 1 %.
 #
 # The row on latency is notebook 09b's. Now try the plan yourself. Its own bar is the shortest, or within 1 % of it:
 # when is plain data parallelism as quick, when FSDP, and when a pipeline? A sequence has the model's own context
@@ -475,16 +476,19 @@ why = "As few as make its activations fit."
 check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason=why)
 
 # %% [markdown]
-# And all layouts as a map. Rest the mouse on a point: it says what it holds, and what its step is spent on.
+# Why would smaller cards, or longer sequences, favour tensor parallelism? It divides activations, too; FSDP does not,
+# and has to compute more of them twice. And all layouts as a map. Rest the mouse on a point: it says what it holds,
+# and what its step is spent on.
 
 # %%
 draw.layouts(found)
 
-# %% [markdown] A choice is a point on the line: everything else is slower than one there that holds no more. The grey
-# ones say what larger cards would buy. The tower of points at 80 to 86 GB are layouts that fit, and leave less than 7
-# % of the card free: there the allocator gives memory back and asks for it again, and the plan takes 2.5 × as long
-# for it. The field would say: tp 8 inside a node, dp 4 across. It is among the best, but it waits for its all-reduces
-# for a sixth of the step, and makes more room than is needed.
+# %% [markdown]
+# A choice is a point on the line: everything else is slower than one there that holds no more. The grey ones say what
+# larger cards would buy. The tower of points at 80 to 86 GB are layouts that fit, and leave less than 7 % of the card
+# free: there the allocator gives memory back and asks for it again, and the plan takes 2.5 × as long for it. The field
+# would say: tp 8 inside a node, dp 4 across. It takes a fifth longer, since it waits for its all-reduces for a quarter
+# of the step, and makes more room than is needed.
 #
 # And a model of GPT-4's class on the same 32, of 690 billion parameters, as if it were dense: what that model really is
 # has not been published. Even in the layout that needs the least memory: how many cards' worth would each rank need?
@@ -590,7 +594,7 @@ check.bottlenecks(bottlenecks)
 # five; all else must come from arithmetic of your own, such as that of your exercises and of `labs.cost`.
 #
 # **The bound**: the plan has tried all layouts of each, and the quickest that fits is 100 points. FSDP over all GPUs,
-# with everything recomputed, scores 51.0 in the mean of the six. A layout that does not fit scores nothing at all.
+# with everything recomputed, scores 53.0 in the mean of the six. A layout that does not fit scores nothing at all.
 # A score is 100 × bound / time.
 
 # %%
