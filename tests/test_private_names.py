@@ -77,8 +77,10 @@ OF_A_MODULE = (
 OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {
     "_exit",
-    "_asdict",  # of a NamedTuple, as is the next
+    "_asdict",  # of a NamedTuple, as are the next three
     "_replace",
+    "_fields",
+    "_field_defaults",
     "_getframe",
     "_DummyThread",
     "_render_traceback_",
