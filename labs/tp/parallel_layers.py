@@ -50,7 +50,7 @@ class Watched:
 def unwatch(model: nn.Module) -> None:
     """The first step is over: let every module and block have its bare borders."""
     for module in model.modules():
-        if "use" in vars(module):
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
             module.use = same
         for owner in (module, vars(module).get("region")):
             for name, value in vars(owner).items() if owner else ():
@@ -76,8 +76,9 @@ class Place:
 
 
 class ColumnParallelLinear(nn.Linear):
-    """A rank computes its part of the outputs."""
+    """A rank computes its part of the outputs.  in_parts: x comes in parts of its features, and becomes whole."""
 
+    in_parts: bool
     name: str
     part: torch.Size
     use: Border
@@ -88,13 +89,13 @@ class ColumnParallelLinear(nn.Linear):
     cut: Cut
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input  # by which name nn.Linear takes it
         require_part(self)
-        require_features(self, x, self.weight.shape[1], "all")
+        if not self.in_parts:
+            require_features(self, input, self.weight.shape[1], "all")
         weight, bias = (
             p if p is None else copy(self.use(p), self.mesh, self.cut.copies) for p in (self.weight, self.bias)
         )
-        x = self.region.inside if self.region and x is self.region.given else self.enter(x)
+        x = self.region.inside if self.region and input is self.region.given else self.enter(input)
         return self.leave(F.linear(x, weight, bias))
 
 

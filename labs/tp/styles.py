@@ -96,7 +96,12 @@ class ColwiseParallel(Style):
         cut = self.cuts(place.name, module, mesh.size())["weight"]
         if 1 < cut.copies < mesh.size():
             smaller_group(mesh, cut.copies)  # here, where all ranks are: a first forward may be one of only some
-        borders = {"region": place.region, "enter": enter, "leave": leave}
+        borders = {
+            "region": place.region,
+            "enter": enter,
+            "leave": leave,
+            "in_parts": self.input_layouts == IN_FEATURES,
+        }
         become(module, ColumnParallelLinear, **own(module, place), **borders, mesh=mesh, cut=cut)
 
 
