@@ -74,6 +74,10 @@ CLIPPED = (
     "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
     "(nn.utils.clip_grad_norm_) is another on every rank"
 )
+SCALER = (
+    "a GradScaler looks for overflows in this rank's parts alone, and would skip a step that other ranks take: scale "
+    "the loss with labs.memory.precision.LossScale"
+)
 NO_GRADIENT = (
     "parameter {name!r} has a gradient on one of the ranks {first} and {other} as the optimizer begins, and none on "
     "the other: all ranks of a group take the same steps, so call zero_grad() on all of them or on none"
@@ -179,10 +183,14 @@ class FirstStep:
 
     @torch.compiler.disable
     def before_optimizer(self, model: nn.Module, optimizer: Optimizer, *others: Any) -> None:
-        if optimizer in self.optimizers:
+        if optimizer in self.optimizers and not hasattr(optimizer, "found_inf"):
             return
         given = {p for group in optimizer.param_groups for p in group["params"]}
         own = {name: p for name, p in model.named_parameters() if p in given}
+        if own and self.mesh.size() > 1:
+            if hasattr(optimizer, "found_inf"):
+                raise RuntimeError(SCALER)
+            optimizer._step_supports_amp_scaling = True  # so that a GradScaler comes here, on every rank
         require_elementwise(optimizer, own, split=[name for name in own if name not in self.whole])
         self.parts.before_optimizer(own)
         whole = {name: p.grad for name, p in own.items() if name in self.whole}

@@ -5,6 +5,7 @@ require_in_no_graph   the same, of a parameter that is to be split
 expect_whole          what can be reported only when it happens: a module that is not split gets a piece of the features
 """
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,9 @@ def require_in_no_graph(name: str, p: nn.Parameter) -> None:
 def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstStep) -> None:
     """Let modules that are not split say so in a sentence when they get a piece of the features, or of the logits."""
     for name, module in model.named_modules():
+        own = [attribute for attribute, _ in module.named_parameters(recurse=False)]
+        if own and any(inner in planned for inner in module.modules() if inner is not module):
+            module.register_forward_hook(partial(explain, name, own), always_call=True)
         if module in planned:
             continue
         if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm):
@@ -75,6 +79,16 @@ def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstSte
             module.register_forward_pre_hook(partial(require_whole, name, wide))
         if isinstance(module, CrossEntropy | _Loss):
             module.register_forward_pre_hook(partial(require_same, name, first_step))
+
+
+def explain(name: str, own: list[str], module: nn.Module, args: Any, output: Any) -> None:
+    """Add to what torch says of two shapes, where a block's parameter meets a part of the heads or features."""
+    error = sys.exc_info()[1]
+    if output is None and isinstance(error, RuntimeError) and "must match the size" in str(error):
+        error.add_note(
+            f"{' and '.join(own)} of {name!r} is whole on each rank; between columns and rows there are only some of "
+            "the features, or heads, that it may have a number for: leave these columns and rows out of the plan"
+        )
 
 
 def require_whole(name: str, wide: int, module: nn.Module, args: Any) -> None:

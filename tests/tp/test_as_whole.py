@@ -256,7 +256,50 @@ def on_shards():
     return max(found)
 
 
+class OwnLars(torch.optim.SGD):
+    """It scales each gradient by the norm of its weight."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1 * (p.norm() / p.grad.norm()).item())
+
+
+class PerHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.heat = nn.Linear(8, 8), nn.Linear(8, 8), nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x):
+        return self.down((self.up(x).unflatten(-1, (-1, 2)) * self.heat).flatten(-2))
+
+
+def scaled_by_a_scaler():
+    torch.manual_seed(0)
+    model = parallelize(Between(torch.tanh), tp_mesh(), PAIR)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(given().float()).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def told_by_a_note():
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError) as caught:
+        parallelize(PerHead().double(), tp_mesh(), PAIR)(given())
+    assert caught.value.__notes__[0].startswith("heat of '' is whole on each rank; between columns and rows")
+
+
 def other_ways_of_a_step():
+    torch.manual_seed(0)
+    model = parallelize(Between(torch.tanh).double(), tp_mesh(), PAIR)
+    model(given()).sum().backward()
+    refuse(OwnLars(model.parameters(), 0.1).step, "OwnLars looks at more than one element")
+    refuse(scaled_by_a_scaler, "a GradScaler looks for overflows in this rank's parts alone", RuntimeError)
+    told_by_a_note()
+
     def pair():
         torch.manual_seed(0)
         return parallelize(Between(torch.tanh), tp_mesh(), PAIR)
