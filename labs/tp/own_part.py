@@ -12,13 +12,13 @@ normalised.
 
 import math
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from labs import agree
 from labs.agree import everybodys, rounding
+from labs.hooks import weakly
 from labs.mesh import Mesh
 from labs.tp.shares import Cut
 
@@ -78,7 +78,7 @@ class Parts:
             elif p.requires_grad:
                 p.outside = {}
                 others = dict(p._backward_hooks or {})
-                p.register_hook(partial(self.add, p, 1))
+                p.register_hook(weakly(self.arrives, p))
                 for number, hook in others.items():  # what changes the gradient comes behind
                     del p._backward_hooks[number]
                     p._backward_hooks[number] = hook
@@ -90,14 +90,14 @@ class Parts:
             return p
         here = p.view_as(p)
         if here.requires_grad:  # not in the first run of a reentrant checkpoint
-            here.register_hook(partial(self.add, p, -1))
+            here.register_hook(weakly(self.came_through, p))
         return here
 
-    def add(self, p: nn.Parameter, sign: int, gradient: Tensor) -> None:
-        if (found := getattr(p, "outside", None)) is not None:
-            mine = numbers(gradient)
-            found[sign] = found.get(sign, 0) + mine
-            found["size"] = found.get("size", 0) + mine.abs()
+    def arrives(self, p: nn.Parameter, gradient: Tensor) -> None:
+        add(p, 1, gradient)
+
+    def came_through(self, p: nn.Parameter, gradient: Tensor) -> None:
+        add(p, -1, gradient)
 
     def after_backward(self, model: nn.Module) -> None:
         own = self.own(model)
@@ -107,9 +107,9 @@ class Parts:
         wrong = None
         for name, p in own.items():
             found = vars(p).pop("outside", None) or {}
-            if 1 in found and found["size"].numel():
+            if {1, -1} <= found.keys() and found["size"].numel():  # what never goes through its module is used by hand
                 most = 4 * torch.finfo(p.dtype).eps * found["size"].max()
-                wrong = wrong or (name if (found[1] - found.get(-1, 0)).abs().max() > most else None)
+                wrong = wrong or (name if (found[1] - found[-1]).abs().max() > most else None)
         self.in_use = False
         for name in everybodys(wrong, self.mesh.get_group()).values():
             if name:
@@ -119,16 +119,25 @@ class Parts:
         if agree.alone:
             return
         mine = {
-            name: (factor(numbers(p.grad), self.arrived[name]), rounding(p.grad))
+            name: (factor(numbers(p.grad), self.arrived.pop(name)), rounding(p.grad))
             for name, p in own.items()
             if name in self.arrived and p.grad is not None
         }
+        if not own:  # masters stand for them
+            self.arrived.clear()
         (first, its), *others = everybodys(mine, self.mesh.get_group()).items()
         for name, (by, most) in its.items():
             for other, theirs in others:
                 times, _ = theirs.get(name, (math.nan, most))
                 if abs(times - by) > most * max(abs(by), abs(times)):  # never where one of them is nan
                     raise RuntimeError(SCALED.format(name=name, first=first, its=by, other=other, others=times))
+
+
+def add(p: nn.Parameter, sign: int, gradient: Tensor) -> None:
+    if (found := getattr(p, "outside", None)) is not None:
+        mine = numbers(gradient)
+        found[sign] = found.get(sign, 0) + mine
+        found["size"] = found.get("size", 0) + mine.abs()
 
 
 def numbers(x: Tensor) -> Tensor:

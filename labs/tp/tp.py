@@ -142,7 +142,9 @@ class TensorParallel(FirstStep):
         in_parts = isinstance(first, nn.Linear) and style.input_layouts == IN_FEATURES  # the model's input, too
         super().__init__(mesh, in_parts or any(style.takes_shards for _, _, style in rows), cuts)
         self.cuts = cuts
-        self.known = [(name, module, {*module._parameters, *module._modules}) for name, module, _ in rows]
+        self.names = [name for name, _, _ in rows]
+        for name, module, _ in rows:  # there, since a hook on a parameter holds this object: it must not hold a module
+            module.split_as = name, {*module._parameters, *module._modules}
 
     @torch.compiler.disable
     def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -152,13 +154,14 @@ class TensorParallel(FirstStep):
 
 def require_unchanged(model: nn.Module) -> TensorParallel:
     """What has another place or other parameters than `parallelize` knew is split no more, or not added up."""
-    for name, module, known in model.tensor_parallel.known:
+    for name in model.tensor_parallel.names:
         try:
             there = model.get_submodule(name)
+            found, known = there.split_as
         except AttributeError:
-            there = None
-        added = {*module._parameters, *module._modules} - known
-        if there is not module or not all(each.startswith("flat") for each in added):  # labs.zero's vectors
+            there = found = None
+        added = set() if there is None else {*there._parameters, *there._modules} - known
+        if found != name or not all(each.startswith("flat") for each in added):  # labs.zero's vectors
             raise RuntimeError(
                 f"{name!r} was changed after parallelize(): replace, prune or parametrize modules and add parameters "
                 "before it, and fold in what is computed from others (prune.remove, remove_parametrizations)"
