@@ -116,15 +116,15 @@ class Parts:
                 raise RuntimeError(USED.format(name=name))
 
     def before_optimizer(self, own: Mapping[str, nn.Parameter]) -> None:
-        if agree.alone:
+        if not own:  # another model's, whom not all ranks may still have; or masters, which stand for them
+            self.arrived.clear()
+        if agree.alone or not own:
             return
         mine = {
             name: (factor(numbers(p.grad), self.arrived.pop(name)), rounding(p.grad))
             for name, p in own.items()
             if name in self.arrived and p.grad is not None
         }
-        if not own:  # masters stand for them
-            self.arrived.clear()
         (first, its), *others = everybodys(mine, self.mesh.get_group()).items()
         for name, (by, most) in its.items():
             for other, theirs in others:
