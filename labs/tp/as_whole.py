@@ -4,10 +4,10 @@ Between columns and rows each rank has some of the features.  Whatever works on 
 Whatever takes them for all of them is not, and nothing fails: a fused matrix whose output is cut in three, a fixed
 number of heads, a norm or a softmax over features.
 
-So after its first forward each rank runs the model twice more, in evaluation mode and without a graph: as it is split,
-and with the features put together behind each column-parallel layer and cut again in front of each row-parallel one.
-What comes out of the latter must be the same in both, but for rounding.  No weight travels, and no layer's matrices are
-multiplied whole.
+So after the first forward that is to be trained each rank runs the model twice more, in evaluation mode and without a
+graph: as it is split, and with the features put together behind each column-parallel layer and cut again in front of
+each row-parallel one.  What comes out of the latter must be the same in both, but for rounding.  No weight travels, and
+no layer's matrices are multiplied whole.
 
 A model is not compared that draws random numbers in evaluation mode, whose own input is a shard, or that cannot run
 whole, since the number of its heads was divided by hand.
@@ -91,7 +91,7 @@ class Run:
         try:
             for module in own:
                 module.forward = other(module)
-            outputs = tensors_in(model.forward(*args, **kwargs), set())
+            outputs = tensors_in(model(*args, **kwargs), set())
         finally:
             for module, forward in own.items():
                 del module.forward

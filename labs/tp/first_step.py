@@ -117,6 +117,9 @@ class FirstStep:
                 "torch.func.grad, vmap and the like cannot transform what a split model sends between ranks: take "
                 "loss.backward() or torch.autograd.grad"
             )
+        if torch.is_grad_enabled() and not self.compared_as_whole and not agree.alone:
+            self.compared_as_whole = True  # behind the hooks of labs.fsdp: what runs then is an evaluation to it
+            self.last = model.register_forward_hook(self.at_the_very_end_of_forward, with_kwargs=True)
         read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
         whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
         mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
@@ -142,10 +145,12 @@ class FirstStep:
         if not self.gradients_compared or not self.optimizers:
             for x in found:
                 x.register_hook(lambda gradient: at_the_very_end_of_backward(partial(self.after_backward, model)))
-        if not self.compared_as_whole and not agree.alone:
-            self.compared_as_whole = True
-            if not (self.shards and any(map(differentiable_type, tensors_in((args, kwargs), set())))):
-                self.as_whole(model, self.mesh, args, kwargs, output)
+
+    @torch.compiler.disable
+    def at_the_very_end_of_forward(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self.last.remove()
+        if not (self.shards and any(map(differentiable_type, tensors_in((args, kwargs), set())))):
+            self.as_whole(model, self.mesh, args, kwargs, output)
 
     def takes_whole(self, name: str, x: Tensor) -> None:
         if not self.inputs_compared:
@@ -169,7 +174,7 @@ class FirstStep:
             self.arrived[name] = Some.of(gradient)
 
     def after_backward(self, model: nn.Module) -> None:
-        self.parts.after_backward(model)
+        self.parts.after_backward(model, judge=not self.gradients_compared)
         # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
         # put other parameters in their places, whose gradients are there by now.
         now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}

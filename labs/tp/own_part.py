@@ -48,7 +48,6 @@ class Parts:
         self.mesh, self.cuts = mesh, cuts
         self.versions: dict[str, int] = {}
         self.arrived: dict[str, Tensor] = {}
-        self.in_use = True
 
     def begin(self, model: nn.Module) -> None:
         self.versions = {name: p._version for name, p in self.own(model).items()}
@@ -86,7 +85,7 @@ class Parts:
     @torch.compiler.disable
     def use(self, p: Tensor) -> Tensor:
         """The parameter for its module; what comes back to it there is not used outside."""
-        if not self.in_use or not isinstance(p, nn.Parameter) or not p.requires_grad:
+        if not isinstance(p, nn.Parameter) or not p.requires_grad:
             return p
         here = p.view_as(p)
         if here.requires_grad:  # not in the first run of a reentrant checkpoint
@@ -99,10 +98,10 @@ class Parts:
     def came_through(self, p: nn.Parameter, gradient: Tensor) -> None:
         add(p, -1, gradient)
 
-    def after_backward(self, model: nn.Module) -> None:
+    def after_backward(self, model: nn.Module, judge: bool) -> None:
         own = self.own(model)
         self.arrived = {name: numbers(p.grad) for name, p in own.items() if p.grad is not None}
-        if not self.in_use:
+        if not judge:
             return
         wrong = None
         for name, p in own.items():
@@ -110,7 +109,6 @@ class Parts:
             if {1, -1} <= found.keys() and found["size"].numel():  # what never goes through its module is used by hand
                 most = 4 * torch.finfo(p.dtype).eps * found["size"].max()
                 wrong = wrong or (name if (found[1] - found[-1]).abs().max() > most else None)
-        self.in_use = False
         for name in everybodys(wrong, self.mesh.get_group()).values():
             if name:
                 raise RuntimeError(USED.format(name=name))
