@@ -1095,6 +1095,7 @@ REFUSED = [
     Refused("a gradient penalty", "tp-sp", "or its own tokens"),
     # several micro-batches at once
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
+    Refused("a new parameter later", "pp-.*", "that no stage of this rank had when the Pipeline", on_one_rank=True),
 ]
 # What nobody can see, as the docstrings of labs.zero and labs.tp.first_step say: an ordinary function on ordinary
 # tensors, each a rank's part.

@@ -52,6 +52,7 @@ class Unit:
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
         self.at_rest = AtRest.of(nn.Parameter(self.shard.detach(), trained) if stage == 3 else self.full, self)
         self.versions, self.version = Versions(self.full), self.shard._version
+        self.memory = memory_of(self.at_rest)
         for name, p in named.items():
             Moved.mark(p, name, "give the optimizer to Zero")
         if stage == 3:
@@ -122,7 +123,10 @@ class Unit:
         shown = self.at_rest
         if shown is not self.full and (is_hooked(shown) or self.shard._backward_hooks):
             raise RuntimeError(f"the shard of {self.name!r} has a hook, which backward does not call: {NO_HOOKS}")
-        if shown.untyped_storage()._cdata != self.shard.untyped_storage()._cdata:
+        if shown is not self.full and memory_of(shown) == self.memory:
+            shown.data = self.shard.data  # it may have been moved, as into a file of labs.memory
+            self.memory = memory_of(shown)
+        if not memory_of(shown) == memory_of(self.shard) == self.memory:
             raise RuntimeError(
                 f"the vector of {self.name!r} was given other memory (by .data = ...): change the numbers that are "
                 "there, with .data.copy_(...)"
@@ -231,6 +235,10 @@ class Layout:
         """The tensors as parts of such a vector."""
         *parts, _ = vector.split(self.sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+
+def memory_of(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:

@@ -14,7 +14,8 @@ def test_it_says_what_the_plan_says():
     found = plan.search(planner.MODELS["llama3-8b"], H100.of(8), 64)
     bars, layouts = widget.still.pictures
     assert f"the plan       {found.best.seconds:.3g} s" in bars.text and "plain DP" not in bars.text
-    assert layouts.rows[0] == ("the plan", str(found.best.layout), "67.9 GB", "8,660")
+    held, per_gpu = f"{found.best.peak / 1e9:.1f} GB", f"{64 * 8192 / found.best.seconds / 8:,.0f}"
+    assert layouts.rows[0] == ("the plan", str(found.best.layout), held, per_gpu)
     assert sum(planner.spent(found.best).values()) == pytest.approx(found.best.seconds)
     widget.controls["model"].value = "700B"
     assert "No layout fits" in widget.picture(**widget.settings).text
