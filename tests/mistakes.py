@@ -145,7 +145,10 @@ MISTAKES = [
         ("        self.group.require_unwritten()\n", ""),
         ("        if in_backward():  # a recomputation needs them at once\n            return\n", ""),
         ("        output = cast(self.policy.output_dtype, output)\n", ""),
-        ("            if self.reshard_after_backward:\n                self.group.drop()", "            self.group.drop()"),
+        (
+            "            if self.reshard_after_backward:\n                self.group.drop()",
+            "            self.group.drop()",
+        ),
         ("if versions != self.group.shard_versions():", "if False:"),
         ("        if self.due == 0:\n            self.reduce()", "        self.reduce()"),
     ),
