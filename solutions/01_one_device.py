@@ -7,7 +7,9 @@
 # So the course begins with one device. Here you train the course's small GPT, take one training step apart until every
 # byte has a name, and fix the loss curve that every later notebook has to reproduce.
 #
-# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes (75 with its two exercises), and 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb).
+# **Minutes**, by estimate: 35 without exercises, 70 with them.
+# The machine works for a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -415,7 +417,7 @@ assert torch.allclose(weight, theirs)
 guess_mixed = 16  # your number
 
 # %% [markdown]
-# ### Exercise 1: parameters in two bytes, masters in four
+# ### Exercise 1: parameters in two bytes, masters in four (20 minutes)
 #
 # Write two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the
 # gradient becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in
@@ -518,7 +520,7 @@ pie(rows)
 # where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations and, on a
 # GPU, time.
 #
-# ### Exercise 2: the sixteen bytes, as a function
+# ### Exercise 2: the sixteen bytes, as a function (15 minutes)
 #
 # Now put it on paper, to the byte, for any model. Some tensors may be *frozen*: they are held, but not trained. A
 # number in float32 takes 4 bytes, one in bfloat16 takes 2.

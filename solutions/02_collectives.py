@@ -4,9 +4,9 @@
 # *Four ranks each hold a tensor. How does every one of them come to hold the sum, and what is the least that each must
 # send?*
 #
-# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. This takes 100 minutes
-# with its four exercises, 45 without, and as long as you like with what there is to beat at the end; the machine works
-# for a minute of it, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call.
+# **Minutes**, by estimate: 40 without exercises, 85 with them, 10 more for optional parts, 30 more for the challenge.
+# The machine works for a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -191,7 +191,7 @@ assert len(tree) == 7 and informed == list(range(8))
 play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 
 # %% [markdown]
-# ### Exercise 1: broadcast
+# ### Exercise 1: broadcast (15 minutes)
 #
 # Write what one rank does in one round. `me` is this rank's distance from the root; the root's own is 0. Before the
 # round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; when N
@@ -344,7 +344,7 @@ x.tensor_split(4)[1].add_(1)  # a tuple of views: this writes into x
 assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 
 # %% [markdown]
-# ### Exercise 2: reduce_scatter, the first half of the ring
+# ### Exercise 2: reduce_scatter, the first half of the ring (15 minutes)
 #
 # Write one round: which piece leaves, which arrives, and what happens to it? `step` counts the rounds from 1. What
 # arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
@@ -375,7 +375,7 @@ def my_reduce_scatter(tensor, group=None):
 check.reduce_scatter(my_reduce_scatter)
 
 # %% [markdown]
-# ### Exercise 3: all_gather, the second half
+# ### Exercise 3 (optional): all_gather, the second half (10 minutes)
 #
 # Now rank r brings piece r, and everybody wants all of them. Here too each rank passes on what has just arrived,
 # beginning with its own piece; nothing is added, so a message can go straight to its place.
@@ -536,7 +536,7 @@ doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]
 draw.messages(doubling, ranks=8)
 
 # %% [markdown]
-# ### Exercise 4: seconds, on paper
+# ### Exercise 4: seconds, on paper (15 minutes)
 #
 # What does an all-reduce take, by this model of a message? In a round all ranks send at the same moment, so a round
 # takes as long as one message; the additions take no time. Write it for the ring, and for a tree: `reduce`, then
@@ -858,7 +858,7 @@ check.sent_by_rings(sent_by_rings)
 # Predicted, ours and PyTorch's stand side by side in the ledger under *Native*.
 
 # %% [markdown]
-# ## Beat it: the quickest sum on a slow wire
+# ## Beat it: the quickest sum on a slow wire (30 minutes)
 #
 # From here it is open: no answer is the only right one, and the course's own can be beaten. Your function adds up
 # tensors of 100, 2,000, 8,000 and 40,000 numbers on eight ranks, then on six. On this wire a message costs α + m/W, as

@@ -5,8 +5,9 @@
 # it is still one training, and what does that cost?*
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
-# all-reduce. This notebook takes 85 minutes with its four exercises (a fifth is optional), 40 without, and as long as
-# you like with what there is to beat at the end; the machine works for a minute of it, in 1 GB of memory.
+# all-reduce.
+# **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge.
+# The machine works for a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -190,7 +191,7 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 # and divide by the number of tokens on all ranks ([how a large library came to
 # that](https://github.com/pytorch/torchtitan/pull/2206)).
 #
-# ### Exercise 1: average the gradients
+# ### Exercise 1: average the gradients (10 minutes)
 #
 # `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
 # they are frozen, or were not used in this step. Every gradient that is there becomes the mean. *In place* means that
@@ -330,7 +331,7 @@ draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 # From here on, a wrapper stands for exercise 1: `ddp.Naive(model)` has `sync()`, which averages, and `no_sync()`, a
 # context in which nothing is sent.
 #
-# ### Exercise 2: gradient accumulation
+# ### Exercise 2: gradient accumulation (10 minutes)
 #
 # Budget: as many bytes as with one micro-batch, and the activations of one micro-batch. Two things matter little to
 # `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: outside of it, a model's
@@ -376,7 +377,7 @@ draw.table([{"tensors": len(sizes), "smallest, bytes": least, "largest, bytes": 
 # from the last layer on, and each is closed as soon as it holds 128 KiB: backward works from the last layer to the
 # first, so the last layer's gradients are ready before all others.
 #
-# ### Exercise 3: fill the buckets
+# ### Exercise 3 (optional): fill the buckets (10 minutes)
 #
 # Write a function of numbers alone, for models with any number of tensors; a model without tensors has no buckets.
 # Buckets that are too small cost messages, and one that holds everything is full only when backward is over: so it
@@ -419,7 +420,7 @@ rows = [{"tensors": len(bucket), "bytes": sum(p.nbytes for p in bucket)} for buc
 draw.table([{"bucket": number, **row} for number, row in enumerate(rows)])
 
 # %% [markdown]
-# ### Optional exercise: buckets
+# ### Optional exercise: buckets (15 minutes)
 #
 # `average` is called by `sync()`, once per step; `self.trainable` is a dict of the parameters by name, each of them
 # with a gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. All
@@ -506,7 +507,7 @@ draw.table([{"average": name, "rank 0": a, "rank 1": b} for name, (a, b) in name
 # > 2026). A teaching library averages parameters in the same way, and a reader asks whether it should
 # > ([picotron#39](https://github.com/huggingface/picotron/issues/39), May 2026).
 #
-# ### Exercise 4: overlap
+# ### Exercise 4: overlap (15 minutes)
 #
 # Now you write the heart of DDP. `ddp.Overlapped` has everything but its two decisions; here is what it gives you.
 #
@@ -1156,7 +1157,7 @@ check.started_when(started_when)
 # | numbers | one process's | same bits on 2 ranks | same bits on 2 ranks |
 
 # %% [markdown]
-# ## Beat it: the earliest next step
+# ## Beat it: the earliest next step (30 minutes)
 #
 # Here it is open again. Backward goes from the last layer to the first, but the next forward goes from the first to the
 # last, and a layer cannot begin before its gradient has come. What is needed first is ready last. You choose which

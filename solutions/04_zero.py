@@ -5,8 +5,9 @@
 # others can go, and what must then travel?*
 #
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
-# and the all-gather. This notebook takes 110 minutes with its exercises (the sixth is optional), 50 without, and as
-# long as you like with what there is to beat at the end; the machine works for about a minute of it, in 1 GB of memory.
+# and the all-gather.
+# **Minutes**, by estimate: 50 without exercises, 90 with them, 30 more for optional parts, 35 more for the challenge.
+# The machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -145,7 +146,7 @@ guess_times = 3 * 3 / 4  # your number
 # %% [markdown]
 # Both will be measured below.
 #
-# ### Exercise 1: on paper
+# ### Exercise 1: on paper (5 minutes)
 #
 # Before any job: how much must one rank hold? You need to know one more thing. A model is cut layer by layer, and the
 # shards of a layer are equally long on all ranks. So a layer whose length is not divisible by N gets zeros at its end,
@@ -244,7 +245,7 @@ assert halves[0] + halves[1] == cost.all_reduce(n, ranks=4)
 # So stage 1 should send what DDP sends, except that the second half is no longer gradients but *parameters*, already
 # updated.
 #
-# ### Exercise 2: partition the optimizer
+# ### Exercise 2: partition the optimizer (15 minutes)
 #
 # You are given `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (`None` means
 # all), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
@@ -308,7 +309,7 @@ beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 # ready when backward leaves that layer, and can go to its owners at once. Notebook 03 has the hook for this, the
 # post-accumulate hook: it is called as soon as all uses of a parameter have been added up in `.grad`.
 #
-# ### Exercise 3: to its owner only
+# ### Exercise 3: to its owner only (10 minutes)
 #
 # Budget: at any moment the shards' gradients plus one layer's, with a copy or two of that on its way; each gradient
 # travels once, (N − 1)/N of it. The function is called on every rank for every layer, even where that rank's gradient
@@ -376,7 +377,7 @@ full.copy_(torch.tensor([5.0, 6.0, 7.0, 8.0]))
 assert view.tolist() == [6, 7]
 
 # %% [markdown]
-# ### Exercise 4: gather and drop
+# ### Exercise 4: gather and drop (10 minutes)
 #
 # `full` may be bfloat16 while the shards are float32: this is how FSDP, PyTorch's own stage 3, computes in low
 # precision and keeps the masters as shards. (The course's `Zero` leaves masters to the optimizer.) What travels must
@@ -435,7 +436,7 @@ draw.table([row], caption="bytes")
 # You have now built what each entry of the table does. What is left is *when*. Go back to the table, and read its last
 # column until you can say it from memory. Then write it down.
 #
-# ### Exercise 5: the events of stage 3
+# ### Exercise 5 (optional): the events of stage 3 (15 minutes)
 #
 # Here a model is a chain of layers, and each layer has six methods. They do real work: two or three ranks gather and
 # reduce.
@@ -570,7 +571,7 @@ assert len(set(alone)) == 4 and len(set(together)) == 1 and max(alone) < togethe
 assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 
 # %% [markdown]
-# ### Exercise 6 (optional): clip
+# ### Exercise 6 (optional): clip (15 minutes)
 #
 # Between `zero.sync()` and `zero.step()` the shards' gradients are those of the mean. Budget: each rank hands over one
 # number, however many shards it has. Add up in float32 or better, even if the gradients are bfloat16.
@@ -1157,7 +1158,7 @@ check.stages_by_event(stages_by_event)
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 
 # %% [markdown]
-# ## Beat it: the largest model in 4 MB a rank
+# ## Beat it: the largest model in 4 MB a rank (30 minutes)
 #
 # Here it is open: four ranks, 4 MB each, and the largest model that they can train. You choose its width and its depth,
 # and how the state is sharded; stages 1 to 3 are one way, and not the only one. The job is a real one: three batches of

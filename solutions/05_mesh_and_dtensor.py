@@ -4,9 +4,9 @@
 # *You are rank 5 of 8. With whom do you share the parameters, with whom do you average the gradients, and how does a
 # tensor know which part of it is yours?*
 #
-# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 105 minutes with its four exercises,
-# 55 without, and as long as you like with what there is to beat at the end; the machine works
-# for less than a minute of it, in 1 GB of memory.
+# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb).
+# **Minutes**, by estimate: 40 without exercises, 85 with them, 35 more for the challenge.
+# The machine works for less than a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -82,7 +82,7 @@ draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 # There may be more than two axes. With three, of sizes A × B × C, one step along the last axis adds 1 to the rank, one
 # step along the middle axis adds C, and one step along the first adds B × C.
 #
-# ### Exercise 1: where am I, and who is with me?
+# ### Exercise 1: where am I, and who is with me? (10 minutes)
 #
 # A mesh here has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not the number of
 # the process that calls your function. Budget: no messages. Every rank can work it out alone.
@@ -327,7 +327,7 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 # Two rows are cheaper than you might expect. `Replicate()` → `Shard(j)` is free: each rank cuts its piece out of what
 # it already has. And `Shard(i)` → `Shard(j)` sends only (N − 1)/N² n, since no rank ever holds more than one piece.
 #
-# ### Exercise 2: from Partial to Shard
+# ### Exercise 2: from Partial to Shard (10 minutes)
 #
 # ZeRO depends on the reduce-scatter row. Write it. `reduce_scatter(vector, group)`, imported above from
 # [labs/group.py](../labs/group.py), takes a 1-D tensor whose size is divisible by N, and returns this rank's N-th of
@@ -460,7 +460,7 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, 
 # rows instead, `x @ up` would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the
 # sum of relus.
 #
-# ### Exercise 3: rows that are missing
+# ### Exercise 3: rows that are missing (10 minutes)
 #
 # Five operations of PyTorch have no row in the table, so a DTensor refuses them:
 #
@@ -553,7 +553,7 @@ run(batch_cut, ranks=4, device="cpu")[0]
 # forward and for backward; the gradient, which begins as `Partial()`, goes to G's placement, and then to S's for the
 # update; and the updated parameters go back to P's.
 #
-# ### Exercise 4: write the table
+# ### Exercise 4: write the table (15 minutes)
 #
 # Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3", "HSDP". A value is three lists, for P, G and S, with
 # a placement for each axis of the mesh: one axis for all but HSDP, which has `("replicate", "shard")`. Any `Shard(dim)`
@@ -780,7 +780,7 @@ with tempfile.TemporaryDirectory() as folder:
 # | Replicate() → Shard(j) | none | 0 | 0 | 0 |
 
 # %% [markdown]
-# ## Beat it: the fewest bytes from layout to layout
+# ## Beat it: the fewest bytes from layout to layout (30 minutes)
 #
 # Here is a puzzle, with bytes to be saved. Twelve tensors on 2 × 2 × 2 ranks go from one layout to another, and
 # PyTorch's plan takes each of them the straight way. You may stop on the way, at any layouts you like: a detour can

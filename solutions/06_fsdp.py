@@ -5,10 +5,9 @@
 # FSDP does the same arithmetic and has neither problem. What does it do differently?*
 #
 # You need: [ZeRO](04_zero.ipynb), whose stage 3 this continues, and [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for
-# the grid of ranks and a tensor that knows how it is cut. It takes 75 minutes with its three exercises, 40 without; the
-# machine works for about a minute of it, in 1 GB of memory. By the clock: 20 minutes to the end of exercise 1, 25 for
-# *before it is needed*, 10 for *over two axes*, 15 for the measurements, 5 to say it back. What stands after that, a
-# challenge and an optional part, is not counted.
+# the grid of ranks and a tensor that knows how it is cut.
+# **Minutes**, by estimate: 40 without exercises, 75 with them, 10 more for optional parts, 35 more for the challenge.
+# The machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -109,7 +108,7 @@ draw.table(on_cpu(pieces, ranks=4))
 # parameter in the module is now a `DTensor` of shape [5, 3] with the placement `Shard(0)`, and `layer.weight` is still
 # its name.
 #
-# ### Exercise 1: unshard and reshard
+# ### Exercise 1: unshard and reshard (10 minutes)
 #
 # Fill the parameters of one group from everybody's shards, with **one** collective. `shards` are plain tensors: this
 # rank's rows of each parameter. `fulls` are tensors whose storage is empty (notebook 04: `untyped_storage().resize_`).
@@ -244,7 +243,7 @@ print(f"stage 3: a step took {taken}, and in it rank 0 waited {idle}")
 # layer is held at a time. Below, the gather of layer 2 is under way while layer 1 computes, and so on: only the first
 # gather is waited for, and two layers are held at a time.](../images/fsdp_prefetch.svg)
 #
-# ### Exercise 2: prefetch, by hooks
+# ### Exercise 2: prefetch, by hooks (15 minutes)
 #
 # `model` is an `nn.Sequential`. `fully_shard` has put hooks on each layer: they gather it when its forward or its
 # backward begins, wait, and drop it afterwards, the last layer too; nothing is gathered ahead. Add hooks of your own,
@@ -398,7 +397,7 @@ draw.table(rows, caption="most in flight at once, in layers")
 # Parameters are gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own
 # part of the batch.
 #
-# ### Exercise 3: the gradient of HSDP
+# ### Exercise 3: the gradient of HSDP (10 minutes)
 #
 # You get this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
@@ -811,7 +810,7 @@ check.held_and_sent(held_and_sent)
 # The optional part measures the last column.
 
 # %% [markdown]
-# ## Beat it: gathered in time, within a budget
+# ## Beat it: gathered in time, within a budget (30 minutes)
 #
 # Here it is open. A step is a list of instructions: `("gather", 3)`, `("forward", 3)`, `("drop", 3)`, `("backward",
 # 3)`, each with the number of a layer. A gather returns at once, and its layer counts as held from then until it is

@@ -4,8 +4,9 @@
 # *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. Where does memory really go, and
 # what does it cost to get some back?*
 #
-# It takes 75 minutes with its three exercises, 40 without; the machine works for half a minute of it, in 2 GB of
-# memory. You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
+# **Minutes**, by estimate: 45 without exercises, 80 with them, 25 more for the challenge.
+# The machine works for half a minute of it, in 2 GB of memory. You need: [One device](01_one_device.ipynb), where
+# activations were measured, and [ZeRO](04_zero.ipynb).
 #
 # First, three questions on earlier notebooks (05 and 06 are among them; skip those if you come straight from 04); each
 # run asks different ones. Say the answer aloud before you unfold it.
@@ -186,7 +187,7 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 # - *Rotary*, which turns q and k by position, keeps its cosines and sines: 2E numbers per position, once for all
 #   sequences.
 #
-# ### Exercise 1: a formula, term by term
+# ### Exercise 1: a formula, term by term (10 minutes)
 #
 # Take a pencil, go through the picture, and write down the bytes that one layer keeps, in float32. A tensor that two
 # operators keep is in memory once.
@@ -467,7 +468,7 @@ ledger
 # reaches the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs, as
 # if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
 #
-# ### Exercise 2: a checkpoint
+# ### Exercise 2: a checkpoint (15 minutes)
 #
 # In place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
 # layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. You
@@ -744,7 +745,7 @@ for how in WAYS:
 draw.table(rows)
 
 # %% [markdown]
-# ### Exercise 3: a budget for both
+# ### Exercise 3: a budget for both (10 minutes)
 #
 # You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (besides
 # parameters and gradients). Time is short, too: at most *half* of the multiplications in the layers' forward, attention
@@ -953,9 +954,9 @@ for how, said, due in guesses:
 # | numbers | one process's | the same bits | the same bits |
 
 # %% [markdown]
-# ## Beat it: the least computed again
+# ## Beat it: the least computed again (20 minutes)
 #
-# Here it is open, and not counted in the minutes above. A GPT of eight layers may hold 0.56, 0.46, 0.40, 0.34 or 0.28 ×
+# Here it is open. A GPT of eight layers may hold 0.56, 0.46, 0.40, 0.34 or 0.28 ×
 # what its step holds without recomputation: parameters and gradients aside, all else counts. As in exercise 3, your
 # function changes it in place; now as few operations as possible are to be done again. A real step is measured: the
 # bytes at its highest moment, and the operations of matrix products and of attention. You may use `recompute` on layers

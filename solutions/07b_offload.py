@@ -4,8 +4,9 @@
 # *One card, and no second rank to share with: P, G and S do not fit, however often activations are computed again.
 # Where else is there memory, and what does it cost to get there?*
 #
-# It takes 55 minutes with its two exercises, 35 without; the machine works for half a minute of it, in 2 GB of memory.
-# You need: [Memory](07_memory.ipynb), where activations were counted and computed again, and [ZeRO](04_zero.ipynb).
+# **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
+# The machine works for half a minute of it, in 2 GB of memory. You need: [Memory](07_memory.ipynb), where activations
+# were counted and computed again, and [ZeRO](04_zero.ipynb).
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -206,7 +207,7 @@ assert one(PLACE) == one()
 #
 # It must not run further ahead: fetching *everything* at once would bring all of S back into memory.
 #
-# ### Exercise 1: the next is on its way
+# ### Exercise 1: the next is on its way (10 minutes)
 #
 # `ThreadPoolExecutor(1)` is one thread that runs the calls it is given, in that order. `thread.submit(f, a, b)` hands
 # it `f(a, b)` and returns at once, with a *future*: its `.result()` waits until the call is done, and returns what the
@@ -294,7 +295,7 @@ for name, how in {"one after the other": one_by_one, "overlapped": mine}.items()
     print(f"{name}: {1000 * lasted:.0f} ms")
 
 # %% [markdown]
-# ### Exercise 2: how long does it take?
+# ### Exercise 2: how long does it take? (10 minutes)
 #
 # One after the other, a step of 8 parameters takes 8 × (10 + 20 + 10) ms. How long does it take with overlap? Take a
 # pencil, and look at the two lines above: between the beginning of one update and the beginning of the next lies a
@@ -639,10 +640,10 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # | built on meta | a quarter of P; two copies of a layer | the same, exactly | less: by parameter |
 # | numbers | those of the job in memory | the same bits | the same bits |
 #
-# ## Beat it: a step under which the disk disappears
+# ## Beat it: a step under which the disk disappears (30 minutes)
 #
 # Exercise 1's thread fetches one parameter ahead, in the order of the parameters, and begins when all gradients are
-# there. Here it is open, and not counted in the minutes above. Three work side by side, each at one thing at a time:
+# there. Here it is open. Three work side by side, each at one thing at a time:
 # the **GPU** goes through forward and backward of all layers, twice; the **processor** updates states; the **disk**
 # reads one, or writes one, in latency + bytes/W. A layer's update needs its state in memory, and its gradient; its next
 # forward needs the update. Your list says what the processor and the disk do, each in the order of its own entries:

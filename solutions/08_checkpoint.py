@@ -4,8 +4,9 @@
 # *Llama 3 was trained on 16,384 GPUs. In 54 days of that, it was interrupted 419 times without warning. What is left of
 # a training when one of its ranks dies?*
 #
-# It takes 50 minutes with its two exercises, 30 without; the machine works for half a minute of it, in 2 GB of memory.
-# You need: [FSDP](06_fsdp.ipynb), and from [Offload](07b_offload.ipynb) what a rename is good for.
+# **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
+# The machine works for half a minute of it, in 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and from
+# [Offload](07b_offload.ipynb) what a rename is good for.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -301,7 +302,7 @@ print(of_it["shape"], *of_it["pieces"], sep="\n")
 play.explore(partial(draw.reads, 12), saved=[4, 1, 2, 3, 6], loading=[3, 1, 2, 4, 6])
 
 # %% [markdown]
-# ### Exercise 1: each element once
+# ### Exercise 1: each element once (10 minutes)
 #
 # Budget: each element of this rank's part is read once and no other one, with at most one `read` per file, and none
 # from a file that has nothing of the part. At most twice the part is held, so `torch.cat` is allowed. No rank needs to
@@ -366,7 +367,7 @@ for layout, loss in losses.items():
 # it. If the power fails in between, the new name may be there, and the file empty. **Flushing** a file, `os.fsync`,
 # waits until the disk has its text. A folder is a list of names, and is flushed in the same way.
 #
-# ### Exercise 2: old or new
+# ### Exercise 2: old or new (10 minutes)
 #
 # The check's disk behaves as badly as a disk may. It cuts the power at each of your calls, looks at everything that
 # might then be on the disk, and calls your function once more, with the next text. Once your function has returned, the
@@ -636,9 +637,9 @@ FOLDER.cleanup()
 # | bytes written per parameter, sharded | 12 | 12 | not measured here |
 # | loaded in another layout | the same loss | within 1e-4 | within 1e-4 |
 #
-# ## Beat it: the cheapest save that survives
+# ## Beat it: the cheapest save that survives (30 minutes)
 #
-# Here it is open, and not counted in the minutes above. Four ranks hold a state of 48 kB, and save it eight times. Each
+# Here it is open. Four ranks hold a state of 48 kB, and save it eight times. Each
 # tensor is on all ranks, on two, or on one; some are frozen, and of sixteen experts only four change between two saves.
 # A rank writes 8 MB/s. Each flush, of a file or of the names, takes it 0.5 ms, as long as 4 kB. `disk.meet()` waits for
 # all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. What

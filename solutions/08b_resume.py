@@ -4,8 +4,9 @@
 # *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as it did before.
 # Is it still the same training?*
 #
-# It takes 50 minutes with its exercises (the second is optional), 30 without; the machine works for half a minute of
-# it, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), whose `save` and `load` are used here.
+# **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
+# The machine works for half a minute of it, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), whose
+# `save` and `load` are used here.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -235,7 +236,7 @@ for letter, guess, n in zip("ABCDE", guesses, ORDER, strict=True):
 # > rank's ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August 2026). That is what `own` is
 # > for.
 #
-# ### Exercise 1: remember, and resume
+# ### Exercise 1: remember, and resume (10 minutes)
 #
 # Now without the textbook: all that one rank needs, in a dictionary. The check pickles it, and gives what it unpickles
 # to a training that was just built. The optimizer there is an AdamW, too, but it was given the parameters in another
@@ -289,7 +290,7 @@ def resume(state, model, optimizer, schedule, loader):
 check.resume(remember, resume)
 
 # %% [markdown]
-# ### Exercise 2, optional: the place in the data
+# ### Exercise 2, optional: the place in the data (10 minutes)
 #
 # On another number of ranks the random numbers cannot be the same. But the data can be, in the same order, if what is
 # remembered does not depend on the number of ranks: it is how many **windows**, pieces of text, all ranks *together*
@@ -378,7 +379,7 @@ draw.chart(shares, "%", caption=lost, words=words)
 #
 # $$T = \sqrt{2 \delta M}$$
 #
-# ### Exercise 3: the interval
+# ### Exercise 3: the interval (10 minutes)
 #
 # One line, but whose failures are they?
 

@@ -4,8 +4,9 @@
 # *A batch has 2,048 sequences, and there are 16,384 GPUs. What do the other 14,336 do?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
-# [Memory](07_memory.ipynb), for what activations are. It takes 60 minutes with its two exercises, 40 without, and 10
-# more with a third, which is optional; the machine works for half a minute of it, in 1 GB of memory.
+# [Memory](07_memory.ipynb), for what activations are.
+# **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
+# The machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -174,7 +175,7 @@ draw.table([dict(zip(("", "collectives", "sent, bytes"), row, strict=True)) for 
 # Columns give each rank some of the features, rows a summand. reduce all-reduces forward, and sends nothing
 # backward.](../images/tp_borders.svg)
 #
-# ### Exercise 1: the conjugate pair
+# ### Exercise 1: the conjugate pair (10 minutes)
 #
 # Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
 # gradient for each argument of `forward`, and None for the group. An all-reduce works in place, and needs a contiguous
@@ -245,7 +246,7 @@ from labs.kit.checks.tensor.border import courses_reduce
 reduce = reduce if pair.ok else courses_reduce
 
 # %% [markdown]
-# ### Exercise 2: a row-parallel linear, with its bias
+# ### Exercise 2: a row-parallel linear, with its bias (10 minutes)
 #
 # A linear layer is split by rows and has a bias, and every rank has all of the bias. If each adds it to its summand,
 # the result contains it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training
@@ -285,7 +286,7 @@ check.row_linear(row_linear)
 # wrong at first: the validation loss was 3.74 on several ranks and 2.64 on one
 # ([bigcode-project/Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
-# ### Optional exercise: deal out the heads
+# ### Optional exercise: deal out the heads (10 minutes)
 #
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there

@@ -4,9 +4,9 @@
 # *For one sequence, the last product of Llama 3 405B gives 4.2 GB of numbers, and all of them for one number, the loss.
 # Where can they lie, and what must the ranks tell each other?*
 #
-# You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb). It takes
-# 60 minutes with its two exercises, 35 without, 15 more with the optional parts on latency and on async TP, and as long
-# as you like with what there is to beat at the end. The machine works for about a minute of it, in 1 GB of memory.
+# You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb).
+# **Minutes**, by estimate: 25 without exercises, 50 with them, 5 more for optional parts, 25 more for the challenge.
+# The machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -74,7 +74,7 @@ guess_more = 750  # your number
 # sum too). The highest is subtracted because exp(100) is infinite in float32. It cancels, so its gradient is not
 # needed: it may come from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
 #
-# ### Exercise 1: the loss of a split vocabulary
+# ### Exercise 1: the loss of a split vocabulary (15 minutes)
 #
 # With `reduce` of the last notebook, autograd finds the gradient by itself. (The lines that are given pad the logits
 # with one more column, of −inf. Where that column is picked, −inf × 0 is not a number: use `where` or `masked_fill`.)
@@ -158,7 +158,7 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 #
 # A name may be a pattern: in `layers.*.mlp.[gu]*`, the first `*` is any layer, and the rest are `gate` and `up`.
 #
-# ### Exercise 2: the plan of a block that you have not seen
+# ### Exercise 2: the plan of a block that you have not seen (10 minutes)
 #
 # The block below is nowhere else in the course. Somebody has trained it on one device, and it has to be split over 2
 # ranks, and over 4, without a change to its code:
@@ -717,7 +717,7 @@ draw.table(rows)
 # | numbers | one process's | within 1e-12, in float64 |
 
 # %% [markdown]
-# ## Beat it: one block over a node boundary
+# ## Beat it: one block over a node boundary (20 minutes)
 #
 # From here it is open. The block is `silu(x @ up) @ down`, and two nodes of two ranks compute it. A rank has a quarter
 # of the T tokens, and of the H features. It needs y for its own tokens; gradients come by autograd. What stays inside a

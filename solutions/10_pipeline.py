@@ -3,10 +3,10 @@
 #
 # *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
 #
-# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes
-# 135 minutes with its five exercises, 65 without, and as long as you like with what there is to beat; before exercise 3
-# is a good place for a break. Then comes an optional part of 25 minutes, for which you need
-# [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for about a minute of it, in 1 GB of memory.
+# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are.
+# **Minutes**, by estimate: 45 without exercises, 85 with them, 40 more for optional parts, 30 more for the challenge.
+# Before exercise 3 is a good place for a break. For the optional part you need [Tensor
+# parallelism](09_tensor_parallel.ipynb), too. The machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it,
 # and leave out those on notebooks that you have not read.
@@ -156,7 +156,7 @@ draw.schedule(circle)
 # back; and more micro-batches mean more work for the same waiting. That is the whole idea of GPipe (Huang et al., 2019,
 # arXiv 1811.06965): all forwards, then all backwards.
 #
-# ### Exercise 1: GPipe
+# ### Exercise 1: GPipe (10 minutes)
 #
 # Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards, too: then gradients add up
 # in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check accepts no
@@ -310,7 +310,7 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # This is the version of Narayanan et al., 2021 (arXiv 2104.04473). Their first one, of 2019, never pauses between
 # batches, so its weights are out of date.
 #
-# ### Exercise 2: 1F1B
+# ### Exercise 2: 1F1B (15 minutes)
 #
 # The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, one on rank 2. (The
 # first pair of F and B then begins with one more F.) Think about small numbers of micro-batches, too: with m < p, the
@@ -454,7 +454,7 @@ print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3
 # and nothing needs W. From I to W a rank still keeps what W needs. The checker counts all activations as alive until
 # W; in truth some go at I.
 #
-# ### Exercise 3: fill the bubble
+# ### Exercise 3 (optional): fill the bubble (15 minutes)
 #
 # Write 1F1B with I in place of B, and put the W's where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
 # course's code, "zero bubble" in its tables): it has a third of 1F1B's bubble, and no rank holds more than 1F1B's first
@@ -617,7 +617,7 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # also has the head and the loss to compute, and a message takes some time even between processes of one machine. On
 # GPUs the first of these goes away.
 #
-# ### Exercise 4: obey
+# ### Exercise 4: obey (15 minutes)
 #
 # What does a rank do with its list? This is the heart of `pp.Pipeline`. You get the rank's instructions (F and B only),
 # and two functions that know about ranks and messages, so that you need not:
@@ -692,7 +692,7 @@ def obey(instructions, stages, loss, xs, ys, take, put):
 check.obey(obey)
 
 # %% [markdown]
-# ### Exercise 5: where pipelines deadlock
+# ### Exercise 5 (optional): where pipelines deadlock (10 minutes)
 #
 # Behind `take` and `put` are messages. A schedule that can be run may still hang with them: a large send is not over
 # before the other rank receives, and two ranks that send to each other first wait for ever. So messages have their
@@ -991,7 +991,7 @@ check.bubbles(bubbles)
 # | numbers | one process's | the same bits | the same bits |
 
 # %% [markdown]
-# ## Beat it: the shortest schedule under a limit of memory
+# ## Beat it: the shortest schedule under a limit of memory (30 minutes)
 #
 # Here it is open. Eight stages, eight micro-batches, four ranks, and a limit of activations alive on each. Any stage
 # may be on any rank: it is on the one in whose list it stands. Backwards may be whole or split. In five cases stages

@@ -4,10 +4,10 @@
 # *A model is too large for one way to split it. Can all of them be used at once, and is it then still the same
 # training?*
 #
-# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb),
-# [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 80 minutes with its
-# five exercises, 40 without, 10 more for an optional part, and as long as you like with what there is to beat; the
-# machine works for half a minute of it, in 2 GB of memory.
+# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
+# parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
+# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 20 more for the challenge.
+# The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -114,7 +114,7 @@ draw.nodes(EIGHT, node=4)
 draw.nodes(EIGHT, node=4, rank=5)
 
 # %% [markdown]
-# ### Exercise 1: what is my part?
+# ### Exercise 1: what is my part? (5 minutes)
 #
 # Which layers, which sequences of the batch, which heads, and which piece of the state are a rank's own? The first
 # three are divided evenly, in blocks, in the order of the ranks. The piece is a number from 0 on, the rank's place
@@ -175,7 +175,7 @@ check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers),
 # | `"summand"` | a norm's weight, with sequences split (notebook 09) | the sum over its own tokens | different layers |
 # | `"tied"` | an embedding that is the head, too | different words | a summand each, at both ends |
 #
-# ### Exercise 2: combine
+# ### Exercise 2: combine (10 minutes)
 #
 # Write it down once, for all four kinds. The check gives `"tied"` only where there are two stages or one, so that all
 # ranks along `pp` have it. Budget: nothing travels along an axis where nothing has to be added.
@@ -205,7 +205,7 @@ check.combine(combine)
 # When two strategies meet, one takes what the other has left. A linear layer `y = x @ w` is split by rows along `tp`.
 # Along `dp`, FSDP shards *that part*, and not w. So a rank holds a piece of a part, and gathers the part alone.
 #
-# ### Exercise 3: one layer in two dimensions
+# ### Exercise 3: one layer in two dimensions (10 minutes)
 #
 # Write its forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`, which may be 2-D: the
 # ranks' rows one after the other. `reduce_scatter(vector, group)` returns this rank's equal part of the sum of all
@@ -452,7 +452,7 @@ check.predict("The wire is busy, times:", guess_busy, times, reason="294,912 B /
 #   which made one model's norm 1.52 times too large
 #   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
 #
-# ### Exercise 4: each gradient once
+# ### Exercise 4: each gradient once (10 minutes)
 #
 # Each gradient comes with the axes along which it is *cut*: each rank there has a different part of it. Along all other
 # axes all ranks have the same. Use float64 for the sum. Budget: 64 bytes, whatever the gradients' size.
@@ -523,7 +523,7 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 # In A and B all gradients are off by one factor, in C the loss in the log is. AdamW divides by the size of the
 # gradients, so that the loss falls as before. The norm shows it.
 #
-# ### Exercise 5: by which factor?
+# ### Exercise 5: by which factor? (5 minutes)
 
 
 # %%
@@ -666,7 +666,7 @@ draw.table(rows)
 # | numbers | one process's | within rounding | within rounding |
 
 # %% [markdown]
-# ## Beat it: the mesh from whose nodes least leaves
+# ## Beat it: the mesh from whose nodes least leaves (20 minutes)
 #
 # Here it is open. Eight ranks on two nodes or on four, four models and batches. You choose the axes, their sizes and
 # their order. A step is run for real, and what leaves the busiest node, or comes into it, is counted. A rank has room

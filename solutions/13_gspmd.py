@@ -4,10 +4,10 @@
 # *In every notebook so far somebody wrote down what to send. Could a compiler work that out from the layouts alone? And
 # would it send as little as you did?*
 #
-# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and
-# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 60 minutes with its three exercises, 30 without, and
-# as long as you like with what there is to beat at the end; the machine works for a minute of it, in 1 GB of memory. It
-# needs JAX, too: `make learn EXTRA=gspmd` adds it.
+# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and [Tensor
+# parallelism](09_tensor_parallel.ipynb).
+# **Minutes**, by estimate: 25 without exercises, 55 with them, 15 more for optional parts, 25 more for the challenge.
+# The machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -270,7 +270,7 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 # x are cut, `i` is cut, and then the rows of the result are. And it goes the other way as well: if somebody wants the
 # *result* in columns, then `j` is cut, so w should be.
 #
-# ### Exercise 1: pass it on
+# ### Exercise 1: pass it on (10 minutes)
 #
 # `dims` has the letters of each tensor, inputs first and the result last. `cut` says for each of them which dim is cut,
 # by number; None where nothing is known. One letter is cut. Fill in what follows for the tensors that have it, in the
@@ -298,7 +298,7 @@ check.pass_on(pass_on)
 # Under FSDP, x is cut along `i`, its batch, and w along `j`. Both letters are cut along the same axis of the mesh, and
 # a product can follow only one of them. What is cut along the other one has to move. Which one should that be?
 #
-# ### Exercise 2: the choice
+# ### Exercise 2: the choice (10 minutes)
 #
 # `sizes` has the elements of each tensor.
 
@@ -437,7 +437,7 @@ draw.table(
 # arguments, `lax.psum(x, "dp")`, and `lax.ppermute(x, "dp", pairs)`, which sends from one device to another. And
 # `lax.axis_size("dp")` is N.
 #
-# ### Exercise 3: ZeRO 3
+# ### Exercise 3: ZeRO 3 (10 minutes)
 #
 # In notebook 04 it took a class. Here each device has its rows of every weight, and its part of the batch; you return
 # its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather when it goes
@@ -491,7 +491,7 @@ counted(on_devices(compiled_by_hand, devices=8))
 # One gather and one reduce-scatter for each of the weights, on CPUs as well (and an all-reduce: of the loss). What is
 # written is what is sent.
 #
-# ### Optional, exercise 4: a pipeline
+# ### Optional, exercise 4: a pipeline (15 minutes)
 #
 # Each device is a stage. In each tick it takes what has arrived, the first one a fresh micro-batch, and hands on what
 # it made. There are M + N − 1 ticks, and every device computes in all of them; at the ends, what it makes is of no use.
@@ -611,7 +611,7 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 # | TP, backward | 2 × 2 (N − 1)/N a | exactly | 5 × 2 (N − 1)/N a: one for each of q, k, v, gate and up |
 # | numbers | one process's | to rounding | to rounding |
 #
-# ## Beat it: the annotations with which XLA sends least
+# ## Beat it: the annotations with which XLA sends least (20 minutes)
 #
 # Optional, and open: no answer is the last one. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
 # devices, with axes `a`, `b` and `c`. The weights are 128 × 128, and there are 64, 128 or 256 tokens. A device has room

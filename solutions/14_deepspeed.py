@@ -4,9 +4,10 @@
 # *You wrote ZeRO in code. In the library of those who invented it, a stage is a number in a file. Is it the same ZeRO?
 # And what does such a file not say?*
 #
-# You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb). It takes 55 minutes with its four exercises, 25 without,
-# and as long as you like with what there is to beat at the end; the machine works for half a minute of it, in 2 GB of
-# memory. It needs DeepSpeed, too: `make learn EXTRA=deepspeed` adds it.
+# You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb).
+# **Minutes**, by estimate: 30 without exercises, 55 with them, 25 more for the challenge.
+# The machine works for half a minute of it, in 2 GB of memory. It needs DeepSpeed, too: `make learn EXTRA=deepspeed`
+# adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -287,7 +288,7 @@ check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
 # `train_micro_batch_size_per_gpu`, what a rank takes at a time; `gradient_accumulation_steps`, how many of these there
 # are. The first is the product of the other two and the ranks. Two of the three say the third.
 #
-# ### Exercise 1: write it
+# ### Exercise 1: write it (5 minutes)
 #
 # ZeRO's stage 2, in bfloat16 (`bf16`, with `enabled` in it). It is judged by what it means, so there is more than one
 # right answer. By one of them DeepSpeed then takes a step.
@@ -329,7 +330,7 @@ check.configure(configure)
 # The file is right, for some number of ranks. Which one? (If the last factor is 1 and you have more GPUs, each process
 # believes that it is alone: it was not started by a launcher.)
 #
-# ### Exercise 2: mend it
+# ### Exercise 2: mend it (5 minutes)
 
 
 # %%
@@ -367,7 +368,7 @@ check.mend(mend)
 #
 # A `mesh` of one axis has no key: there are as many ranks as were started.
 #
-# ### Exercise 3: translate
+# ### Exercise 3: translate (10 minutes)
 #
 # It is judged by a trial: for some settings, `fully_shard` and DeepSpeed train the same small model on two ranks. The
 # bytes sent in a step, the parameters held after it and the numbers at the end must be the same. Where you do not say
@@ -458,7 +459,7 @@ check.predict("bfloat16 and float32:", guess_mixed, round(mixed, 1))
 # stage 2 it is 2Ψ + 18Ψ/N bytes on each of N ranks: two for P in 16 bits, and shares of G in 16 and in 32 bits and of
 # S, 2 + 4 + 12. ([labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has them in closed form.)
 #
-# ### Exercise 4: what is left out
+# ### Exercise 4: what is left out (5 minutes)
 #
 # In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. In mixed
 # precision the estimate's P, G and S are right. Besides, there is one bucket, in the parameters' dtype, and there are
@@ -721,7 +722,7 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 # | S in float32, N ranks | 12Ψ/N | 12Ψ/N | 8Ψ/N |
 
 # %% [markdown]
-# ## Beat it: the quickest file that fits
+# ## Beat it: the quickest file that fits (20 minutes)
 #
 # Optional, and open: no answer is the last one. Two ranks train three models of linear layers, with AdamW in float32.
 # Each has a budget of bytes, beyond what was there before the model, and a message takes latency + bytes/bandwidth. You

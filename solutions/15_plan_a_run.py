@@ -4,9 +4,9 @@
 # *Seventy billion parameters, four nodes of eight GPUs, and a month. There are fifteen thousand ways to split the work.
 # Which one, and how would you know before you have paid for it?*
 #
-# You need: [ZeRO](04_zero.ipynb), [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It
-# takes 80 minutes with its five exercises, 40 without, 20 more for an optional part, and as long as you like with what
-# there is to beat; the machine works for half a minute of it, in 1 GB of memory.
+# You need: [ZeRO](04_zero.ipynb), [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
+# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 20 more for the challenge.
+# The machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -75,7 +75,7 @@ guess_tp = 2  # your number
 # The sizes of all axes multiply to the number of GPUs. Besides, there must be enough of everything to deal out: whole
 # heads along tp, a layer at least for each stage along pp, whole sequences along dp. And here tp stays inside a node.
 #
-# ### Exercise 1: the sizes of a mesh
+# ### Exercise 1: the sizes of a mesh (10 minutes)
 
 
 # %%
@@ -119,7 +119,7 @@ print(f"{len(sizes)} meshes of 32 GPUs; the first and the last: {sizes[0]}, {siz
 # divides some of them once more, over dp. The activations are those of the micro-batches that are under way. A question
 # before you write: **with a pipeline of 8 instead of 1, by what is a rank's share of the activations divided?**
 #
-# ### Exercise 2: the fullest rank
+# ### Exercise 2: the fullest rank (5 minutes)
 #
 # Of a parameter 2 bytes, of its gradient 2, and 12 of AdamW's state. Activations are divided by tp (there is sequence
 # parallelism) and by pp. The schedule is 1F1B, and the rank is the first one.
@@ -176,7 +176,7 @@ draw.table(rows)
 # **exposed**. As soon as a layer's backward is over, its all-reduce can set out, while the layers before it compute.
 # There is one wire, so the all-reduces take turns.
 #
-# ### Exercise 3: exposed
+# ### Exercise 3: exposed (5 minutes)
 
 
 # %%
@@ -220,7 +220,7 @@ draw.table(rows)
 # As long as the wire is quicker than the computation, only the last layer's all-reduce is seen. Once it is slower, all
 # of the difference is. That edge, and not the number of bytes, decides whether data parallelism is cheap.
 #
-# ### Exercise 4: a forecast
+# ### Exercise 4: a forecast (15 minutes)
 #
 # Now a whole step, for runs that were really done: Hugging Face measured some thousand layouts on up to 512 H100s for
 # their [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). You see those of the 1B
@@ -533,7 +533,7 @@ plan.search(small, yours, batch=128, context=4096, software="pytorch")
 #
 # ## Say it back
 #
-# ### Exercise 5: what was the bottleneck?
+# ### Exercise 5: what was the bottleneck? (5 minutes)
 #
 # Seven real runs: A to F from the playbook, G from Llama 3's report (arXiv 2407.21783, table 4), where 8,192 GPUs with
 # 32 sequences on each rank along dp reached an MFU of 43 %, and 16,384 with 16 of them 41 %. `microbatches` says how
@@ -587,7 +587,7 @@ check.bottlenecks(bottlenecks)
 # </details>
 
 # %% [markdown]
-# ## Beat it: a layout by five questions
+# ## Beat it: a layout by five questions (20 minutes)
 #
 # Here it is open. Six models, each on a cluster of its own, drawn by seeds: 16 or 32 GPUs, slow wires and quick ones,
 # small cards and large ones. For each you choose a layout. You may ask the plan about five, as you could afford to try

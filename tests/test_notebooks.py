@@ -43,7 +43,7 @@ def test_a_strategy_has_at_least_two_exercises(source):
 def test_a_notebook_says_what_it_needs_and_how_to_reset_it(source):
     cells = notebooks.read(source).cells
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
-    assert re.search(r"\d+ minutes", cells[0].source) and re.search(r"\d+ [MG]i?B", cells[0].source)
+    assert all(re.search(need, cells[0].source) for need in (r"Minutes\*\*, by estimate: \d+", r"\d+ [MG]i?B"))
     assert f"git restore notebooks/{source.stem}.ipynb" in cells[-1].source
 
 

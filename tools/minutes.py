@@ -6,7 +6,7 @@
     exercises    what each states in its heading: `### Exercise 1: GPipe (10 minutes)`
     challenge    likewise: `## Beat it: the quickest sum on a slow wire (30 minutes)`
 
-Sections headed "Optional" or "Beat it", and optional exercises, are counted apart.
+Sections headed "Optional" or "Beat it" are counted apart, and so are optional exercises, each with the code below it.
 
     python -m tools.minutes           print the table
     python -m tools.minutes write     write it into README.md and TEACHING.md, and its sentence into each first cell
@@ -23,8 +23,9 @@ from tools import notebooks
 
 WORDS, CELL, MACHINE = 200, 0.5, 2.0  # a minute; minutes; minutes
 HEADING = re.compile(r"(#+) (.*?)(?: \((\d+) minutes\))?$")
-UNREAD = re.compile(r"```.*?```|<img\b[^>]*>|!\[[^\]]*\]|\]\([^)]*\)|<[^>]+>", re.DOTALL)
-ROW = re.compile(r"^(\| \[(?P<number>\w+) [^|]*\]\(notebooks/(?P<stem>\w+)\.ipynb\) \|)[^|]*\|", re.MULTILINE)
+UNREAD = re.compile(r"```.*?```|<img\b[^>]*>|!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)|<[^>]+>", re.DOTALL)
+IN_README = re.compile(r"^(\| \[[^|]*\]\(notebooks/(\w+)\.ipynb\) \|)[^|]*\|", re.MULTILINE)
+IN_TEACHING = re.compile(r"^(\| (\d\d\w?) [A-Z][^|]*\|)[^|]*\|", re.MULTILINE)
 SENTENCE = re.compile(r"\*\*Minutes\*\*, by estimate: [^.]*\.")
 
 
@@ -52,16 +53,19 @@ def near(minutes: float) -> int:
 
 def minutes(notebook: NotebookNode) -> Minutes:
     """Apply the rule. Raises ValueError for an exercise or a challenge whose heading states no minutes."""
-    found, part = Minutes(), "required"
+    found, section, part = Minutes(), "required", "required"
     for cell in notebook.cells:
         if cell.cell_type == "code":
             add(found, part, CELL)
             continue
+        part = section  # an exercise ends where the next text begins
         for line in UNREAD.sub(" ", cell.source).splitlines():
             if heading := HEADING.match(line):
                 level, title, stated = heading.groups()
-                part = part_of(title, "required" if len(level) < 3 or "xercise" in title else part)
-                if "xercise" in title or part == "challenge":
+                part = part_of(title, "required" if len(level) < 3 else section)
+                if len(level) < 3:
+                    section = part
+                if "xercise" in title or title.startswith("Beat it"):
                     if not stated:
                         raise ValueError(f"{title!r} states no minutes: let its heading end with, say, (10 minutes)")
                     add(found, "exercises" if part == "required" else part, int(stated))
@@ -92,10 +96,16 @@ def in_readme(text: str, found: dict[str, Minutes]) -> str:
     """Return README's text with the estimates in the first column behind each notebook's name."""
 
     def cell(match: re.Match) -> str:
-        each = found[match["stem"]]
+        each = found[match[2]]
         return f"{match[1]} {near(each.required)} to {near(each.required + each.exercises)} |"
 
-    return ROW.sub(cell, text)
+    return IN_README.sub(cell, text)
+
+
+def in_teaching(text: str, found: dict[str, Minutes]) -> str:
+    """Return TEACHING.md's text with the estimates in the first column behind each notebook's name."""
+    by_number = {stem.partition("_")[0]: each for stem, each in found.items()}
+    return IN_TEACHING.sub(lambda match: f"{match[1]} {by_number[match[2]]} |", text)
 
 
 def in_source(text: str, each: Minutes) -> str:
@@ -103,16 +113,22 @@ def in_source(text: str, each: Minutes) -> str:
     return SENTENCE.sub(f"**Minutes**, by estimate: {each}.", text, count=1)
 
 
+def written(root: Path = notebooks.ROOT) -> dict[Path, str]:
+    """Return what each file says with the estimates in it."""
+    found = of_all(root)
+    pages = {root / "README.md": in_readme, root / "TEACHING.md": in_teaching}
+    texts = {page: put(page.read_text(encoding="utf-8"), found) for page, put in pages.items()}
+    for source in notebooks.sources(root):
+        texts[source] = in_source(source.read_text(encoding="utf-8"), found[source.stem])
+    return texts
+
+
 def main(write: str = "") -> int:
-    found = of_all()
-    for stem, each in found.items():
+    for stem, each in of_all().items():
         print(f"{stem:<22} {each}")
-        if write:
-            source = notebooks.ROOT / "solutions" / f"{stem}.py"
-            source.write_text(in_source(source.read_text(encoding="utf-8"), each), encoding="utf-8")
     if write:
-        readme = notebooks.ROOT / "README.md"
-        readme.write_text(in_readme(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
+        for path, text in written().items():
+            path.write_text(text, encoding="utf-8")
     return 0
 
 
