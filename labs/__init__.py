@@ -1,36 +1,36 @@
 """Train a large model on many devices: the map of this package.
 
 Each name in labs/ is a chapter, taught from scratch on torch.distributed: a file, or a folder with a file for each idea
-and an outline in its `__init__`.  Read them in this order; each imports only what is above it.
+and an outline in its `__init__`.  Read the chapters in this order; each one imports only chapters above it.
 
     rope         rotary positions: where a token stands is an angle
     model        a small GPT for one device; knows nothing of parallelism
     data         the corpus, this Python's own standard library as bytes, and the sampler
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
-    group        what a strategy asks of its process group: the least bytes
-    agree        what must be the same on all ranks, compared
+    group        the collectives that strategies call, each with the least bytes on any backend
+    agree        comparisons between ranks of what must be the same on all of them
     mesh         ranks as a grid with named axes, and a process group along each
     dtensor      a tensor that knows its layout, and computes as if it were whole
-    hooks        what a strategy asks of autograd: when a layer's backward begins and ends
-    dropped      what stands where memory is gone, so that nobody reads it
-    elementwise  what an optimizer may not ask of a shard: its shape, its norm, its neighbours
+    hooks        the moments at which a layer's backward begins and ends, as autograd tells them
+    dropped      placeholders for parameters whose memory is freed, so that nobody reads it
+    elementwise  the check that an optimizer treats each element by itself, so that it can update shards
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     zero         the spare copies removed, stage by stage, a layer at a time
     fsdp         stage 3 parameter by parameter, gathered before it is needed
     memory       hold less: precision, recomputation, offload
     clip         the norm of the gradients, wherever their shards are
     tp           every matrix split, by a plan
-    pp           the layers dealt out, micro-batches flowing through them: schedules as data, and what obeys them
-    gspmd        a few layouts given, those of a whole program found, and its communication with them
+    pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
+    gspmd        a whole program's layouts and communication, found from a few annotations
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as they are published: a Llama's, under Hugging Face's names
     checkpoint   a training that survives: saved by all ranks, and loaded in any other layout
     parallel     all of it on one mesh: stages that are split and sharded
-    plan         this model, on these machines, how? every layout that fits, the quickest first
-    native       the same verbs as PyTorch ships them
-    deepspeed    and as DeepSpeed does: a configuration says it (extra deepspeed)
-    xla          the other road, JAX: say how arrays are laid out, and the compiler communicates (extra gspmd)
+    plan         every layout in which a model fits on given machines, the fastest first
+    native       the same strategies as PyTorch ships them
+    deepspeed    the same strategies in DeepSpeed, chosen by a configuration (extra deepspeed)
+    xla          the same in JAX: annotate how arrays are laid out, and the compiler communicates (extra gspmd)
 
-labs/kit is the laboratory around them, and not on the exam; its own map is in labs/kit/__init__.py.
+labs/kit is the laboratory around these chapters: it runs and measures them.  Its own map is in labs/kit/__init__.py.
 """

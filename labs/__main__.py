@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
         parser.error(f"{name!r} names no function: write it like ring.py:main")
     if not Path(file).is_file():
         parser.error(f"{chosen.target!r} names no file that exists: write it like ring.py:main")
-    # Under this name nothing can be imported, so the function travels to the ranks whole, with what it uses.
+    # No module has this name, so the function is pickled by value, together with all that it uses.
     function = runpy.run_path(file, run_name="__labs__").get(name)
     if not callable(function):
         parser.error(f"{file} defines no function {name!r}")
@@ -82,5 +82,5 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal that has no Δ shows a question mark
+        stream.reconfigure(errors="replace")  # a terminal without Δ in its encoding shows a question mark
     sys.exit(main(sys.argv[1:]))

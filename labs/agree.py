@@ -1,20 +1,20 @@
-"""What must be the same on all ranks, compared; each caller brings the sentence that is said where it differs.
+"""Comparisons between ranks: values that must be the same on all of them, and an error on every rank if they differ.
 
-Nothing fails by itself where ranks differ: whatever they bring to a collective, the backend adds it up or lays it side
-by side.
+Different values on different ranks cause no error by themselves: whatever the ranks pass to a collective, the backend
+adds it up or lays it side by side.  Each caller gives the sentence that the error says.
 
-    require_same             any value; raises, on every rank, where one's differs from the first's
-    require_equal            parameters, bit by bit
-    require_equal_replicas   a model's
-    Order                    what was gathered and reduced since the last comparison: a number of eight bytes per rank
+    require_same             compares any value, and raises on every rank if one rank's differs from the first rank's
+    require_equal            compares parameters, bit by bit
+    require_equal_replicas   compares all parameters of a model
+    Order                    compares which layers the ranks gathered and reduced: eight bytes per rank and step
 
-    everybodys               each rank's value: where more is asked than whether they are equal
-    on_all_ranks             what each rank finds when it looks; what one of them raises, all of them raise
-    fingerprint              of a tensor: a line that differs where one bit does
-    Some                     of a tensor: some of its numbers, equal to others that differ by rounding alone
+    everybodys               gathers each rank's value, for callers that need more than whether the values are equal
+    on_all_ranks             calls a function on each rank; if it raises on one rank, all ranks raise that error
+    fingerprint              a line of text about a tensor, which differs if one bit of the tensor differs
+    Some                     a sample of a tensor's numbers, which equals another sample up to rounding
 
-Where one process stands in for one of many ranks, on tensors without numbers, `alone` says so: then everybody has what
-this rank has, and of a tensor the type and the shape are all there is.
+`alone` is True while one process stands in for one of many ranks, with tensors that have no numbers (a dry run).  Then
+every rank is taken to have this rank's value, and only the dtypes and shapes of tensors are compared.
 """
 
 import math
@@ -31,12 +31,12 @@ from torch.distributed import ProcessGroup
 
 from labs.group import all_gather, meeting_place
 
-Sentence = Callable[[int, Any, int, Any], str]  # of the first rank and its value, and another one and its
+Sentence = Callable[[int, Any, int, Any], str]  # arguments: the first rank and its value, another rank and its value
 alone = False
 
 
 def everybodys(value: Any, group: ProcessGroup | None) -> dict[int, Any]:
-    """By the global ranks of the group, each one's value."""
+    """Gather one value from each rank, and return `{global rank: value}`."""
     values = [value] * dist.get_world_size(group)
     if not alone and len(values) > 1:
         dist.all_gather_object(values, value, group)
@@ -50,7 +50,10 @@ def require_same(
 
 
 def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception] = ValueError) -> None:
-    """Raise an error where a rank's value is not the first one's; all ranks must compare the same."""
+    """Raise an error if a rank's value differs from the first rank's.
+
+    found: `{rank: value}`, the same on all ranks, so that all of them raise or none does.
+    """
     (first, its), *others = sorted(found.items())
     for rank, value in others:
         if value is not its and value != its:
@@ -58,7 +61,10 @@ def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception]
 
 
 def on_all_ranks(do: Callable[[], Any], group: ProcessGroup | None = None) -> list[Any]:
-    """What each rank finds, in the order of the ranks; what the first of them raises, all of them raise."""
+    """Call `do` on every rank and return all ranks' results, in the order of the ranks.
+
+    Raises, on every rank, the error of the first rank on which `do` raised one.
+    """
     try:
         found = do()
     except Exception as error:
@@ -73,19 +79,19 @@ def on_all_ranks(do: Callable[[], Any], group: ProcessGroup | None = None) -> li
 
 
 def can_be_sent(found: Any) -> Any:
-    """An error that another rank could not make again becomes one that says the same."""
+    """Return `found`; an error that cannot be pickled is replaced by a RuntimeError with the same text."""
     if not isinstance(found, Exception):
         return found
     words = f"rank {dist.get_rank()}: {type(found).__name__}: {found}"
     try:
         again = pickle.loads(pickle.dumps(found))
-    except Exception:  # whatever its class does there: what it says is not lost
+    except Exception:  # whatever its class raises while it is pickled, its text is not lost
         return RuntimeError(words)
     return found if str(again) == str(found) else RuntimeError(words)
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """The first name under which they have different values, or that only one of them has."""
+    """Return the first name under which `a` and `b` have different values, or that only one of them has."""
     return next(name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name])
 
 
@@ -93,9 +99,9 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ValueError, on every rank, where a parameter is not rank 0's; name the first one and the rank.
+    """Raise ValueError, on every rank, if a parameter differs from rank 0's; the error names both.
 
-    Averaged gradients keep equal replicas equal.  They cannot make them so.
+    Averaged gradients keep equal replicas equal, but they cannot make different replicas equal.
     """
     for name, module in model.named_modules():
         if getattr(module, "max_norm", None) is not None:
@@ -121,7 +127,7 @@ def require_equal(parameters: dict[str, Tensor], group: ProcessGroup | None = No
 
 
 def fingerprint(p: Tensor) -> str:
-    """Type, shape, and sums of the bits by their places: a changed or exchanged element changes them."""
+    """Return dtype, shape and a checksum as text; the checksum changes if an element changes or two change places."""
     if p.is_meta or alone:
         return f"{p.dtype} of shape {tuple(p.shape)}"
     numbers = p.detach().contiguous().flatten()
@@ -131,7 +137,10 @@ def fingerprint(p: Tensor) -> str:
 
 
 def bits_of(numbers: Tensor) -> Tensor:
-    """As integers, of eight bytes each where that comes out even: the fewer, the sooner they are summed up."""
+    """Return the bits as integers.
+
+    They are of eight bytes each if the size is a multiple of that, since fewer integers are faster to sum up.
+    """
     size = numbers.itemsize
     if len(numbers) * size % 8:
         return numbers.view(INTEGER[size])
@@ -139,11 +148,11 @@ def bits_of(numbers: Tensor) -> Tensor:
 
 
 def sums_of(bits: Tensor) -> list[int]:
-    """Of each block the sum of its integers, each times a number that belongs to its place, modulo 2**64.
+    """Return one sum per block, modulo 2**64: each integer is multiplied by a random weight that belongs to its place.
 
-    Of two blocks that differ, one pair in 2**32 has the same sum: those numbers are random, of 64 bits, and what they
-    are multiplied by has 32.  An integer's high half is multiplied by one of its own, too: of the product of the whole
-    integer, little of it is left.
+    Two different blocks have the same sum with a probability of 2**-32: the weights have 64 random bits, and each is
+    multiplied by 32 bits.  The high half of an integer has a second weight of its own, since the product of the whole
+    integer, modulo 2**64, depends little on its high half.
 
     Source: Lemire and Kaser 2014, "Strongly universal string hashing is fast": MULTILINEAR.
     """
@@ -162,14 +171,19 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-AT_ONCE = 2**17  # integers: a block of them fits into a cache, however large the tensor is
-SEED = torch.Generator("cpu").manual_seed(0)  # on every rank
+AT_ONCE = 2**17  # integers per block: a block fits into a cache, however large the tensor is
+SEED = torch.Generator("cpu").manual_seed(0)  # the same weights on every rank
 WEIGHTS = torch.randint(-(2**63), 2**63 - 1, (2, AT_ONCE), generator=SEED, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
 class Some:
-    """Some of a tensor's numbers, and how much of the largest they may differ: ranks may sum up in different orders."""
+    """A sample of a tensor's numbers, which equals another sample up to rounding: ranks may sum up in different orders.
+
+    size: number of elements of the tensor
+    numbers: at most 127 of them, evenly spaced
+    rounding: the difference that is allowed, as a fraction of the largest number
+    """
 
     size: int
     numbers: list[float]
@@ -192,7 +206,7 @@ class Some:
         if not isinstance(other, Some):
             return NotImplemented
         if self.spoiled or other.spoiled:
-            return True  # nothing can be said about them
+            return True  # inf and nan cannot be compared
         most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)
         pairs = zip(self.numbers, other.numbers, strict=False)
         return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
@@ -206,24 +220,27 @@ def rounding(x: Tensor) -> float:
 
 
 class Order:
-    """What this rank gathered and reduced since the last comparison.
+    """A record of the layers that this rank gathered and reduced since the last comparison with the other ranks.
 
-    Where two ranks gather or reduce different layers of equal size at the same time, nothing fails: one's numbers
-    become the other's.  So they compare, once per step, a checksum of what they did: 8 bytes from each to each.
-    They do so where the host need not wait for the device, if their group has such a place.
+    If two ranks gather or reduce different layers of equal size at the same time, no error occurs: one layer gets the
+    other's numbers.  So once per step the ranks compare a checksum of their records, and each sends 8 bytes to each.
+    They compare on the CPU if their group has a backend for it, so that the host need not wait for the device.
     """
 
     def __init__(self, group: ProcessGroup | None):
         self.group, self.done = group, []
 
     def add(self, what: Any) -> None:
-        """Words, or what prints as some, and is compared itself where those differ."""
+        """Record an event: text, or an object that prints as text.
+
+        The records themselves are compared, event by event, if their checksums differ.
+        """
         self.done.append(what)
-        if len(self.done) == 10_000:  # no step compares them where a model is only evaluated
+        if len(self.done) == 10_000:  # a model that is only evaluated never compares them
             self.done = [f"checksum {checksum(self.done)}"]
 
     def compare(self, device: torch.device) -> None:
-        """Raise RuntimeError, on every rank, where one did something else; nothing is sent where nothing was done."""
+        """Raise RuntimeError, on every rank, if one rank's record differs; an empty record is not compared."""
         if not self.done:
             return
         mine = torch.tensor([checksum(self.done)], device=meeting_place(self.group, device))

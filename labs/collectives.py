@@ -1,9 +1,9 @@
 """Collectives from send and receive alone.
 
-A collective is a program that every rank of a group runs at the same moment; here each one is written with
-`isend` and `irecv`, in the algorithm that is known by its name.  N ranks, rank r, a tensor of n elements.
-Where a tensor is cut into N pieces, `tensor_split` cuts it: as evenly as possible, the longer pieces first;
-c_i is the size of piece i, indices modulo N.
+A collective is a program that every rank of a group runs at the same moment.  Each one in this file is written with
+`isend` and `irecv`, in an algorithm that is known by a name.  The table is for rank r of N, and a tensor of n elements.
+A tensor is cut into N pieces as `tensor_split` cuts it: as evenly as possible, the longer pieces first; c_i is the size
+of piece i, indices modulo N.
 
     collective             algorithm                rounds            elements that rank r sends
     broadcast              binomial tree            ceil(log2 N)      n to each of its children
@@ -22,8 +22,8 @@ rounds.  So rings win on large tensors and doubling on small ones (Thakur, Raben
 
 All of them work in place on contiguous tensors of any shape, number of elements (none, too) and dtype, on one
 rank or many, for `group=None` (all ranks) or any subgroup; `src` and `dst` are global ranks, as in
-`torch.distributed`.  NCCL wants the first operation on a group to involve all of its ranks: where that is not
-so (the first round of a tree), begin with one `dist.barrier()`.
+`torch.distributed`.  NCCL requires that the first operation on a group involves all of its ranks.  The first
+round of a tree does not, so call `dist.barrier()` once before it.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,7 +46,7 @@ COMBINE = {
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Every rank's `tensor` becomes global rank `src`'s: in each round, all who know it tell one more."""
+    """Copy global rank `src`'s `tensor` to every rank: in each round, every rank that has it sends it on once."""
     rank, ranks = place(group)
     flat, root = flatten(tensor), group_rank(src, group)
     me = (rank - root) % ranks
@@ -58,7 +58,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -
 
 
 def reduce(tensor: Tensor, dst: int = 0, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
-    """Global rank `dst`'s `tensor` becomes the reduction over all ranks; the others' hold partial results."""
+    """Reduce over all ranks into global rank `dst`'s `tensor`; afterwards the others' tensors hold partial results."""
     rank, ranks = place(group)
     flat, root = flatten(tensor), group_rank(dst, group)
     received = torch.empty_like(flat)
@@ -75,10 +75,10 @@ def reduce(tensor: Tensor, dst: int = 0, op=ReduceOp.SUM, group: ProcessGroup | 
 
 
 def reduce_scatter(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> Tensor:
-    """Piece r of `tensor`, on rank r, becomes the reduction over all ranks; returns that piece, 1-D, a view.
+    """Reduce piece r of `tensor` over all ranks into rank r's, and return that piece: 1-D, a view of `tensor`.
 
-    A partial result sets out from each rank and walks once around the ring; every rank that it passes adds
-    its own piece, and it arrives where it belongs.  The other pieces of `tensor` are left half reduced.
+    A partial result starts from each rank and travels once around the ring.  Every rank that it passes adds its own
+    piece, and the result ends on the rank whose piece it is.  The other pieces of `tensor` are left half reduced.
     """
     rank, ranks = place(group)
     pieces = flatten(tensor).tensor_split(ranks)
@@ -92,9 +92,9 @@ def reduce_scatter(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None =
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Rank r brings piece r of `tensor`; afterwards every rank has all of them.
+    """Gather piece r of `tensor` from each rank r; afterwards every rank has all pieces.
 
-    Each rank hands on what it received in the round before, beginning with its own piece.
+    Each rank sends its own piece first, and then in each round the piece that it received in the round before.
     """
     rank, ranks = place(group)
     pieces = flatten(tensor).tensor_split(ranks)
@@ -106,9 +106,9 @@ def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> None:
 def all_reduce(
     tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> "Work | None":
-    """Every rank's `tensor` becomes the reduction over all ranks, the same bits everywhere.
+    """Reduce every rank's `tensor` over all ranks, with the same bits everywhere.
 
-    With `async_op` the ring runs beside the caller, who must `wait()` for the returned work before touching
+    With `async_op`, the ring runs beside the caller, who must `wait()` for the returned work before touching
     `tensor` or calling another collective of this file on the same ranks.
     """
     if async_op:
@@ -121,10 +121,11 @@ def all_reduce(
 
 
 def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
-    """The same as `all_reduce`, in the fewest rounds: whole tensors between ranks 1, 2, 4, ... apart.
+    """Do the same as `all_reduce` in the fewest rounds: ranks 1, 2, 4, ... apart exchange whole tensors.
 
-    Only a power of two can be doubled into: with N = power + extra, the last `extra` ranks first fold their
-    tensors into the first ones', and are told the result at the end (two more rounds, n more elements each).
+    Recursive doubling needs a power of two.  With N = power + extra, the last `extra` ranks first send their tensors to
+    the first `extra` ranks.  These combine them with their own, and send the result back at the end: two more rounds of
+    n elements each.
     """
     rank, ranks = place(group)
     flat = flatten(tensor)
@@ -154,7 +155,10 @@ def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | N
 
 
 def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """`outputs[i]` becomes rank i's `inputs[r]`: N tensors each, of any sizes on which two ranks agree."""
+    """Copy rank i's `inputs[r]` into rank r's `outputs[i]`, for all i and r.
+
+    outputs, inputs: N tensors each, of any sizes on which sender and receiver agree.
+    """
     rank, ranks = place(group)
     if not len(outputs) == len(inputs) == ranks:
         given = f"{len(outputs)} and {len(inputs)}"
@@ -167,14 +171,17 @@ def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup 
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
-    """Nobody leaves before everybody has come: after k rounds a rank has heard, through others, of 2^k."""
+    """Wait until every rank has called this; after k rounds, a rank knows of 2^k ranks that have.
+
+    Each round's messages carry on what their sender has heard.
+    """
     rank, ranks = place(group)
     token = torch.zeros(2, dtype=torch.uint8)
     for distance in powers_of_two(below=ranks):
         exchange(group, send=(token[:1], rank + distance), receive=(token[1:], rank - distance))
 
 
-# ---- what they all stand on ------------------------------------------------------------------------------
+# ---- building blocks -------------------------------------------------------------------------------------
 
 
 def exchange(
@@ -182,10 +189,12 @@ def exchange(
     send: tuple[Tensor, int] | None = None,
     receive: tuple[Tensor, int] | None = None,
 ) -> None:
-    """One round: post a send and a receive (tensor, peer; peers count modulo N) together, and wait for both.
+    """Run one round: post a send and a receive together, and wait for both.
 
-    Together, because on NCCL a send does not return before its receive has been posted: a ring of ranks that
-    all send first and receive afterwards would never move.  An empty tensor is not a message.
+    send, receive: (tensor, peer), where peers count modulo N; an empty tensor is not sent.
+
+    On NCCL a send does not return before its receive has been posted.  A ring of ranks that all send first and receive
+    afterwards would never move, so both are posted together.
     """
     ranks = dist.get_world_size(group)
     posts = [
@@ -198,14 +207,14 @@ def exchange(
 
 
 def combine(op, mine: Tensor, received: Tensor) -> None:
-    """mine = mine (op) received, in place."""
+    """Compute mine = mine (op) received, in place."""
     if op not in COMBINE:
         raise ValueError(f"cannot reduce with {op}: use one of {', '.join(str(known) for known in COMBINE)}")
     COMBINE[op](mine, received, out=mine)
 
 
 def place(group: ProcessGroup | None) -> tuple[int, int]:
-    """This rank's number within the group, and the group's size."""
+    """Return this rank's number within the group, and the group's size."""
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"rank {dist.get_rank()} is not a member of this group: only members may call")
@@ -217,27 +226,27 @@ def group_rank(global_rank: int, group: ProcessGroup | None) -> int:
 
 
 def flatten(tensor: Tensor) -> Tensor:
-    """`tensor` as a vector over the same memory, apart from autograd."""
+    """Return `tensor` as a vector over the same memory, detached from autograd."""
     if not tensor.is_contiguous():
         raise ValueError(f"this tensor of shape {tuple(tensor.shape)} is not contiguous: call .contiguous() first")
     return tensor.detach().view(-1)
 
 
 def powers_of_two(below: int) -> list[int]:
-    """1, 2, 4, ... as long as they are smaller than `below`."""
+    """Return the powers of two, 1, 2, 4, ..., that are smaller than `below`."""
     return [1 << k for k in range((below - 1).bit_length())]
 
 
-# One thread, so that collectives run in the order of issue: what a CUDA stream is to NCCL.
+# A single thread runs collectives in the order of issue, as a CUDA stream does for NCCL.
 STREAM = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collectives")
 
 
 @dataclass
 class Work:
-    """An all-reduce under way."""
+    """An all-reduce in flight."""
 
     future: Future
 
     def wait(self) -> None:
-        """Return when the reduction is done; raise what it raised."""
+        """Wait for the reduction, and raise the error that it raised, if any."""
         self.future.result()

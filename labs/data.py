@@ -1,18 +1,17 @@
-"""What the model reads: a corpus of bytes, and the batches that each rank takes from it.
+"""Training data: a corpus of bytes, and the batches that each rank takes from it.
 
-    corpus()    bytes already on this machine: the standard library of the Python that runs this
+    corpus()    bytes that are on this machine already: the standard library of the running Python
     Corpus      tokens with their size, hash and entropy (the loss of a model that knows only byte counts)
     Batches     batches[step] is this rank's part of batch number `step`, whatever was read before
 
-How a batch is found. The tokens are cut into windows of context + 1, one next to the other (the last one
-gives only a target). Each epoch takes every window once, in an order drawn from (seed, epoch). A batch is the
-next `batch` windows in this order, and rank r takes the r-th of `ranks` equal parts: no window is read twice,
-and whatever the number of ranks, together they read the same batch. The windows that do not fill a batch wait
-for another epoch.
+The tokens are cut into windows of context + 1, one next to the other; a window's last token is only a target. Each
+epoch takes every window once, in an order drawn from (seed, epoch). A batch is the next `batch` windows in this
+order, and rank r takes the r-th of `ranks` equal parts. So no window is read twice, and the ranks together read the
+same batch, however many they are. The windows that do not fill a last batch are left out of the epoch.
 
-PyTorch's DistributedSampler does three things differently: it deals windows out one by one (rank r takes r, r +
-N, ...); it evens out a tail by *repeating* the first samples, which then count twice, unless drop_last=True
-drops it; and it draws the order of epoch 0 again in every epoch in which set_epoch(epoch) was forgotten.
+PyTorch's DistributedSampler does three things differently. It assigns windows one by one: rank r takes r, r + N, ....
+It fills the last batch by *repeating* the first samples, which then count twice, unless drop_last=True drops the rest.
+And it draws the order of epoch 0 again in every epoch for which set_epoch(epoch) was not called.
 
 Shape suffixes: B batch (of one rank), T time = context.
 """
@@ -35,31 +34,38 @@ HUB_ROWS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Text as bytes: tokens is a 1-D uint8 tensor on the CPU, source says where they were read."""
+    """A text as bytes.
+
+    tokens: the bytes, a 1-D uint8 tensor on the CPU
+    source: a description of the place that they were read from
+    """
 
     tokens: Tensor
     source: str
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         return len(self.tokens)
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all bytes, in hexadecimal: two corpora with the same hash give the same losses."""
+        """Return the hash of all bytes, in hexadecimal: two corpora with the same hash give the same losses."""
         return hashlib.sha256(self.tokens.numpy()).hexdigest()
 
     def __repr__(self) -> str:
         return f"Corpus({self.source}: {self.size:,} bytes, sha256 {self.sha256[:12]})"
 
     def unigram_entropy(self) -> float:
-        """Nats per byte: the least loss of a model that knows nothing but how often each byte occurs."""
+        """Return the entropy in nats per byte: the least loss of a model that knows only how often each byte occurs."""
         share = torch.bincount(self.tokens).double() / self.size
         return torch.special.entr(share).sum().item()
 
     def split(self, held_out: float = 0.05) -> tuple["Corpus", "Corpus"]:
-        """The corpus without its last part, and that part: the share `held_out` of the bytes, to test on."""
+        """Return two corpora: all but the last bytes, to train on, and the last bytes, to test on.
+
+        held_out: the fraction of the bytes that is kept for the test, between 0 and 1
+        """
         if not 0 < held_out < 1:
             raise ValueError(f"held_out is {held_out}: it is a share of the corpus, between 0 and 1")
         cut = self.size - round(self.size * held_out)
@@ -70,12 +76,13 @@ class Corpus:
 
 
 def corpus(directory: str | Path | None = None, hub: str | None = None) -> Corpus:
-    """The bytes of this Python's own standard library (about 11 MB; they differ between Python versions).
+    """Read a corpus: by default this Python's own standard library, about 11 MB, which differ between Python versions.
 
-    directory: the text files below this directory instead. hub: the first 20,000 rows of column "text" of
-    this Hugging Face dataset instead, for those who are online and have installed `datasets`. Raises
-    FileNotFoundError where a directory is missing or has no text, ImportError without `datasets`,
-    ConnectionError where the hub cannot be read, ValueError where it has no text.
+    directory: reads the text files below this directory instead
+    hub: reads the first 20,000 rows of column "text" of this Hugging Face dataset instead, if `datasets` is installed
+
+    Raises FileNotFoundError if the directory is missing or has no text, ImportError without `datasets`, ConnectionError
+    if the hub cannot be read, and ValueError if the dataset has no text.
     """
     if directory is not None and hub is not None:
         raise ValueError(f"a corpus is read from directory {directory} or from hub {hub}: give one of them")
@@ -93,12 +100,12 @@ def from_bytes(text: bytes, source: str) -> Corpus:
 
 
 def files_below(directory: Path, without: tuple[str, ...] = ()) -> list[Path]:
-    """The files of a directory and of those below it, hidden ones left out, in one order everywhere."""
+    """Return the files in and below a directory, without hidden ones, in the same order on every machine."""
     found = []
     for folder, subfolders, names in os.walk(directory):
         subfolders[:] = [name for name in subfolders if name not in without and not name.startswith(".")]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
-    # A pipe or a device would be read for ever.
+    # Reading a pipe or a device might never end.
     files = [path for path in found if path.is_file()]
     return sorted(files, key=lambda path: path.relative_to(directory).as_posix())
 
@@ -109,7 +116,7 @@ def directory_text(directory: Path) -> bytes:
             f"there is no directory {directory}: name one that has text, or leave it out to read the standard library"
         )
     texts = (path.read_bytes() for path in files_below(directory))
-    # A zero byte is how git, too, tells binary files from text.
+    # A file with a zero byte is taken for a binary one, as git does.
     text = b"\n".join(text for text in texts if b"\0" not in text)
     if not text:
         raise FileNotFoundError(
@@ -140,13 +147,19 @@ def hub_text(name: str) -> bytes:
 
 
 class Batches:
-    """`x_BT, y_BT = batches[step]`: this rank's inputs and, one token later, its targets (int64).
+    """A rank's part of every batch: `x_BT, y_BT = batches[step]` gives inputs and, one token later, targets (int64).
 
-    They are made on the default device; an epoch that is over is followed by the next.
-    tokens: 1-D, of any integer dtype. batch: windows in a step on all ranks together. `len(batches)` is the
-    number of steps in an epoch, and iterating gives the first epoch.
-    Raises ValueError where the batch is not divisible by the ranks, the rank is not among them, or the corpus
-    is shorter than one batch; IndexError for a step below 0.
+    The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  Later steps belong
+    to later epochs, and iterating gives the first epoch.
+
+    tokens: 1-D, of any integer dtype
+    batch: number of windows in a step, on all ranks together
+    context: number of tokens in a sequence
+    seed: of the order in which windows are read
+    rank, ranks: this rank's number, and the number of ranks that share a batch
+
+    Raises ValueError if the batch is not divisible by the ranks, if the rank is not one of them, and if the corpus is
+    shorter than one batch; IndexError for a step below 0.
     """
 
     def __init__(self, tokens: Tensor, batch: int, context: int, seed: int = 0, rank: int = 0, ranks: int = 1) -> None:
@@ -188,7 +201,7 @@ class Batches:
 
 @lru_cache(maxsize=4)
 def order(windows: int, seed: int, epoch: int) -> Tensor:
-    """The numbers 0 to windows - 1 as this epoch reads them: a permutation drawn from (seed, epoch) alone."""
+    """Draw the order in which an epoch reads the windows: a permutation that depends on (seed, epoch) alone."""
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big"))
     return torch.randperm(windows, generator=generator, device="cpu")

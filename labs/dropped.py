@@ -1,7 +1,8 @@
-"""What stands where memory is gone, so that nobody reads it.
+"""Placeholders for tensors whose memory is freed, so that nobody reads it.
 
-Versions           to autograd: memory that comes and goes, or has numbers of another step
-Dropped, Moved     to everybody else: a parameter that is gone, or is no longer the model's
+Versions    lets autograd raise an error if a tensor that it saved was freed, or has numbers of another step
+Dropped     stands for a parameter whose memory is freed
+Moved       marks a parameter that is no longer part of its model
 """
 
 from typing import Any
@@ -13,32 +14,32 @@ from torch.utils._pytree import tree_leaves
 
 
 class Versions:
-    """The version counter of a tensor whose memory comes and goes.
+    """The version counter of a tensor whose memory is freed and allocated again.
 
-    To autograd, a tensor of another version is not the one that it kept for backward: it raises "modified by an
-    inplace operation", where it would otherwise read memory that is not there, or numbers of another step.
+    Autograd saves the version of a tensor that it keeps for backward.  If the version is another one in backward, it
+    raises "modified by an inplace operation"; otherwise it would read freed memory, or numbers of another step.
     """
 
     def __init__(self, x: Tensor):
         self.x, self.version = x, x._version
 
     def forbid(self) -> None:
-        """The memory is gone."""
+        """Make autograd refuse the tensor: its memory is freed."""
         if self.x._version == self.version:
             increment_version(self.x)
 
     def allow(self) -> None:
-        """It is there again, with the same numbers."""
+        """Make autograd accept the tensor: its memory is back, with the same numbers."""
         torch._C._autograd._unsafe_set_version_counter((self.x,), (self.version,))
 
     def renew(self) -> None:
-        """The numbers have changed for good."""
+        """Make autograd refuse what it saved before: the numbers have changed for good."""
         increment_version(self.x)
         self.version = self.x._version
 
 
 class Absent:
-    """Not what it is taken for.  Whatever is done with it raises a RuntimeError that says why."""
+    """A placeholder that raises a RuntimeError with its `text` if it is used in any operation."""
 
     text: str
 
@@ -51,13 +52,13 @@ class Absent:
 
 
 class Dropped(Absent):
-    """Stands where a parameter was."""
+    """A placeholder for a parameter whose memory is freed."""
 
     def __init__(self, name: str, why: str):
         vars(self)["text"] = f"parameter {name!r} is dropped: {why}"
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # Python and IPython ask for these of anything
+        if attribute.startswith("_"):  # Python and IPython look for these in any object
             raise AttributeError(attribute)
         raise RuntimeError(self.text)
 
@@ -72,7 +73,7 @@ class Dropped(Absent):
 
 
 class Moved(Absent, nn.Parameter):
-    """A parameter whose numbers have gone into a vector: whoever still holds it would never see them change."""
+    """A parameter whose numbers were moved into another tensor: it would never see them change."""
 
     @classmethod
     def mark(cls, p: nn.Parameter, name: str, instead: str) -> None:

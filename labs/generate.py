@@ -1,18 +1,18 @@
-"""Generation: one token after the other, with the keys and values of those before at hand.
+"""Generation: one token after the other, with a cache of the keys and values of all earlier tokens.
 
-    step        goes through the model       what it attends to                the cache then has
-    first       the prompt, T tokens         itself                            T
-    n-th after  the token chosen last        all in the cache, and itself      T + n
+    step        tokens sent through the model    attention to                      tokens in the cache afterwards
+    first       the prompt, T tokens             the prompt itself                 T
+    n-th after  the token chosen last            all in the cache, and itself      T + n
 
-Without a cache the n-th step would send all T + n tokens through the model again, to compute the same keys and values
-as before.  With it a step costs one token's arithmetic, and reads every weight once: memory sets the pace, and ranks
-that each read a part of the weights are quicker, if what they have to tell each other does not take longer
-(`labs.cost.token_seconds`).
+Without a cache, the n-th step would send all T + n tokens through the model again, to compute the same keys and values
+as before.  With a cache, a step costs one token's arithmetic and reads every weight once, so memory bandwidth sets the
+pace.  Ranks that each read a part of the weights are faster, unless their communication takes longer than the reading
+that they save (`labs.cost.token_seconds`).
 
-How: while it lasts, each attention's core is exchanged for one with a cache, and behind the layers all positions but
-the last are dropped, since only the last of the prompt's logits are used.  Nothing else in the model changes, so that a
-model whose attention is split by heads generates in the same way: a rank's cache has the heads of its own projections,
-every rank sees the same logits, and so all of them choose the same token.
+During generation, each attention's core is replaced by one with a cache, and all positions but the last are dropped
+behind the layers, since only the last logits of the prompt are used.  Nothing else in the model changes, so a model
+whose attention is split by heads generates in the same way: a rank's cache has the heads of its own projections, every
+rank computes the same logits, and so all ranks choose the same token.
 
 Shape suffixes are those of `labs.model`.
 
@@ -32,15 +32,19 @@ from labs.rope import at_least_float32, rotate
 
 
 def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
-    """The prompts with `count` more tokens each, [B, T + count].
+    """Return the prompts with `count` more tokens each, [B, T + count].
 
-    temperature: at 0 the likeliest token is taken; above, tokens are drawn from softmax(logits / temperature), with the
-    random numbers of `seed`.  Raises TypeError or ValueError, before anything is computed, for what cannot be done.
+    prompt_BT: token ids, int64 or int32
+    count: number of tokens to generate
+    temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature)
+    seed: of the random numbers for these draws
+
+    Raises TypeError or ValueError, before anything is computed, for arguments from which nothing can be generated.
     """
     require(model, prompt_BT, count, temperature)
     generator = torch.Generator("cpu").manual_seed(seed)
     tokens = [prompt_BT]
-    # The token chosen last never goes through the model.
+    # The cache has no room for the last token of all, which never goes through the model.
     with cached(model, prompt_BT.shape[1] + count - 1), last_position(model):
         for _ in range(count):
             logits_BV = model(tokens[-1])[:, 0]
@@ -49,14 +53,15 @@ def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0
 
 
 def choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """The next token of each sequence, [B, 1].
+    """Choose the next token of each sequence, [B, 1].
 
-    Gumbel's trick: where each logit gets noise -log(e), e from the exponential distribution, the greatest is a draw
-    from the softmax.  Logits that differ in their last digits, as a split model's do, still draw the same token.
+    Gumbel's trick: let noise -log(e) be added to each logit, with e drawn from the exponential distribution.  Then the
+    index of the largest sum is a draw from the softmax.  Logits that differ only in their last digits, as those of a
+    split model do, still give the same token.
     """
     scores_BV = at_least_float32(logits_BV)
     if temperature > 0:
-        # On the CPU, so that a seed means the same on every device.
+        # The noise is drawn on the CPU, so that a seed gives the same numbers on every device.
         e_BV = torch.empty(scores_BV.shape, dtype=torch.float64, device="cpu").exponential_(generator=generator)
         scores_BV = scores_BV - temperature * e_BV.log().to(scores_BV)
     return scores_BV.argmax(dim=-1, keepdim=True)
@@ -64,9 +69,11 @@ def choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) ->
 
 @contextmanager
 def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
-    """Inside it, each call of the model goes on where the last one ended, and autograd keeps nothing.
+    """Let each call of the model inside this context continue where the last call ended, without autograd.
 
-    tokens: the most that a sequence will have.  Gives the caches, layer by layer, for those who want to look inside.
+    tokens: the largest number of tokens that a sequence will have
+
+    Yields the caches, one per layer, for callers who want to look inside.
     """
     attentions = [layer.attention for layer in model.layers.values()]
     cores = [attention.core for attention in attentions]
@@ -81,7 +88,7 @@ def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
 
 @contextmanager
 def last_position(model: GPT) -> Iterator[None]:
-    """Inside it, logits are those of the last position, [B, 1, V]: no others are computed, or gathered."""
+    """Let the model compute, and gather, the logits of the last position alone, [B, 1, V], inside this context."""
     hook = model.norm.register_forward_pre_hook(lambda norm, args: args[0][:, -1:])
     try:
         yield
@@ -95,9 +102,9 @@ def exchange(attentions: Iterable[Attention], cores: Iterable[Core]) -> None:
 
 
 class CachedCore(Core):
-    """Rotates by the positions that follow those in the cache, and attends to all of it.
+    """An attention core with a cache: new tokens take the positions after those in the cache, and attend to all of it.
 
-    keys_BKTE are rotated; they and values_BKTE have room for all tokens from the first call on.
+    keys_BKTE holds rotated keys.  It and values_BKTE have room for all tokens from the first call on.
     """
 
     def __init__(self, core: Core, tokens: int) -> None:
@@ -110,14 +117,14 @@ class CachedCore(Core):
         positions_T = torch.arange(past, past + new, device=q_BHTE.device)
         q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE))
         k_BKTE, v_BKTE = self.remember(k_BKTE, v_BKTE)
-        # is_causal lines up the first query with the first key: that is right only for a prompt.
+        # is_causal aligns the first query with the first key, which is right only for a prompt.
         mask = positions_T[:, None] >= torch.arange(past + new, device=q_BHTE.device) if past and new > 1 else None
         return F.scaled_dot_product_attention(
             q_BHTE, k_BKTE, v_BKTE, attn_mask=mask, is_causal=past == 0, enable_gqa=True
         )
 
     def remember(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Put them behind those in the cache; returns all that are in it then."""
+        """Append new keys and values to the cache, and return all that it then holds."""
         batch, heads, new, size = k_BKTE.shape
         if self.past == 0:
             self.keys_BKTE, self.values_BKTE = (k_BKTE.new_empty(batch, heads, self.tokens, size) for _ in range(2))
@@ -133,7 +140,7 @@ class CachedCore(Core):
 
 
 def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> None:
-    """Raise for what cannot be generated."""
+    """Raise TypeError or ValueError for arguments from which nothing can be generated."""
     if not isinstance(model, GPT):
         raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: for a wrapper, give what it wraps")
     if not isinstance(prompt_BT, Tensor) or prompt_BT.ndim != 2 or prompt_BT.dtype not in (torch.int64, torch.int32):

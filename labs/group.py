@@ -1,13 +1,13 @@
-"""What a strategy asks of its process group.
+"""Collectives that strategies call, for any backend.
 
-    all_gather             every rank's equal part, side by side in one vector
-    broadcast              the first rank's numbers, wherever in its memory they lie
-    reduce_scatter         this rank's part of the sum over all ranks, with the least bytes on any backend
-    start_reduce_scatter   the same, while the rank computes
-    divisor_before         how much of a mean's division comes before the sum: more than 1 for float16 alone
-    meeting_place          where ranks compare what the host knows, without waiting for the device
+    all_gather             gathers every rank's part, all of one size, side by side into one vector
+    broadcast              copies the first rank's numbers to all ranks, also between strided views
+    reduce_scatter         returns this rank's part of the sum over all ranks, with the least bytes on any backend
+    start_reduce_scatter   does the same in flight, while the rank computes
+    divisor_before         returns the part of a mean's divisor that is applied before the sum; above 1 for float16 only
+    meeting_place          returns the device on which ranks compare values of the host without waiting for a GPU
 
-That all ranks bring what belongs together is not checked here, nor by the backend: `labs.agree` compares.
+Neither this file nor the backend checks that the ranks pass tensors that belong together: `labs.agree` compares them.
 """
 
 from collections.abc import Callable
@@ -23,32 +23,33 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
-    """Every rank's `x` becomes that of the group's first.
+    """Copy the `x` of the group's first rank into every rank's `x`.
 
-    A backend sends memory.  Where `x` is a view, that may be in another order, with others' numbers in between, or, if
-    it was expanded, less than `x` has.
+    A backend sends a range of memory.  If `x` is a view, its numbers may lie there in another order or between others;
+    if `x` is expanded, it has more elements than memory.  So a contiguous copy is sent.
     """
     numbers = x.contiguous()
     dist.broadcast(numbers, group=group, group_src=0)
     if numbers is not x:
         once = tuple(slice(None) if step else slice(1) for step in x.stride())
-        if not torch.equal(
-            x[once], numbers[once]
-        ):  # a backward may still need it, and would see that it was written to
+        # Writing would raise the version of `x`, and a backward that saved it would fail: write only what differs.
+        if not torch.equal(x[once], numbers[once]):
             x[once].copy_(numbers[once])
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
-    """This rank's N-th part of the sum over all ranks' `full`, 1-D."""
+    """Return this rank's part, one N-th, of the sum over all ranks' `full`, 1-D."""
     return start_reduce_scatter(full, group)()
 
 
 def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[], Tensor]:
-    """The same, in flight: what is returned waits for this rank's part. Until then `full` must stay as it is.
+    """Start a reduce-scatter, and return a function that waits for it and returns this rank's part.
 
-    gloo's own reduce-scatter is an all-reduce of a copy that it makes, and sends twice as much.  There each rank sends
-    every other one its part, and adds up what it gets in the order of the ranks: all of them, and every run, round
-    alike.  What it gets is as large as that copy.
+    `full` must not change before that function has returned.
+
+    gloo's own reduce-scatter makes a copy of `full` and all-reduces that, which sends twice as many bytes.  On gloo,
+    therefore, each rank sends every other rank its part, and adds up the parts that it receives in the order of the
+    ranks, so that every run rounds alike.  The received parts take as much memory as gloo's copy would.
     """
     ranks = dist.get_world_size(group)
     if full.is_cuda and "nccl" in dist.get_backend_config(group):
@@ -65,7 +66,7 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 
     def total() -> Tensor:
         work.wait()
-        total = added_up(parts, ranks)
+        total = sum_parts(parts, ranks)
         free(parts)
         return total
 
@@ -73,11 +74,12 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 
 
 def divisor_before(dtype: torch.dtype, divisor: float) -> int:
-    """Return by how much to divide numbers of this dtype before they are added up; the sum is divided by the rest.
+    """Return the factor by which numbers of this dtype are divided before their sum; the sum is divided by the rest.
 
-    A sum of float16 may pass 65504, its largest number, where the mean does not.  What is divided before may pass below
-    6e-8, its smallest, and becomes 0.  So about the square root of the divisor goes before, a power of two; PyTorch's
-    FSDP2 does the same.  float32 and bfloat16 have range enough.
+    In float16 a sum may exceed 65504, the largest number, although the mean does not.  A number that is divided before
+    the sum may fall below 6e-8, the smallest number, and become 0.  So about the square root of the divisor is applied
+    before, as a power of two; PyTorch's FSDP2 does the same.  float32 and bfloat16 have enough range to need no such
+    split.
     """
     before = 1
     while dtype == torch.float16 and divisor % before == 0 and divisor / before > before:
@@ -85,7 +87,7 @@ def divisor_before(dtype: torch.dtype, divisor: float) -> int:
     return before
 
 
-def added_up(parts: Tensor, ranks: int) -> Tensor:
+def sum_parts(parts: Tensor, ranks: int) -> Tensor:
     first, *others = parts.chunk(ranks)
     total = first.clone()
     for part in others:
@@ -94,10 +96,10 @@ def added_up(parts: Tensor, ranks: int) -> Tensor:
 
 
 def free(x: Tensor) -> None:
-    # Letting go of it is not enough: a thread of the backend may hold it a moment longer.
+    # Dropping the reference is not enough: a thread of the backend may hold one for a moment longer.
     x.untyped_storage().resize_(0)
 
 
 def meeting_place(group: ProcessGroup | None, device: torch.device) -> torch.device:
-    """The CPU, where the group has a backend for it (gloo, alone or beside NCCL); else their device."""
+    """Return the CPU if the group has a backend for it (gloo, alone or beside NCCL), and otherwise `device`."""
     return torch.device("cpu") if "cpu:" in dist.get_backend_config(group) else device

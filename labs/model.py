@@ -7,11 +7,10 @@
     Core        rotate q and k by position (labs.rope);  softmax(q k / sqrt(E)) v over the past
     MLP         down(silu(gate(x)) * up(x))
 
-This file knows nothing of parallelism, and is written so that every strategy can be put around it: layers are
-held in a ModuleDict, so that a layer keeps its name when a pipeline splits the model; a layer maps x_BTD to
-x_BTD and needs nothing else; there are no buffers (data parallelism would broadcast them at every step); and
-each parameter starts from numbers that depend on its own name only, so that any way of cutting the model
-starts from the same weights.
+This file knows nothing of parallelism, and is written so that every strategy can be put around it.  Layers are held in
+a ModuleDict, so that a layer keeps its name when a pipeline splits the model.  A layer maps x_BTD to x_BTD and needs
+nothing else.  There are no buffers, which data parallelism would broadcast at every step.  Each parameter's initial
+numbers depend on its own name only, so that every way to split the model starts from the same weights.
 
 Shape suffixes, here and in the whole course:
 
@@ -37,12 +36,17 @@ IGNORED = -100  # a target that has no loss, as in F.cross_entropy
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of a GPT. Raises ValueError where no such model can be built.
+    """The shape of a GPT.
 
-    vocab, dim, depth, heads, kv_heads, hidden are V, D, the number of layers, H, K and F. `context` is the
-    longest sequence in tokens; `tied` lets the head share the embedding's weight; `rope_base` is the rotary
-    base, and `rope_scaling` what has been done to it for a longer context; `eps` is added to the mean square
-    that a norm divides by.
+    vocab, dim, heads, kv_heads, hidden: V, D, H, K and F
+    depth: number of layers
+    context: longest sequence, in tokens
+    tied: whether the head shares the embedding's weight
+    rope_base: base of the rotary positions
+    rope_scaling: change of the rotary positions for a longer context, if any
+    eps: number that a norm adds to the mean square before it divides by its root
+
+    Raises ValueError for sizes of which no model can be built.
     """
 
     vocab: int
@@ -76,7 +80,7 @@ class Config:
 
     @property
     def head_size(self) -> int:
-        """E, the width of one head."""
+        """Return E, the width of one head."""
         return self.dim // self.heads
 
 
@@ -91,7 +95,7 @@ PRESETS: dict[str, Config] = {
 
 
 class GPT(nn.Module):
-    """The model of a configuration, with the weights of a seed (on the meta device: only shapes)."""
+    """A model with the shape of `config`, and weights drawn from `seed`; on the meta device it has shapes only."""
 
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
@@ -106,12 +110,12 @@ class GPT(nn.Module):
         initialise(self, seed)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
-        """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim).
+        """Return logits_BTV, or with targets the mean cross-entropy in nats per token (0-dim).
 
-        over: what `CrossEntropy` divides by.
+        over: the number that `CrossEntropy` divides by, in place of the number of targets
 
-        Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end
-        there, but the model has never been trained beyond, and its answers would be wrong without a word.
+        Raises ValueError for more than `config.context` tokens.  Rotary positions have no table that would end there,
+        but the model was never trained on later positions, and its answers would be silently wrong.
         """
         require_context(self.config, tokens_BT.shape[1])
         x_BTD = self.embed(tokens_BT)
@@ -121,7 +125,7 @@ class GPT(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then MLP, each reading a normalised x and adding to it."""
+    """A layer of the transformer: attention, then MLP, each of which reads a normalised x and adds its output to x."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -136,7 +140,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of H query heads, H / K of which share one head of keys and values."""
+    """Causal attention with H query heads; each head of keys and values is shared by H / K of them."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class Attention(nn.Module):
         self.core = Core(config.rope_base, config.rope_scaling)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # The heads are counted off the projections: under tensor parallelism a rank has only some of them.
+        # The number of heads follows from the projections: under tensor parallelism a rank has only some heads.
         q_BHTE, k_BKTE, v_BKTE = (
             project(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
@@ -157,7 +161,7 @@ class Attention(nn.Module):
 
 
 class Core(nn.Module):
-    """Attention between its projections. It has no parameters: generation exchanges it for one with a cache."""
+    """Attention between its projections. It has no parameters, so generation can replace it by one with a cache."""
 
     def __init__(self, rope_base: float, rope_scaling: RopeScaling | None = None) -> None:
         super().__init__()
@@ -170,7 +174,7 @@ class Core(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: one projection, through silu, decides how much of the other goes on."""
+    """SwiGLU: one projection, after silu, is a gate by which the other is multiplied."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -183,11 +187,11 @@ class MLP(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """The mean cross-entropy in nats per token (0-dim); the logits themselves where there are no targets.
+    """The mean cross-entropy in nats per token (0-dim); without targets, the logits themselves.
 
-    Targets of -100 are ignored.  Parts of a batch may ignore different numbers of them, and then the mean of the parts'
-    means is not the batch's mean.  `over` divides the sum of a part's losses instead: by the targets that count in the
-    whole batch, divided by the number of parts of which the mean is taken.
+    Targets of -100 are ignored.  If parts of a batch ignore different numbers of targets, the mean of the parts' means
+    is not the batch's mean.  Then give `over`, which divides the sum of a part's losses: the number of targets of the
+    whole batch that are not ignored, divided by the number of parts whose losses are averaged.
     """
 
     def forward(self, logits_BTV: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
@@ -205,10 +209,10 @@ def counted(targets: Tensor) -> int:
 
 
 def initialise(model: nn.Module, seed: int = 0) -> None:
-    """Fill every parameter, in place, with `initial_value` of its qualified name; parameters on meta stay as
-    they are.
+    """Fill every parameter, in place, with `initial_value` of its qualified name.
 
-    A part of the model (a pipeline stage) whose parameters keep their names gets the whole model's numbers.
+    Parameters on the meta device do not change.  A part of the model, such as a pipeline stage, gets the whole model's
+    numbers if its parameters keep their names.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -217,13 +221,12 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
 
 
 def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """The full float32 CPU tensor that the parameter `name` starts from, the same on every machine and in
-    every dtype.
+    """Return the initial value of the parameter `name`: a float32 tensor on the CPU, the same on every machine.
 
-    Norms start at one, all others normal with variance 1 / (3 * fan-in): 0.05 at dim 128. The projections
-    that write into x are ten times smaller, so that a layer begins close to the identity. Zero learns as
-    well, but then the first step has no gradient behind them, and two strategies compared on it would seem to
-    agree.
+    Norms start at one.  All others are drawn from a normal distribution with variance 1 / (3 * fan-in), which is a
+    standard deviation of 0.05 at dim 128.  The projections that write into x are ten times smaller, so that a layer is
+    close to the identity at first.  A model learns as well with zeros there, but then the first step has no gradient
+    behind these projections, and two strategies that are compared on that step would seem to agree.
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float32, device="cpu")
@@ -236,7 +239,7 @@ def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
 
 
 def parameters(config: Config) -> int:
-    """How many parameters the model has, counted on the meta device: no memory, whatever the size."""
+    """Count the parameters of a model, on the meta device: a model of any size takes no memory there."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in GPT(config).parameters())
 

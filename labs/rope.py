@@ -1,7 +1,8 @@
-"""Rotary positions: where a token stands is an angle, by which its queries and keys are turned.
+"""Rotary positions: a token's position is an angle, by which its queries and keys are turned.
 
-A head's numbers are taken in pairs, each turned at a speed of its own: the product of a query and a key depends on
-how far apart their tokens are, and not on where they stand.  There is no table of positions to learn, or to end.
+A head's numbers are taken in pairs, and each pair is turned at a speed of its own.  Then the product of a query and a
+key depends on the distance of their tokens, and not on their positions.  There is no table of positions that must be
+learned, or that ends.
 
 Shape suffixes are those of `labs.model`.
 
@@ -18,7 +19,7 @@ from torch import Tensor
 def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: "RopeScaling | None" = None) -> Tensor:
     """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance alone.
 
-    Pair i is (x[i], x[i + E/2]). Computed in float32 at least, returned in the dtype of x.
+    Pair i is (x[i], x[i + E/2]). The angles are computed in float32 at least; the result has the dtype of x.
     """
     first, second = at_least_float32(x_BHTE).chunk(2, dim=-1)
     pairs = first.shape[-1]
@@ -33,11 +34,13 @@ def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: "RopeScali
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """A model trained on `context` tokens, made ready for `factor` times as many: its slow pairs turn slower.
+    """A change of the frequencies that lets a model trained on `context` tokens read `factor` times as many.
 
-    Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower, those that turn more
-    than `high` times as before, and those between them by a mixture. It is what Llama 3.1 does, and what
-    transformers calls "llama3". Raises ValueError where that cannot be.
+    Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower.  Pairs that turn more than
+    `high` times turn as before, and those in between at a mixture of both speeds.  This is what Llama 3.1 does, and
+    transformers calls it "llama3".
+
+    Raises ValueError for a factor below 1, and unless 0 < low < high and 0 < context.
 
     Source: github.com/meta-llama/llama-models, models/llama3/model.py, apply_scaling.
     """
@@ -52,7 +55,10 @@ class RopeScaling:
             raise ValueError(f"{self}: factor is 1 or more, low less than high, and all of them positive")
 
     def __call__(self, frequencies: Tensor) -> Tensor:
-        """frequencies: of each pair, the angle from one position to the next."""
+        """Return the changed frequencies.
+
+        frequencies: for each pair, the angle from one position to the next
+        """
         turns = frequencies * self.context / (2 * math.pi)
         as_before = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (as_before + (1 - as_before) / self.factor)

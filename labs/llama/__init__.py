@@ -1,18 +1,18 @@
-"""Weights as they are published: a Llama under Hugging Face's names and layout, into the course's GPT and back.
+"""A Llama's published weights, under Hugging Face's names and layout: loaded into the course's GPT, and saved from it.
 
-    config_json   the shape of the model
-    weights       its numbers, under other names
+    config_json   reads and writes the shape of a model
+    weights       reads and writes its weights, under Hugging Face's names
 
-A folder has config.json and model.safetensors; a large model has several such files, and an index that names them.
+A folder has config.json and model.safetensors.  A large model has several such files, and an index that names them.
 
     model = GPT(read_config(folder))
     load(model, folder)                     the whole model
-    load(model, folder, slices(model))      of a split model, this rank's part: slices is labs.tp's
+    load(model, folder, slices(model))      this rank's part of a split model; `slices` comes from labs.tp
     save(model, folder)
 
-Both models compute the same, down to the numbers of a head that rotary positions turn as a pair.  So nothing has to be
-converted: the same tensors have other names, and two tables say which.  A Llama that computes what this GPT cannot
-(biases, another scaling of rotary positions than Llama 3.1's) is refused.
+Both models compute the same function, and rotary positions even turn the same pairs of a head's numbers.  So no tensor
+has to be converted: only the names differ, and two tables translate them.  A Llama that computes something else is
+refused: one with biases, say, or with another scaling of rotary positions than Llama 3.1's.
 
 Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.
 """

@@ -1,4 +1,4 @@
-"""config.json, as Hugging Face's transformers has it: a Llama's shape, and what another computes otherwise."""
+"""A model's config.json, as Hugging Face's transformers writes it: the shape of a Llama, and its options."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from labs.model import Config
 from labs.rope import RopeScaling
 
-# Fields of a Config, and what config.json calls them.
+# Fields of a Config, and their names in config.json.
 FIELDS = {
     "vocab": "vocab_size",
     "dim": "hidden_size",
@@ -22,14 +22,14 @@ FIELDS = {
     "rope_base": "rope_theta",
     "eps": "rms_norm_eps",
 }
-# Fields of a RopeScaling, and what "rope_scaling" calls them.
+# Fields of a RopeScaling, and their names in "rope_scaling".
 SCALING = {
     "factor": "factor",
     "low": "low_freq_factor",
     "high": "high_freq_factor",
     "context": "original_max_position_embeddings",
 }
-# What is fixed in the course's GPT, and can be different in a Llama.
+# Options that a Llama can have, and the only value that the course's GPT supports.
 FIXED = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -37,7 +37,7 @@ FIXED = {
     "mlp_bias": False,
     "attention_dropout": 0.0,
 }
-# What transformers takes where config.json does not say.
+# Values that transformers uses for names that are missing in config.json.
 DEFAULTS = FIXED | {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
@@ -47,7 +47,7 @@ DEFAULTS = FIXED | {
 
 
 def read_config(folder: str | Path) -> Config:
-    """The shape of a folder's model.  Raises ValueError where the course's GPT has no such shape."""
+    """Read the shape of a folder's model.  Raises ValueError if the course's GPT cannot compute such a model."""
     path = Path(folder).expanduser() / "config.json"
     theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
     theirs |= rotary(theirs)
@@ -55,7 +55,7 @@ def read_config(folder: str | Path) -> Config:
     if (kind := theirs["rope_type"]) not in ("default", "llama3"):
         raise ValueError(f"{path} has rope_type {kind!r}: the course's GPT has 'default' and 'llama3', and no other")
     is_scaled = kind == "llama3"
-    if theirs.get("original_max_position_embeddings") is None:  # as transformers does
+    if theirs.get("original_max_position_embeddings") is None:  # transformers does the same
         theirs["original_max_position_embeddings"] = theirs["max_position_embeddings"]
     for name in [*FIELDS.values(), *(SCALING.values() if is_scaled else ())]:
         if theirs.get(name) is None:
@@ -70,7 +70,7 @@ def read_config(folder: str | Path) -> Config:
 
 
 def rotary(theirs: dict[str, Any]) -> dict[str, Any]:
-    """rope_type and what belongs to it, wherever it stands: transformers 5 has moved it, and "type" is older still."""
+    """Return rope_type and its parameters; each version of transformers has another place, or name, for them."""
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     return {"rope_type": given.get("type", "default"), **given}
 
@@ -89,14 +89,14 @@ def unreadable(path: Path, error: Exception) -> ValueError:
 def write_config(config: Config, dtype: torch.dtype, folder: Path) -> None:
     theirs = {name: getattr(config, ours) for ours, name in FIELDS.items()}
     if (scaling := config.rope_scaling) is not None:
-        told = {name: getattr(scaling, ours) for ours, name in SCALING.items()}
-        theirs["rope_scaling"] = {"rope_type": "llama3"} | told
+        values = {name: getattr(scaling, ours) for ours, name in SCALING.items()}
+        theirs["rope_scaling"] = {"rope_type": "llama3"} | values
     theirs |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": str(dtype).removeprefix("torch.")} | FIXED
     (folder / "config.json").write_text(json.dumps(theirs, indent=2), encoding="utf-8")
 
 
 def require_same(ours: Config, theirs: Config, folder: Path) -> None:
-    """The context may be another: no weight depends on it."""
+    """Raise ValueError if two configurations differ; only the context may, since no weight depends on it."""
     for name in [name for name in (*FIELDS, "rope_scaling") if name != "context"]:
         if getattr(ours, name) != getattr(theirs, name):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""model.safetensors: a Llama's numbers under Hugging Face's names, of which a rank reads its slices alone."""
+"""A model.safetensors file: a Llama's weights under Hugging Face's names, of which a rank reads only its slices."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from torch import nn
 from labs.llama.config_json import read_config, read_json, require_same, unreadable, write_config
 from labs.model import GPT, Config
 
-# Parameters, ours and theirs; {} is the number of a layer.
+# Names of the parameters, ours and theirs; {} is the number of a layer.
 NAMES = {
     "embed.weight": "model.embed_tokens.weight",
     "layers.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
@@ -29,12 +29,12 @@ NAMES = {
     "head.weight": "lm_head.weight",
 }
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-INDEX = "model.safetensors.index.json"  # which file each tensor is in, where there are several
-COMPUTED = "rotary_emb.inv_freq"  # old files have it; it follows from rope_theta
+INDEX = "model.safetensors.index.json"  # names the file of each tensor, if there are several files
+COMPUTED = "rotary_emb.inv_freq"  # a tensor in old files, which follows from rope_theta
 
 
 def names(config: Config) -> dict[str, str]:
-    """The name they give to every parameter, by our name.  A tied head is the embedding."""
+    """Return `{our name: their name}` for every parameter; a tied head is the embedding."""
     tied = {"head.weight": NAMES["embed.weight"]} if config.tied else {}
     return {ours.format(i): theirs.format(i) for i in range(config.depth) for ours, theirs in NAMES.items()} | tied
 
@@ -45,12 +45,12 @@ def whole_shapes(config: Config) -> dict[str, torch.Size]:
 
 
 def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]] | None = None) -> None:
-    """Fill the parameters, of whatever dtype and on whatever device.
+    """Fill a model's parameters, which may have any dtype and any device, with the weights in a folder.
 
-    slices: for each parameter that is a part of the whole model's, by its name, which part: a slice of each dim.
-    Dims that are not named are whole.  Nothing else is read.
+    slices: for each parameter that is only a part of the whole model's, `{name: one slice per dim}`; trailing dims
+        without a slice are whole.  No other part of the file is read.
 
-    Raises ValueError, before a parameter is changed, where the folder has another model, or not all of it.
+    Raises ValueError, before a parameter changes, if the folder has another model, or only a part of this one.
     """
     folder, slices, parameters = Path(folder).expanduser(), slices or {}, dict(model.named_parameters())
     require_same(model.config, read_config(folder), folder)
@@ -68,7 +68,10 @@ def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]]
 
 @contextmanager
 def opened(folder: Path) -> Iterator[dict[str, Any]]:
-    """The file of each tensor, by its name; a file is mapped, so that only what is looked at is read."""
+    """Open a folder's files and yield `{tensor's name: its open file}`.
+
+    The files are mapped into memory, so that only the parts that are used are read.
+    """
     paths = [folder / "model.safetensors"]
     if not paths[0].exists() and (index := folder / INDEX).exists():
         files = sorted({*read_json(index).get("weight_map", {}).values()})
@@ -90,7 +93,7 @@ def open_file(path: Path) -> Any:
 def save(model: GPT, folder: str | Path) -> None:
     """Write config.json and model.safetensors, from which transformers makes the same model.
 
-    Raises ValueError for a model of which this rank has only a part.
+    Raises ValueError if this rank has only a part of the model.
     """
     folder, theirs, whole = Path(folder).expanduser(), names(model.config), whole_shapes(model.config)
     for name, parameter in model.named_parameters():
@@ -102,11 +105,11 @@ def save(model: GPT, folder: str | Path) -> None:
     write_config(model.config, next(model.parameters()).dtype, folder)
 
 
-# ---- what cannot be --------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------
 
 
 def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> None:
-    """The folder has every tensor in the right shape, and no other."""
+    """Raise ValueError unless the folder has every tensor in its shape, and no others."""
     wanted = names(config)
     for name, shape in whole_shapes(config).items():
         if (theirs := wanted[name]) not in files:
@@ -125,11 +128,11 @@ def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> Non
 
 
 def require_fit(name: str, parameter: nn.Parameter, whole: list[int], part: tuple[slice, ...]) -> None:
-    """The parameter has room for this part of the whole, and numbers to be filled."""
+    """Raise ValueError unless the parameter has the shape of this part of the whole, and memory to write to."""
     if parameter.is_meta:
         raise ValueError(f"{name} is on the meta device: give it memory first, with model.to_empty(device=...)")
-    held = torch.empty(whole, device="meta")[part].shape
-    if held != parameter.shape:
+    chosen = torch.empty(whole, device="meta")[part].shape
+    if chosen != parameter.shape:
         raise ValueError(
-            f"{name} is {tuple(parameter.shape)} in the model, and slices has {tuple(held)} of {tuple(whole)} for it"
+            f"{name} is {tuple(parameter.shape)} in the model, and slices has {tuple(chosen)} of {tuple(whole)} for it"
         )

@@ -1,11 +1,11 @@
-"""A grid of ranks: who talks to whom.
+"""A grid of ranks, which decides which ranks communicate with each other.
 
 In this order:
 
-    grid    arithmetic: ranks as a grid with named axes, its parts, its neighbours
+    grid    arithmetic: ranks as a grid with named axes, its parts, and the ranks along each axis
     mesh    the process groups along its axes; PyTorch calls it DeviceMesh
 
-So it is used:
+Example:
 
     mesh = Mesh((2, 4), ("dp", "tp"))               # in a job of 8 ranks
     dist.all_reduce(x, group=mesh.get_group("tp"))

@@ -1,19 +1,21 @@
-"""Ranks as a grid with named axes: who is whose neighbour.  Arithmetic alone; `labs.mesh` adds the process groups.
+"""A grid of ranks with named axes.  It is arithmetic alone; `labs.mesh.mesh` adds the process groups.
 
-With one strategy, every rank talks to every other one.  With two, a rank talks to some about one thing and to others
-about another, and so the ranks are laid out as a grid, row by row, with a name for each axis:
+With one strategy, every rank communicates with every other one.  With two strategies, a rank communicates with some
+ranks for one of them, and with others for the other.  So the ranks are laid out as a grid, row by row, with a name for
+each axis:
 
     Grid((2, 4), ("dp", "tp"))            tp 0   1   2   3       groups along tp: 0 1 2 3 · 4 5 6 7
                                    dp 0      0   1   2   3                    dp: 0 4 · 1 5 · 2 6 · 3 7
                                       1      4   5   6   7
 
-    get_coordinate     where on the grid this rank is: rank 5 at (1, 1)
-    groups_of          the ranks along an axis, for every place on the other axes
-    grid["tp"]         the part of the grid that this rank shares with those along these axes: a grid, too
-    _flatten           several axes as one: the data-parallel ranks of HSDP are replicas times shards
+    get_coordinate     returns this rank's place on the grid: rank 5 is at (1, 1)
+    groups_of          returns the ranks along an axis, for every place on the other axes
+    grid["tp"]         the part of the grid along these axes that this rank is in: a grid, too
+    _flatten           joins several axes into one: the data-parallel ranks of HSDP are replicas times shards
 
-**The order of the axes is a decision.**  Ranks with neighbouring numbers share a node, and the last axis is made of
-neighbours: so what talks most goes last (tensor parallelism), and what talks least goes first.
+**The order of the axes is a decision.**  Ranks with neighbouring numbers share a node, and the last axis consists of
+such neighbours.  So the axis that sends the most bytes goes last (tensor parallelism), and the one that sends the least
+goes first.
 
 Names and answers are those of torch's DeviceMesh; `groups_of` alone is ours.
 """
@@ -26,15 +28,17 @@ from typing import Self
 import torch
 
 Axes = tuple[str, ...]
-ROWS, COLUMNS, GROUPS = 16, 8, 8  # what a picture of a mesh has room for
+ROWS, COLUMNS, GROUPS = 16, 8, 8  # the most that a picture of a mesh shows
 
 
 class Grid:
-    """A grid of ranks, as `rank` sees it, if one is given; mesh_dim_names: the names of its axes, outermost first.
+    """A grid of ranks with named axes; its attribute `mesh` is the tensor of the ranks.
 
-    mesh: the ranks, a tensor of shape `shape`.
+    shape: number of ranks along each axis
+    mesh_dim_names: names of the axes, outermost first
+    rank: the rank whose place, and whose parts of the grid, can be asked for
 
-    Raises ValueError for sizes and names that do not fit each other, or a rank that is not there.
+    Raises ValueError for sizes and names that do not fit each other, and for a rank that is not on the grid.
     """
 
     def __init__(self, shape: tuple[int, ...], mesh_dim_names: tuple[str, ...], rank: int | None = None):
@@ -46,11 +50,11 @@ class Grid:
         self.rank = rank
         self.coordinate = place_of(self.rank, self.mesh)
         self.part_of: Self | None = None
-        self.made_of = {name: (name,) for name in mesh_dim_names}  # for each axis: which axes of the root it is made of
+        self.made_of = {name: (name,) for name in mesh_dim_names}  # for each axis, the axes of the root that it joins
 
     @property
     def root(self) -> Self:
-        """The whole grid.  (Not an attribute: what knows itself is freed late.)"""
+        """Return the whole grid.  As an attribute, it would be a reference cycle, which Python frees late."""
         return self if self.part_of is None else self.part_of
 
     # ---- the grid ----------------------------------------------------------------------------------------
@@ -64,26 +68,26 @@ class Grid:
         return self.mesh.ndim
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """How many ranks there are, in all or along an axis."""
+        """Return the number of ranks, of the whole grid or along an axis."""
         return self.mesh.numel() if mesh_dim is None else self.shape[self.number(mesh_dim)]
 
     def get_coordinate(self) -> tuple[int, ...]:
-        """This rank's place on the grid, by axis."""
+        """Return this rank's place on the grid, one number per axis."""
         self.require_rank()
         return self.coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """This rank's place along one axis."""
+        """Return this rank's place along one axis."""
         return self.get_coordinate()[self.number(mesh_dim)]
 
     def groups_of(self, mesh_dim: int | str | None = None) -> list[list[int]]:
-        """The ranks along an axis, once for every place on the other axes."""
+        """Return the ranks along an axis, one list for every place on the other axes."""
         return along(self.mesh, [self.number(mesh_dim)]).tolist()
 
     # ---- parts of it -------------------------------------------------------------------------------------
 
     def __getitem__(self, mesh_dim_names: str | Axes) -> Self:
-        """The part of the grid along these axes, in the order in which the mesh has them, that this rank is in."""
+        """Return the part of the grid along these axes that this rank is in; name them in the order of the mesh."""
         several = isinstance(mesh_dim_names, tuple | list)
         names = tuple(mesh_dim_names) if several else (mesh_dim_names,)
         if not all(isinstance(name, str) for name in names):
@@ -94,7 +98,7 @@ class Grid:
         return self.part(along(self.mesh, numbers), {name: self.made_of[name] for name in names})
 
     def _flatten(self, mesh_dim_name: str | None = None) -> Self:
-        """All axes as one, named after them by default."""
+        """Join all axes into one, named after them by default."""
         name = mesh_dim_name or "_".join(self.mesh_dim_names)
         if name in self.root.mesh_dim_names and (name,) != self.mesh_dim_names:
             raise ValueError(f"axis {name!r} exists in {self.root!s}: give the flattened axis another name")
@@ -102,7 +106,11 @@ class Grid:
         return self.part(self.mesh.reshape(1, -1), {name: axes})
 
     def part(self, meshes: torch.Tensor, made_of: dict[str, Axes]) -> Self:
-        """The one of several grids that this rank is in."""
+        """Return the one of several grids that this rank is in.
+
+        meshes: [number of grids, *their shape], the ranks of each
+        made_of: for each axis, the axes of the root that it joins
+        """
         mine = (meshes == self.require_rank()).flatten(1).any(1)
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__ | {
@@ -117,7 +125,7 @@ class Grid:
     # ---- the rest ----------------------------------------------------------------------------------------
 
     def number(self, mesh_dim: int | str | None) -> int:
-        """The number of the axis with this name; there is no need to name the only axis."""
+        """Return the number of the axis with this name; a grid's only axis need not be named."""
         if mesh_dim is None and self.ndim == 1:
             return 0
         names = self.mesh_dim_names
@@ -151,7 +159,7 @@ class Grid:
         return f"{type(self).__name__}({', '.join(axes)})"
 
     def __repr__(self) -> str:
-        """The grid, this rank in brackets, and the groups along each axis."""
+        """Draw the grid, with this rank in brackets, and the groups along each axis."""
         return "\n".join([str(self), "", *draw_grid(self), "", *draw_groups(self)])
 
 
@@ -160,7 +168,7 @@ def place_of(rank: int | None, mesh: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def along(mesh: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    """[every place on the other axes, *sizes of these]: the ranks along some axes."""
+    """Return the ranks along some axes: [number of places on the other axes, *sizes of these axes]."""
     first = mesh.movedim(axes, list(range(-len(axes), 0)))
     return first.reshape(-1, *(mesh.shape[axis] for axis in axes))
 
@@ -186,15 +194,15 @@ def require_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
 
 
 def equation(shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """dp 2 × tp 4"""
+    """Return the sizes of the axes as text, such as "dp 2 × tp 4"."""
     return " × ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
 
 
-# ---- its picture -----------------------------------------------------------------------------------------
+# ---- the picture of a grid -------------------------------------------------------------------------------
 
 
 def draw_grid(mesh: Grid) -> list[str]:
-    """A line for each place on all axes but the last, whose ranks stand side by side; this rank in brackets."""
+    """Draw a line for each place on all axes but the last, with the ranks along the last axis side by side."""
     *outer, last = mesh.mesh_dim_names
     ranks = [
         [f"[{r}]" if r == mesh.rank else f"{r} " for r in row] for row in along(mesh.mesh, [mesh.ndim - 1]).tolist()
@@ -225,6 +233,6 @@ def draw_groups(mesh: Grid) -> list[str]:
 
 
 def shortened(items: Iterable[str], most: int) -> list[str]:
-    """Without its middle, where there are more than `most`."""
+    """Return the items; if there are more than `most`, the middle ones become an ellipsis."""
     items = list(items)
     return items if len(items) <= most else [*items[: most - 2], "…", items[-1]]

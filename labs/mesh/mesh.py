@@ -1,12 +1,11 @@
-"""A grid of ranks (labs.mesh.grid), and the process groups along its axes: who talks to whom.
+"""A grid of ranks (labs.mesh.grid), and the process groups along its axes.
 
-    mesh = Mesh((2, 4), ("dp", "tp"))     in a job of 8: all ranks make it, at the same point of the program
-    get_group          the process group along an axis that this rank is in: all collectives of a strategy go to one
-                       axis
-    _flatten           makes the group of several axes as one
-    smaller_group      of this many neighbours along the last axis
+    mesh = Mesh((2, 4), ("dp", "tp"))     in a job of 8 ranks, all of which make it at the same point
+    get_group          returns this rank's process group along an axis; a strategy's collectives use one axis
+    _flatten           joins all axes into one, and makes its group
+    smaller_group      returns a group of a given number of neighbours along the last axis
 
-All the rest is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
+Everything else is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
 Names and answers are those of torch's DeviceMesh.
 """
 
@@ -21,10 +20,14 @@ from labs.mesh.grid import Axes, Grid, along, equation, require_grid
 
 
 class Mesh(Grid):
-    """A grid of ranks; mesh_dim_names: the names of its axes, outermost first.
+    """A grid of ranks with a process group along each axis.
 
-    In a job, all ranks must make it, at the same point of the program, since its groups are made with it.  With
-    `rank`, or outside of a job, it is arithmetic alone.
+    shape: number of ranks along each axis
+    mesh_dim_names: names of the axes, outermost first
+    rank: makes the grid as this rank sees it, without process groups
+
+    In a job, all ranks must make the mesh at the same point of the program, since its groups are made with it.  With
+    `rank`, or outside of a job, a mesh is arithmetic alone.
 
     Raises ValueError, on every rank, for sizes and names that do not fit each other, or a world of another size.
     """
@@ -41,7 +44,10 @@ class Mesh(Grid):
                 self.make_groups(axes)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> "Mesh":
-        """All axes as one, named after them by default.  In a job, its group is made: by all ranks, as with a Mesh."""
+        """Join all axes into one, named after them by default.
+
+        In a job, the new axis' group is made, so all ranks must call this at the same point, as they make a Mesh.
+        """
         flat = super()._flatten(mesh_dim_name)
         (axes,) = flat.made_of.values()
         if self.groups is not None and axes not in self.groups:
@@ -49,7 +55,7 @@ class Mesh(Grid):
         return flat
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """The process group along an axis that this rank is in."""
+        """Return the process group along an axis that this rank is in."""
         axes = self.made_of[self.mesh_dim_names[self.number(mesh_dim)]]
         if self.groups is None:
             raise RuntimeError(
@@ -71,7 +77,7 @@ class Mesh(Grid):
         return super().__reduce_ex__(protocol)
 
     def make_groups(self, axes: Axes) -> None:
-        """One along these axes for every place on the others; every rank takes part in making each, in this order."""
+        """Make a group along these axes for every place on the others; all ranks make all groups, in this order."""
         for ranks in along(self.mesh, [self.number(name) for name in axes]).flatten(1).tolist():
             whole = len(ranks) == dist.get_world_size()
             group = dist.group.WORLD if whole else dist.new_group(ranks, group_desc=f"mesh_{'_'.join(axes)}")
@@ -80,7 +86,10 @@ class Mesh(Grid):
 
 
 def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
-    """The group of this many neighbours along the last axis that this rank is in; made once for a mesh, by all."""
+    """Return this rank's group of `ranks` neighbours along the last axis.
+
+    It is made once per mesh, so all ranks must call this at the same point.
+    """
     axes = mesh.made_of[mesh.mesh_dim_names[-1]]
     key = (*axes, f"by {ranks}")
     if key not in mesh.groups:
@@ -93,7 +102,10 @@ def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
 
 
 def require_world(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
-    """Before any group is made: ranks that made different ones would wait for each other."""
+    """Raise ValueError if ranks make different meshes, or if the mesh is not the whole world.
+
+    Ranks that made different groups would wait for each other for ever.
+    """
     require_same(
         (tuple(shape), tuple(names)),
         None,
