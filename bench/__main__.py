@@ -1,11 +1,12 @@
-"""The course against its peers: each figure taken in one run, on one machine, as a ratio wherever that can be.
+"""The course against its peers: every figure comes from one run on one machine, as a ratio wherever possible.
 
     python -m bench              all figures, some minutes
     python -m bench --quick      fewer samples
     python -m bench step launch  these only
 
-A performance ratio is the median of pairs measured one right after the other; beside it stand the quartiles.  The first
-of these commands also keeps it all in bench/results/<date>-<platform>.json, with versions and the load of the machine.
+A performance ratio is the median over pairs of measurements, which are taken one right after the other.  The quartiles
+stand beside it.  The first of these commands also saves all results to bench/results/<date>-<platform>.json, with
+versions and the load of the machine.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> None:
     chosen = options.parse_args()
     if unknown := set(chosen.names) - set(BENCHMARKS):
         options.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(BENCHMARKS)}")
-    os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless `make gpu` says otherwise
+    os.environ.setdefault("LABS_DEVICE", "cpu")  # every machine measures the same, unless `make gpu` says otherwise
     before, figures = os.getloadavg()[0], []
     for name in chosen.names or BENCHMARKS:
         print(f"{name} ...", flush=True)
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def save(figures: list[Figure], load_before: float) -> str:
-    """Write the results of today on this platform; the file's path."""
+    """Write today's results on this platform, and return the file's path."""
     today = datetime.date.today().isoformat()
     content = {
         "schema": 1,

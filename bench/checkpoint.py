@@ -1,10 +1,10 @@
-"""How long training waits for a checkpoint of 100 MB: in the background, against until it is on the disk.
+"""The time for which training waits for a checkpoint of 100 MB: saved in the background, against saved at once.
 
-Two ranks save in turns, now this way first and now that one, and each waits until its thread has written before the
-next turn begins.  A save counts from a barrier to the return of the call on the slowest rank.
+Two ranks take turns at saving in the two ways, and the order of the ways alternates.  Before the next turn begins, each
+rank waits until its thread has written.  A save is timed from a barrier to the return of the call on the slowest rank.
 
-sharded     each rank has one half, as with FSDP: it copies 50 MB, and writes them
-replicated  each rank has all of it, as with DDP: it copies 100 MB, of which it writes one half
+sharded     each rank holds one half, as with FSDP: it copies 50 MB, and writes them
+replicated  each rank holds everything, as with DDP: it copies 100 MB, and writes half of it
 """
 
 import shutil
@@ -30,7 +30,7 @@ LAYERS, WIDTH = 25, 1000  # 4 MB each
 
 
 def pairs(folder: Path, sharded: bool, count: int) -> list[tuple[float, float]]:
-    """Seconds of a save on this rank, and of one in the background."""
+    """Return the seconds that a save takes on this rank, and those of a save in the background, as pairs."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
     held = Held(fsdp.fully_shard(model, mesh=Mesh((RANKS,), ("dp",))) if sharded else model)

@@ -1,7 +1,7 @@
-"""How soon the caller knows: from the moment at which a rank fails to the RankError in the caller.
+"""The latency of a failure: the time from the moment at which a rank fails to the RankError in the caller.
 
 raises     rank 2 raises while the others wait for it
-dies       rank 2 is killed by SIGKILL, likewise
+dies       rank 2 is killed by SIGKILL while the others wait for it
 differs    rank 2 calls all_gather where the others call all_reduce: they would wait for ever
 """
 
@@ -24,7 +24,7 @@ def fails(how: str, moment: str) -> None:
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
     if dist.get_rank() == 2:
-        Path(moment).write_text(str(time.monotonic()))  # one clock for all processes of a machine
+        Path(moment).write_text(str(time.monotonic()))  # all processes of a machine share one clock
         if how == "raises":
             raise ArithmeticError("on purpose")
         if how == "dies":
@@ -34,7 +34,7 @@ def fails(how: str, moment: str) -> None:
 
 
 def latency(how: str, moment: Path) -> float:
-    """Seconds."""
+    """Return the seconds from the failure of rank 2 to the caller's RankError."""
     try:
         run(fails, how, str(moment), ranks=4, timeout=60)
     except RankError as error:

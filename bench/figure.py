@@ -1,4 +1,4 @@
-"""What a benchmark hands over: one figure, with its spread, its count and the target that it is held to."""
+"""The result of a benchmark: one figure, with its spread, its sample count and the target that it must meet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """`value`, the median of `count` samples, and their quartiles, all in `unit` ("×" for a ratio).
+    """A median of `count` samples, `value`, with their quartiles `low` and `high`, all in `unit` ("×" for a ratio).
 
-    target: the bound that the course promises, as "at most 1.10" or "at least 20"; "" where it promises none.
+    target: the bound that the course promises, as "at most 1.10" or "at least 20"; "" if it promises none
     """
 
     name: str
@@ -37,5 +37,5 @@ def figure(name: str, samples: Sequence[float], unit: str = "×", target: str = 
 
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    """second / first, of measurements that were taken one right after the other."""
+    """Return second / first for pairs of measurements that were taken one right after the other."""
     return [second / first for first, second in pairs]

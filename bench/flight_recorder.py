@@ -1,9 +1,9 @@
-"""What the always-on flight recorder of collectives costs: a step with it, and the same step without.
+"""The cost of the always-on flight recorder of collectives: a step with it, and the same step without.
 
-The steps are those of data parallelism that overlaps, and of the naive one, whose 39 all-reduces for a model that small
-are the most calls that the course makes; on 2 ranks.  On one rank alone nothing is waited for, and the cost of a single
-call shows.  What counts is the rank's processor time, which others on the machine do not stretch; a step's own is a
-little longer, since it also waits, so that the ratios err on the side of the cost.
+The steps are those of overlapped data parallelism, and those of the naive one on 2 ranks: its 39 all-reduces for such a
+small model are the most calls that the course makes.  The cost of a single call is measured on one rank, which waits
+for nobody.  We compare the processor time of a rank, which other work on the machine does not stretch.  A step takes a
+little longer than its processor time, because it also waits, so the ratios overstate the cost.
 """
 
 import time
@@ -20,7 +20,7 @@ CALLS = 200
 
 
 def with_and_without(action, count: int) -> list[tuple[float, float]]:
-    """(processor seconds without, with) of the action, in pairs, now this one first and now that one."""
+    """Return pairs of the action's processor seconds, (without, with) the recorder; which one comes first alternates."""
     listeners = list(tap.listeners)
     found = []
     for number in range(count + 2):

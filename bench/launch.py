@@ -1,7 +1,7 @@
-"""A job of 4 ranks, its first all_reduce done and the values back: run() against torchrun.
+"""A job of 4 ranks up to its first all_reduce and the values back in the caller: run() against torchrun.
 
-Both run the same function, one after the other.  run() is warm, as it is from the second cell of a notebook on;
-torchrun has no warm state.
+Both run the same function, one after the other.  run() is warm, as it is from the second cell of a notebook on.
+torchrun keeps nothing warm.
 """
 
 import json
@@ -41,20 +41,20 @@ def first_sum() -> float:
 
 
 def ours() -> float:
-    """Seconds."""
+    """Return the seconds that the job takes with run()."""
     start = time.perf_counter()
     assert list(run(first_sum, ranks=RANKS)) == [6.0] * RANKS
     return time.perf_counter() - start
 
 
 def torchrun(folder: Path) -> float:
-    """Seconds."""
+    """Return the seconds that the job takes with torchrun."""
     script, answer = folder / "job.py", folder / "answer.json"
     script.write_text(SCRIPT)
     options = ["--standalone", f"--nproc-per-node={RANKS}"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(answer)]
     start = time.perf_counter()
-    # PYTHONPATH, since torchrun puts the script's folder on the path and not this one
+    # torchrun puts the script's folder on the path instead of the current one, hence PYTHONPATH.
     subprocess.run(["env", f"PYTHONPATH={Path.cwd()}", *command], check=True, capture_output=True)
     seconds = time.perf_counter() - start
     assert json.loads(answer.read_text()) == [6.0] * RANKS

@@ -1,15 +1,15 @@
 """A training of 112 MB of parameters with AdamW, saved and loaded again: ours against torch.distributed.checkpoint.
 
-sharded     over 4 ranks, ours by labs.fsdp, PyTorch's by its own
-replicated  on 4 ranks, as DDP has it
+sharded     over 4 ranks, ours by labs.fsdp, PyTorch's by its own FSDP
+replicated  on 4 ranks, as with DDP
 
-Both live in one job, and each saves and loads in its turn, now this one first and now that one.  Both flush what they
-write, and read what was written just before.  Of replicas, each rank writes a quarter.  PyTorch takes them for equal;
-ours compares all 4 of them, to the last bit, so 1.10 is out of reach for a replicated save.
+Both run in one job.  They save and load in turns, and which of them comes first alternates.  Both flush the files that
+they write, and read files that were written just before.  Each rank writes a quarter of the replicas.  PyTorch assumes
+that replicas are equal; ours compares all 4 of them, to the last bit, so 1.10 is out of reach for a replicated save.
 
-In jobs of their own, sharded: the bytes that are written, and read, where ours reads all of it once more for the
-checksums; and what a rank holds at most beside its training.  Ours maps the files that it loads, and mapped pages count
-there.
+Separate jobs, sharded, measure three more things: the bytes written, the bytes read, and the peak memory of a rank
+beyond its training.  Ours reads every file once more for the checksums.  It also maps the files that it loads, and
+mapped pages count as memory.
 """
 
 import shutil
@@ -37,9 +37,9 @@ from labs.model import GPT, Config
 CONFIG = Config(vocab=4096, dim=512, depth=7, heads=8, kv_heads=8, hidden=1536, context=64)
 SIDES = ("torch", "ours")
 Verb = Callable[[Path], object]
-Layout = Callable[[str], nn.Module]  # of a side, the model
-Weighed = dict[str, list[float]]  # by what it is, bytes of each rank
-STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # Linux has them
+Layout = Callable[[str], nn.Module]  # the model, for a side
+Weighed = dict[str, list[float]]  # bytes per rank, by the name of the quantity
+STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # only Linux has these files
 
 
 def figures(quick: bool) -> list[Figure]:
@@ -57,7 +57,7 @@ def figures(quick: bool) -> list[Figure]:
 
 
 def beside(weighed: dict[str, Weighed]) -> list[Figure]:
-    """Of each thing that was weighed, ours by PyTorch's, rank by rank; and what all ranks have together."""
+    """Compare each quantity in `weighed`, ours / PyTorch's rank by rank, with the total over all ranks in the note."""
     found = []
     for what, theirs in weighed["torch"].items():
         ours = weighed["ours"][what]
@@ -67,7 +67,7 @@ def beside(weighed: dict[str, Weighed]) -> list[Figure]:
 
 
 def slowest(ranks: list[Steps], phase: str) -> list[float]:
-    """Seconds, on the rank that took longest."""
+    """Return the seconds of a phase in each turn, on the rank that took longest."""
     return [max(taken[phase] for taken in turn) for turn in zip(*ranks, strict=True)]
 
 
@@ -92,7 +92,7 @@ LAYOUTS = {"sharded": sharded, "replicated": replicated}
 
 
 def verbs(side: str, layout: Layout = sharded) -> tuple[Verb, Verb]:
-    """Save to a folder, and load what is there."""
+    """Return two functions: one saves to a folder, the other loads from it."""
     model = layout(side)
     optimizer = torch.optim.AdamW(model.parameters())
     for p in model.parameters():
@@ -155,7 +155,7 @@ def weighed_load(side: str, where: Path) -> tuple[int, int]:
 
 
 class Reads:
-    """How many bytes of files are asked for while it is entered."""
+    """A counter of the bytes that are read from files while it is entered."""
 
     def __enter__(self) -> "Reads":
         self.bytes = 0
@@ -189,11 +189,13 @@ class Reads:
 
 
 def peak_of(do: Callable[[], object]) -> int:
-    """Bytes that the process held at most, beyond what it held before; 0 where the system does not tell."""
+    """Return the bytes that the process holds at its peak beyond those at the start; 0 where the system does not
+    report them.
+    """
     if not PEAK.exists():
         do()
         return 0
-    PEAK.write_text("5")  # the most begins here
+    PEAK.write_text("5")  # resets the peak
     before = resident("VmRSS")
     do()
     return resident("VmHWM") - before

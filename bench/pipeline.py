@@ -1,7 +1,7 @@
 """Pipelines: a training step of the tour's model, ours against PyTorch's; and the bubble, measured and on paper.
 
-No machine has cores for the bubble alone: where 4 ranks compute on 2 cores, those that would wait lend theirs to the
-others.  So its stages sleep, for known times, in F, in I and in W; all else is as it is.
+The bubble cannot be measured with real computation: where 4 ranks compute on 2 cores, a rank that waits lends its core
+to the others.  So the stages sleep for known times in F, in I and in W; everything else is real.
 """
 
 import statistics
@@ -20,7 +20,9 @@ from labs.kit.record import mark
 from labs.pp.checker import stages_of
 
 MICRO_BATCHES = 8
-NAP = 0.075  # s: a rank's forward, or half its backward, is this by the bubble, lest a small one were all messages
+# s: forward, and half the backward, of a rank take this divided by the bubble, so that messages never dominate a small
+# bubble
+NAP = 0.075
 
 
 def figures(quick: bool) -> list[Figure]:
@@ -29,11 +31,11 @@ def figures(quick: bool) -> list[Figure]:
 
 
 def bubbles(names: Sequence[str], count: int) -> list[Figure]:
-    """Of stages that sleep: the bubble that was measured, by the simulated one."""
+    """Measure the bubble of each schedule with stages that sleep, as a ratio to the simulated bubble."""
     found = []
     for name, ranks in rounds(names, count, build=sleeper, warm_up=1).items():
         bubble = simulated(name)
-        # By how long they did sleep, since no sleep is shorter than asked for, and some are longer.
+        # The ideal is the time that the ranks did sleep: no sleep is shorter than requested, and some are longer.
         busiest = [max(taken["sleep"] for taken in turn) for turn in zip(*ranks, strict=True)]
         measured = [long / ideal - 1 for long, ideal in zip(slowest(ranks), busiest, strict=True)]
         note = f"simulated {bubble:.3f}, measured {statistics.median(measured):.3f}"
@@ -47,12 +49,12 @@ def simulated(name: str) -> float:
 
 
 def sleeper(name: str) -> Stepper:
-    """A function that takes one step with this schedule, without an optimizer."""
+    """Return a function that takes one step with this schedule, without an optimizer."""
     lists = pp.SCHEDULES[name](dist.get_world_size(), MICRO_BATCHES)
     stages = stages_of(lists)
     seconds = NAP / simulated(name) * dist.get_world_size() / stages
     pipeline = pp.Pipeline([Sleeps(seconds) for _ in range(stages)], lists, lambda y, target: (y - target).sum())
-    # With a gradient for the first stage, too, so that its I and its W are as long as others'.
+    # x requires a gradient, so that the first stage's I and W take as long as those of the others.
     x = torch.ones(MICRO_BATCHES, 1, requires_grad=True)
     return lambda: pipeline.forward_backward(x, torch.zeros(MICRO_BATCHES, 1))
 
@@ -64,7 +66,7 @@ def nap(seconds: float) -> None:
 
 
 class Sleeps(nn.Module):
-    """As long in F as in I and in W."""
+    """A layer that sleeps for the same time in F, in I and in W."""
 
     def __init__(self, seconds: float):
         super().__init__()

@@ -1,17 +1,18 @@
-"""Arithmetic against the tour's rows: a step's seconds, from what its ranks compute and what its messages take.
+"""A prediction of the tour's steps: the seconds of a step, from what its ranks compute and what its messages take.
 
-A calibration takes turns with the steps that are predicted from it, on the same ranks:
+A calibration runs in turns with the steps that are predicted from it, on the same ranks:
 
-    computes    the row's own step where every message is over at once (labs.kit.dry.alone), on all ranks side by side
+    computes    the row's own step, with every message finished at once (labs.kit.dry.alone), on all ranks side by side
     messages    of each kind, in groups of each size, and in two places:
-                    amid      after a computation, from which ranks do not come at the same time
-                    behind    right after another one: ranks have just met, and are awake
-                A message takes what more of them add to a turn that computes as much and ends with one: in a turn
-                without any, nobody waits for the ranks that begin late.
+                    amid      after a computation, from which ranks do not return at the same time
+                    behind    right after another message: the ranks have just met, and are awake
+                The time of a message is what more messages add to a turn that computes as much and ends with one: in a
+                turn without messages, nobody waits for the ranks that begin late.
 
-How many messages there are, of how many bytes, and which follow a computation, a dry run says.  A step is the sum of
-both.  (gloo's reduce-scatter sends as much as an all-reduce, ours as theory says, so each is a kind.)  In a pipeline
-the sum is what `pp.simulate` says, where a moment lasts longer if more ranks compute in it than there are cores.
+A dry run tells how many messages there are, how many bytes each has, and which follow a computation.  The prediction is
+the sum of both.  gloo's reduce-scatter sends as many bytes as an all-reduce, ours as many as theory says, so each is a
+kind.  In a pipeline the sum is the result of `pp.simulate`, where a period in which more ranks compute than there are
+cores lasts longer.
 """
 
 import os
@@ -46,20 +47,20 @@ from labs.model import GPT, PRESETS
 COMPUTES = " computes"
 SHORT, LONG = 64, 200_000  # numbers of float32
 ONE, AMID, BEHIND = (0, 0, 0, 1), (1, 1, 1, 1), (0, 0, 0, 4)  # calls after each layer of a turn
-CALIBRATED = 8  # rounds are enough for medians
+CALIBRATED = 8  # rounds, which are enough for medians
 TINY = PRESETS["tiny"]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 class Kind(NamedTuple):
     op: str
-    among: int  # ranks
+    among: int  # number of ranks in the group
 
 
 class Message(NamedTuple):
     kind: Kind
     sent: int  # bytes
-    place: tuple[int, ...]  # AMID, or BEHIND another one
+    place: tuple[int, ...]  # AMID or BEHIND
 
 
 class Turn(NamedTuple):
@@ -124,7 +125,7 @@ def computes(name: str) -> Stepper:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """In a world as large as this job, in which nobody answers."""
+    """Pretend, while entered, that this rank is alone in a world of the job's size: messages finish at once."""
     job = dist.group.WORLD
     distributed_c10d._update_default_pg(pretended_world(dist.get_rank(), dist.get_world_size()))
     try:
@@ -142,7 +143,7 @@ def pretended_world(rank: int, ranks: int) -> ProcessGroup:
 
 
 def share(name: str) -> int:
-    """Sequences that a rank reads of the tour's batch."""
+    """Return the number of sequences of the tour's batch that a rank reads."""
     return BATCH * RANKS // ROWS[name].parts(RANKS)
 
 
@@ -182,38 +183,42 @@ def of_rows(ranks: int, count: int) -> list[Figure]:
 
 
 def messages_of(name: str, ranks: int) -> list[Message]:
-    """Of a steady step, those that rank 0 sends."""
+    """Return the messages that rank 0 sends in a steady step."""
     [computed] = found = dry(two_steps, name, ranks=ranks)
     events = found.communication.select(0, 1)
     places = [AMID if before < now else BEHIND for before, now in pairwise(computed[-len(events) - 1 :])]
-    told = zip(events, places, strict=True)
-    return [Message(kind_of(event), event.sent, place) for event, place in told if event.op != "recv"]
+    placed = zip(events, places, strict=True)
+    return [Message(kind_of(event), event.sent, place) for event, place in placed if event.op != "recv"]
 
 
 def two_steps(name: str) -> list[int]:
-    """The floating-point operations before each message, which are more where ranks have computed since the last."""
+    """Return the floating-point operations computed before each message; the count grows if ranks computed since the
+    last one.
+    """
     with FlopCounterMode(display=False) as counter, Computed(counter.get_total_flops) as computed:
         for _ in rehearse(ROWS[name], TINY, share(name)):
             pass
-    return computed.told
+    return computed.before
 
 
 class Computed(tap.Listener):
     def __init__(self, operations: Callable[[], int]) -> None:
-        self.operations, self.told = operations, []
+        self.operations, self.before = operations, []
 
     def issued(self, call: tap.Call) -> None:
-        self.told.append(self.operations())
+        self.before.append(self.operations())
 
 
 def kind_of(event: Event) -> Kind:
-    """A broadcast, of which PyTorch's DDP has one, is taken for a gather."""
+    """Return the kind of an event. A broadcast counts as an all-gather: PyTorch's DDP has one."""
     op = event.op if event.op in CALLS else "all_gather"
     return Kind(op, 2 if op == "send" else len(event.ranks))
 
 
 def seconds_of(message: Message, took: dict[Turn, float]) -> float:
-    """A short one's in its place, and in proportion to the bytes what a long one takes longer."""
+    """Return the seconds of a message: those of a short one in its place, plus the extra time of a long one in
+    proportion to the bytes.
+    """
 
     def of(numbers: int, calls: tuple[int, ...]) -> float:
         return took[Turn(message.kind, numbers, calls)]
@@ -226,21 +231,25 @@ def seconds_of(message: Message, took: dict[Turn, float]) -> float:
 
 
 def in_turn(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
-    """alone: of each rank, the seconds of what it computes."""
+    """Return a step's seconds without a pipeline. alone: the seconds that each rank computes, by phase."""
     return max(rank["step"] for rank in alone) + sum(travel)
 
 
 def in_pipeline(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
-    """1F1B of a stage a rank, and as many micro-batches; a backward takes twice as long as its forward."""
+    """Return a step's seconds with 1F1B, one stage and one micro-batch per rank; a backward takes twice as long as its
+    forward.
+    """
     ranks, there = len(alone), travel[0] / 2
     piped, whole = (undisturbed([rank[phase] for rank in alone], CORES) for phase in ("pipeline", "step"))
     third = [each / ranks / 3 for each in piped]
     of = pp.simulate(pp.one_f_one_b(ranks, ranks), F=third, B=[2 * each for each in third], send=there)
-    return on_cores(of, CORES) + whole[0] - piped[0]  # the first stage's backward is the last one
+    return on_cores(of, CORES) + whole[0] - piped[0]  # the first stage's backward comes last
 
 
 def undisturbed(taken: Sequence[float], cores: int) -> list[float]:
-    """What each of these, begun at once, and with fewer cores than they are, would take on a core of its own."""
+    """Return the seconds that each task would take on a core of its own; they began at once, on fewer cores than
+    tasks.
+    """
     ends, own = sorted(taken), [0.0]
     for still, (since, until) in zip(range(len(ends), 0, -1), pairwise([0.0, *ends]), strict=True):
         own.append(own[-1] + (until - since) * min(1.0, cores / still))
@@ -248,7 +257,7 @@ def undisturbed(taken: Sequence[float], cores: int) -> list[float]:
 
 
 def on_cores(of: pp.Simulation, cores: int) -> float:
-    """Its seconds where ranks share so many."""
+    """Return the seconds of a simulated schedule whose ranks share this many cores."""
     total = 0.0
     for since, until in pairwise(sorted({*of.start.values(), *of.end.values()})):
         busy = sum(of.start[x] < until and of.end[x] > since for x in of.end)

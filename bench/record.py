@@ -1,4 +1,4 @@
-"""What watching a job costs: a step under each pass of labs.kit.record, and the same step without."""
+"""The cost of watching a job: a step under each pass of labs.kit.record, and the same step without."""
 
 from bench.figure import Figure, figure, ratios
 from bench.record_overhead import RANKS, pairs

@@ -1,10 +1,10 @@
-"""What each pass of labs.kit.record costs: the same training step with and without it, in interleaved pairs.
+"""The cost of each pass of labs.kit.record: the same training step with and without it, in interleaved pairs.
 
     python -m bench.record_overhead
 
-Both steps of a pair run in one job, one right after the other, now this one first and now that one, so that whatever
-else the machine does meanwhile falls on both alike.  The job's flight recorder is on in both.  Printed is the
-median of the pairs' ratios, with the quartiles as their spread.
+Both steps of a pair run in one job, one right after the other, and which comes first alternates, so that other work on
+the machine slows both alike.  The job's flight recorder is on in both.  The program prints the median of the pairs'
+ratios, with the quartiles as their spread.
 """
 
 import statistics
@@ -24,9 +24,9 @@ TARGET = {"time": "1.00", "communication": "at most 1.10", "memory": "no target"
 
 
 def pairs(kind: str) -> list[tuple[float, float]]:
-    """Seconds of a step without and with the pass, for each pair."""
+    """Return pairs of a step's seconds, (without, with) the pass."""
     config = PRESETS["small"]
-    model = Naive(GPT(config))  # an all-reduce for each gradient: many calls for a pass to see
+    model = Naive(GPT(config))  # one all-reduce per gradient: many calls for a pass to see
     optimizer = torch.optim.AdamW(model.parameters())
     x_BT, y_BT = torch.randint(config.vocab, (2, 8, config.context))
 

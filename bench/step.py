@@ -1,7 +1,7 @@
-"""A training step of the tour's model with each strategy of the table that cuts the batch alone, against PyTorch's DDP.
+"""A training step of the tour's model with each strategy that splits only the batch, against PyTorch's DDP.
 
-All of them live in one job of 4 ranks, and take one step each in turn, from another one on in every round.  A step
-counts from a barrier to the end of the slowest rank.  Beside it stands where the time goes, by phase.
+All of them run in one job of 4 ranks.  They take turns, one step each, and every round begins with another one.  A step
+is timed from a barrier to the end of the slowest rank.  The time of each phase stands beside it.
 """
 
 import statistics
@@ -20,22 +20,23 @@ from labs.model import GPT, PRESETS
 
 RANKS, BATCH, WARM_UP = 4, 3, 3
 PEER = "torch-ddp"
-Steps = list[dict[str, float]]  # of one strategy: the seconds of each phase, and of the whole "step"
+Steps = list[dict[str, float]]  # one strategy: per step, the seconds of each phase and of the whole "step"
 Stepper = Callable[[], object]
 
 
 def stepper(name: str, batch: int = BATCH) -> Stepper:
-    """A function that takes one step with this strategy."""
+    """Return a function that takes one step with this strategy."""
     model = GPT(PRESETS["tiny"])
     training, _ = set_up(ROWS[name], model)
     tokens = torch.randint(model.config.vocab, (2, batch, model.config.context), generator=torch.Generator())
-    unread = tokens[0].to("meta") if agree.alone else None  # how many there are, nobody else tells then
+    # alone, no other rank tells this one how many tokens there are
+    unread = tokens[0].to("meta") if agree.alone else None
     x_BT, y_BT = (each if reads else unread for each, reads in zip(tokens, training.reads, strict=True))
     return lambda: step(training, x_BT, y_BT)
 
 
 def take(turns: Sequence[str], build: Callable[[str], Stepper]) -> None:
-    """On a rank: a step with each of these, one after the other."""
+    """Take a step with each of these in turn, on a rank."""
     steppers = {name: build(name) for name in dict.fromkeys(turns)}
     for name in turns:
         dist.barrier()
@@ -51,11 +52,13 @@ def rounds(
     build: Callable[[str], Stepper] = stepper,
     warm_up: int = WARM_UP,
 ) -> dict[str, list[Steps]]:
-    """{name: for each rank, what its steps took}, all of them in one job."""
+    """Run all of them in one job, and return {name: the durations of its steps, per rank}."""
     turns = [name for number in range(count + warm_up) for name in rotated(names, number)]
     recording = run(take, turns, build, ranks=ranks, record="time", timeout=900).recording
-    told = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(ranks)]
-    return {name: [[taken for turn, taken in rank if turn == name][warm_up:] for rank in told] for name in names}
+    steps_by_rank = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(ranks)]
+    return {
+        name: [[taken for turn, taken in rank if turn == name][warm_up:] for rank in steps_by_rank] for name in names
+    }
 
 
 def rotated(names: Sequence[str], by: int) -> Sequence[str]:
@@ -64,7 +67,7 @@ def rotated(names: Sequence[str], by: int) -> Sequence[str]:
 
 
 def durations(recording: Recording, rank: int) -> Steps:
-    """Of each step that a rank took."""
+    """Return the durations of each step that a rank took."""
     steps: Steps = []
     for span in sorted((span for span in recording.spans if span.rank == rank), key=lambda span: span.start):
         if span.name == "step":
@@ -87,12 +90,12 @@ def figures(quick: bool) -> list[Figure]:
 
 
 def slowest(ranks: list[Steps]) -> list[float]:
-    """Seconds of each step, on the rank that took longest."""
+    """Return the seconds of each step, on the rank that took longest."""
     return [max(taken["step"] for taken in turn) for turn in zip(*ranks, strict=True)]
 
 
 def phases(ranks: list[Steps]) -> str:
-    """Medians over all ranks and rounds: "forward 3.1 ms, backward ..."."""
+    """Return the medians over all ranks and rounds as "forward 3.1 ms, backward ..."."""
     steps = [taken for rank in ranks for taken in rank]
     names = [name for name in steps[0] if name not in ("step", "end")]
     medians = {name: statistics.median(1000 * taken[name] for taken in steps) for name in names}
@@ -100,7 +103,7 @@ def phases(ranks: list[Steps]) -> str:
 
 
 def side_by_side(title: str, names: Sequence[str], quick: bool, batch: int = BATCH) -> list[Figure]:
-    """Rows of ours, each beside PyTorch's in a job of the ranks that it takes."""
+    """Time each of our rows beside PyTorch's, in a job with as many ranks as the row takes."""
     found = []
     for name in names:
         peer, ranks = f"torch-{name}", ROWS[name].ranks(RANKS)

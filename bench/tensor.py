@@ -1,4 +1,4 @@
-"""A training step of the tour's model under tensor parallelism: ours against PyTorch's, by the same plan."""
+"""A training step of the tour's model under tensor parallelism: ours against PyTorch's, with the same plan."""
 
 from bench.figure import Figure
 from bench.step import side_by_side

@@ -1,8 +1,8 @@
 """A training step of the tour's model with ZeRO and FSDP: ours against PyTorch's own.
 
 PyTorch's are `ZeroRedundancyOptimizer` with DDP for stage 1, and `fully_shard` for stage 3 and for FSDP.  Ours and
-PyTorch's live in one job of 4 ranks, and take a step each in turn, now this one first and now that one.  Where the time
-goes: by phase, and in a job of its own, how long a rank waits in how many collectives.
+PyTorch's run in one job of 4 ranks.  They take a step each in turn, and which comes first alternates.  The notes show
+the time of each phase, and, from a job of its own, how long a rank waits in how many collectives.
 """
 
 import statistics
@@ -32,7 +32,7 @@ def figures(quick: bool) -> list[Figure]:
 
 
 def waiting(name: str) -> str:
-    """Of a step on rank 0, in the median: "waits 12.1 of 30.2 ms in 18 collectives"."""
+    """Return the median wait of a step on rank 0: "waits 12.1 of 30.2 ms in 18 collectives"."""
     recording = run(watched, name, ranks=RANKS, record="communication", timeout=600).recording
     steps = range(WARM_UP, WATCHED)
     waited = statistics.median(sum(event.waited for event in recording.select(0, step)) for step in steps)
