@@ -20,7 +20,7 @@ CALLS = 200
 
 
 def with_and_without(action, count: int) -> list[tuple[float, float]]:
-    """Return pairs of the action's processor seconds, (without, with) the recorder; which one comes first alternates."""
+    """Return pairs of the action's processor seconds, (without, with) the recorder; which comes first alternates."""
     listeners = list(tap.listeners)
     found = []
     for number in range(count + 2):

@@ -159,7 +159,7 @@ def figures(quick: bool) -> list[Figure]:
 
 
 def of_rows(ranks: int, count: int) -> list[Figure]:
-    """Those that take so many ranks of the tour's."""
+    """Calibrate and predict the rows that take this many of the tour's ranks."""
     names = [name for name in ONE_OF_EACH if ROWS[name].ranks(RANKS) == ranks]
     messages = {name: messages_of(name, ranks) for name in names}
     kinds = sorted({message.kind for each in messages.values() for message in each})

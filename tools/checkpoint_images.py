@@ -1,7 +1,7 @@
 """The pictures of checkpoints.
 
-checkpoint     which rank writes which file, and when the folder counts           08
-resume         a training that is killed, and goes on from what was saved         08b
+checkpoint     which rank writes which file, and from when on the folder counts   08
+resume         a training that is killed, and continues from its checkpoint       08b
 """
 
 from labs.kit.drawing.palette import KINDS, MUTED, PAPER, SOFT, TIMELINE, WRONG, ink
@@ -46,7 +46,7 @@ def checkpoint() -> Drawing:
 
 
 STEPS, SAVED, KILLED = 10, 4, 6  # steps are counted from 0
-# What changes from step to step, and whose it is.
+# The things that change from step to step, and which rank they belong to.
 FIVE = {
     "weights": ("each rank its part", KINDS["P"]),
     "moments": ("each rank its part", KINDS["S"]),

@@ -2,8 +2,8 @@
 
     python -m tools.environment
 
-conda brings Python; pip brings the course in the same pinned versions as `make` does, so that both ways in
-end in the same place.  Each problem is told in one sentence.
+conda installs Python; pip installs the course in the same pinned versions as `make` does, so both ways lead to the same
+environment.  Each problem is reported in one sentence.
 """
 
 import re
@@ -26,14 +26,14 @@ PYTHONS = ["3.10.99", "3.11.0", "3.11.99", "3.12.99", "3.13.99", "3.14.0"]
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """What is wrong, in a sentence each."""
+    """Return the problems found, one sentence each."""
     environment = yaml.safe_load((root / "environment.yml").read_text(encoding="utf-8"))
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [*conda_problems(environment, project), *pin_problems(root, project), *reason_problems(root)]
 
 
 def conda_problems(environment: dict, project: dict) -> Iterator[str]:
-    """The shape of the file, each conda spec, and the part that pip installs."""
+    """Check the shape of the file, each conda spec, and the part that pip installs."""
     if set(environment) != KEYS:
         yield f"environment.yml has the keys {sorted(environment)}; it takes {sorted(KEYS)}"
         return
@@ -55,14 +55,14 @@ def conda_problems(environment: dict, project: dict) -> Iterator[str]:
 
 
 def python_problems(conda: str, pip: str) -> Iterator[str]:
-    """Both files admit the same Pythons; their notations for it happen to be the same."""
+    """Check that both files admit the same Pythons. Their notations for it happen to be the same."""
     for version in PYTHONS:
         if VersionSpec(conda).matches(Version(version)) != VersionSpec(pip).matches(Version(version)):
             yield f"environment.yml has Python {conda}, pyproject.toml {pip}: {version} tells them apart"
 
 
 def pin_problems(root: Path, project: dict) -> Iterator[str]:
-    """Each package that the project names has exactly one pinned version, which the project admits."""
+    """Check that each package that the project names has exactly one pinned version, which the project admits."""
     pins = {}
     for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -79,7 +79,7 @@ def pin_problems(root: Path, project: dict) -> Iterator[str]:
 
 
 def reason_problems(root: Path) -> Iterator[str]:
-    """Each dependency, in both files, says on its line what it is for."""
+    """Check that each dependency, in both files, states its purpose on its line."""
     lines = (root / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     dependencies = [line for line in lines if re.match(r'\s+"[\w-]+[^"]*",', line)]
     lines = (root / "environment.yml").read_text(encoding="utf-8").splitlines()
@@ -90,7 +90,7 @@ def reason_problems(root: Path) -> Iterator[str]:
 
 
 def resolve(root: Path = ROOT) -> None:
-    """Let pip work out the pip part, installing nothing. Raises CalledProcessError if it cannot."""
+    """Let pip resolve the pip part without installing anything. Raises CalledProcessError if pip cannot."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*command, *" ".join(PIP_PART).split()], cwd=root, check=True)
 

@@ -1,6 +1,6 @@
-"""The README's first picture: four ways to train one model, each as rank 0 held it over a step, and the loss of each.
+"""The README's first picture: four ways to train one model, each with rank 0's memory over a step, and its loss.
 
-python -m tools.front_images     trains, and writes what it saw to tools/front.json (make images draws from that)
+python -m tools.front_images     trains, and writes the recordings to tools/front.json (make images draws from that)
 """
 
 import json
@@ -37,7 +37,7 @@ def batches(parts: int, steps: int) -> list:
 
 
 def highest(series: list[dict[str, float]]) -> list[dict[str, float]]:
-    """In order of what happened, BINS moments: in each, where most was held."""
+    """Return BINS moments in order of time: each is the one in its interval at which most was held."""
     edges = [len(series) * n // BINS for n in range(BINS + 1)]
     return [max(series[a : max(b, a + 1)], key=lambda held: sum(held.values())) for a, b in pairwise(edges)]
 

@@ -1,8 +1,8 @@
 """The pictures of FSDP.
 
 fsdp_table      two parameters on two ranks: pieces, padding, the table that travels     06
-fsdp_prefetch   forward with the next layer on its way, and without                      06
-fsdp_flight     backward: what five layers are in flight                                 06
+fsdp_prefetch   forward with the next layer's gather in flight, and without              06
+fsdp_flight     backward: which five layers' worth of memory is in flight                06
 """
 
 from itertools import chain
@@ -12,12 +12,12 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 
 NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
-CELL, HIGH = 30, 26  # pixels of an element
+CELL, HIGH = 30, 26  # size of an element in pixels
 PADDING = {"fill": "#FFFFFF", "stroke": "#B0B5BC", "dash": "3 3"}
 
 
 def cells(canvas: Canvas, x: float, y: float, names: list[str], rank: int) -> float:
-    """Elements of one rank side by side, "" for padding; returns where they end."""
+    """Draw the elements of one rank side by side, with "" for padding. Returns the x at which they end."""
     for number, name in enumerate(names):
         style = {"fill": RANKS[rank]} if name else PADDING
         canvas.rect(x + CELL * number, y, CELL, HIGH, radius=0, **style)
@@ -64,14 +64,14 @@ def fsdp_table() -> Drawing:
 
 
 def rows_of(canvas: Canvas, x: float, y: float, title: str, rows: list[list[str]], ranks: list[int]) -> None:
-    """Rows of a parameter one below the other, under its name; ranks: whose each is."""
+    """Draw the rows of a parameter one below the other, under its name. ranks: the rank that holds each row."""
     canvas.text(x, y - 14, title, **NOTE)
     for number, (row, rank) in enumerate(zip(rows, ranks, strict=False)):
         cells(canvas, x, y + HIGH * number, row, rank)
 
 
-GATHER, COMPUTE = 0.9, 1.2  # of a layer, in units of time
-LEFT, UNIT, THIN = 150, 88, 13  # pixels: where time begins, a unit of it, what is held
+GATHER, COMPUTE = 0.9, 1.2  # duration of one layer's gather and computation, in units of time
+LEFT, UNIT, THIN = 150, 88, 13  # pixels: where time begins, the width of a time unit, the height of a bar of memory
 
 
 def fsdp_prefetch() -> Drawing:
@@ -99,7 +99,7 @@ def fsdp_prefetch() -> Drawing:
 
 
 def forward(canvas: Canvas, y: float, ahead: bool) -> float:
-    """Gathers, layers, and what is held of them; returns where the last one ends."""
+    """Draw the gathers, the layers, and the memory held for them. Returns the x at which the last one ends."""
     clock = 0.0
     for layer in range(1, 5):
         starts = max(0.0, clock - COMPUTE) if ahead else clock

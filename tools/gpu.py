@@ -1,18 +1,19 @@
-"""The course on the GPUs of this machine: `make gpu`, ten minutes at most.
+"""The course on the GPUs of this machine: `make gpu`, at most ten minutes.
 
     make gpu                         every part of PARTS, one after the other
     make gpu ARGS="doctor tour"      these only
 
-In every part a job takes CUDA and NCCL: a GPU per rank where there are enough of them, else ranks that share one.
-However a part ends, the next one begins, and each has a verdict of its own:
+In every part a job uses CUDA and NCCL: with a GPU per rank if there are enough of them, else with ranks that share one.
+However a part ends, the next one begins.  Each part has its own verdict:
 
     passed    it ended well
     failed    it did not: its output says why
-    stopped   it ran past its limit: it was ended, with all that it had started
+    stopped   it ran past its limit, and was ended together with everything that it had started
     not run   there is no GPU
 
-build/gpu/report.json and report.html have them all, with the machine and each part's output, and which figures of the
-course, all of which come from CPUs, those of a part would stand beside.  0 if each part has passed, else 1.
+build/gpu/report.json and report.html list the verdicts, the machine and the output of each part.  They also say which
+figures of the course, all of which were measured on CPUs, a part would add to.  The exit status is 0 if every part has
+passed, else 1.
 """
 
 import argparse
@@ -34,12 +35,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "gpu"
-GRACE = 10.0  # seconds in which a part that is told to end may end its ranks
+GRACE = 10.0  # seconds in which a part that was asked to end may end its ranks
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command of Python, as `python ...` takes it; seconds after which it is ended; whether it is for GPUs only."""
+    """A command as `python ...` takes it, the seconds after which it is ended, and whether it needs a GPU."""
 
     name: str
     command: tuple[str, ...]
@@ -81,7 +82,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one part: its verdict, how long it took (s), and what it printed."""
+    """The outcome of one part: its verdict, how long it took (s), and its output."""
 
     name: str
     verdict: str
@@ -91,7 +92,7 @@ class Outcome:
 
 
 def outcome_of(part: Part, gpus: int) -> Outcome:
-    """Run it, with `gpus` to run on, in a session of its own, which ends as a whole."""
+    """Run a part with `gpus` GPUs, in a session of its own, which ends as a whole."""
     if part.needs_gpu and gpus == 0:
         return Outcome(part.name, "not run", 0.0, part.fills, "there is no GPU")
     where = {"LABS_DEVICE": "cuda"} if gpus else {}
@@ -119,7 +120,7 @@ def outcome_of(part: Part, gpus: int) -> Outcome:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """End its whole session, gently first; what it has printed."""
+    """End the process's whole session, gently first, and return its output."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
@@ -140,7 +141,7 @@ def machine() -> dict[str, object]:
 
 
 def page(of: dict[str, object], outcomes: Sequence[Outcome]) -> str:
-    """The report for a browser: a line per part, with its output folded."""
+    """Return the report for a browser: a line per part, with its output folded."""
     facts = "; ".join(f"{name}: {html.escape(str(value))}" for name, value in of.items())
     parts = "\n".join(
         f"<details><summary><b>{each.name}</b>: {each.verdict} after {each.seconds:.0f} s. Figures that it would fill: "
@@ -151,7 +152,7 @@ def page(of: dict[str, object], outcomes: Sequence[Outcome]) -> str:
 
 
 def report(parts: Sequence[Part], folder: Path, gpus: int) -> int:
-    """Run these parts, and write the report after each: what is there stays if the next one takes the machine along."""
+    """Run the parts and write the report after each, so that it survives if the next part takes the machine down."""
     folder.mkdir(parents=True, exist_ok=True)
     of, outcomes = machine(), []
     for part in parts:

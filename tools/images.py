@@ -1,8 +1,8 @@
 """Draw the pictures that stand in the notebooks' prose: `make images` writes them to images/*.svg.
 
     course_map        where each notebook stands                        00, README
-    front             four ways to train a model, as they were recorded README (tools/front_images.py)
-    cluster           two nodes, and what their links carry             00 (tools/cluster_images.py)
+    front             four ways to train a model, as recorded           README (tools/front_images.py)
+    cluster           two nodes, and the speeds of their links          00 (tools/cluster_images.py)
     job               a call, four processes, four values               00
     one_step          what one device holds when                        01
     collectives       what each collective does, before and after       02
@@ -18,8 +18,8 @@
     three_axes                                                          11 (tools/mesh_images.py)
     plan_sieves                                                         15 (tools/plan_images.py)
 
-Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
-sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
+Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same sources give
+the same bytes. To add a notebook, add a line to COURSE; to add a picture, add a function to PICTURES.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ from tools.pp_images import pp_flow
 from tools.tp_images import sp_borders, split_loss, tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
-# The notebooks of COURSE that exist: the others are drawn dashed.
+# The notebooks of COURSE that exist; the map draws the others dashed.
 READY = {source.stem.partition("_")[0] for source in (IMAGES.parent / "solutions").glob("[0-9]*.py")}
 
 COURSE = {
@@ -220,7 +220,7 @@ def collectives() -> Drawing:
 
 
 def ring(ranks: int) -> list[tuple[int, int, int, int]]:
-    """The messages of a ring all-reduce: rank r ends the first phase with the sum of piece r."""
+    """Return the messages of a ring all-reduce: rank r ends the first phase with the sum of piece r."""
     gather = ranks - 1
     first = [(k, r, (r + 1) % ranks, (r - k - 1) % ranks) for k in range(gather) for r in range(ranks)]
     second = [(gather + k, r, (r + 1) % ranks, (r - k) % ranks) for k in range(gather) for r in range(ranks)]

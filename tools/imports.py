@@ -1,4 +1,4 @@
-"""Which file imports which, read from the source: nothing is executed."""
+"""The imports of each file, read from the source without executing anything."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,9 @@ FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
 
 def name_of(path: Path) -> str:
-    """labs/ddp.py: "ddp"; labs/cost/fit.py: "cost.fit"; labs/cost/__init__.py: "cost"."""
+    """Return a module's name: "ddp" for labs/ddp.py, "cost.fit" for labs/cost/fit.py, "cost" for
+    labs/cost/__init__.py.
+    """
     return ".".join(path.relative_to(LABS).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -18,7 +20,7 @@ MODULES = {f"labs.{name_of(path)}" for path in FILES}
 
 
 def imports(path: Path, at_top: bool = False) -> set[str]:
-    """The modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw"."""
+    """Return the modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw"."""
     found = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body if at_top else ast.walk(tree):

@@ -1,8 +1,8 @@
-"""Open the course in JupyterLab: what `make learn` does once the environment is there.
+"""Open the course in JupyterLab: `make learn` runs this once the environment is there.
 
-Jupyter itself takes the next free port when 8888 is taken, and makes a token.  Added here: loopback only,
-the first notebook, a browser only where there is a screen (else the address is printed), a quiet log,
-tools/jupyter, by which saving an untouched notebook changes nothing, and torchrun on the path of its terminals.
+Jupyter itself takes the next free port if 8888 is taken, and makes a token.  This file adds: loopback only; the first
+notebook; a browser only where there is a screen (else the address is printed); a quiet log; tools/jupyter, so that
+saving an untouched notebook changes nothing; and torchrun on the path of its terminals.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = "notebooks/00_start_here.ipynb"
-AT_HOME = {  # what is written into the home folder, by the variable that moves it
+AT_HOME = {  # folders that are written inside the home folder, by the variable that moves them
     "JUPYTER_CONFIG_DIR": "jupyter",
     "JUPYTER_DATA_DIR": "share",
     "JUPYTER_RUNTIME_DIR": "runtime",
@@ -22,14 +22,14 @@ AT_HOME = {  # what is written into the home folder, by the variable that moves 
 
 
 def has_display(environment: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser opened here would be seen: a desktop session, and not somebody's ssh terminal."""
+    """Return whether a browser opened here would be visible: in a desktop session, not in somebody's ssh terminal."""
     if "SSH_CONNECTION" in environment:
         return False
     return platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & environment.keys())
 
 
 def command(environment: Mapping[str, str], platform: str, root: bool, folder: Path = ROOT) -> list[str]:
-    """The JupyterLab command line that serves `folder`, as root or not."""
+    """Return the JupyterLab command line that serves `folder`; root says whether the user is root."""
     return [
         sys.executable,
         "-m",
@@ -39,15 +39,15 @@ def command(environment: Mapping[str, str], platform: str, root: bool, folder: P
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
         *([] if has_display(environment, platform) else ["--no-browser"]),
-        *(["--allow-root"] if root else []),  # containers have nobody else
+        *(["--allow-root"] if root else []),  # containers often have no other user
     ]
 
 
 def settings(environment: Mapping[str, str], home: Path | None = None) -> dict[str, str]:
-    """Return the environment in which Jupyter also reads the configuration of the course, besides the reader's own.
+    """Return the environment in which Jupyter reads the course's configuration as well as the reader's own.
 
-    Its terminals find torchrun, which lies beside this Python. If the home folder cannot be written, what Jupyter,
-    IPython and matplotlib keep there is kept beside this Python, too.
+    Jupyter's terminals find torchrun, which lies beside this Python. If the home folder is not writable, Jupyter,
+    IPython and matplotlib keep their files beside this Python, too.
     """
     home = home or Path.home()
     paths = [str(ROOT / "tools/jupyter"), *filter(None, [environment.get("JUPYTER_CONFIG_PATH")])]

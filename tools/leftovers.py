@@ -1,9 +1,9 @@
-"""Run a command, then see that it left nothing behind: no process, no temporary file, no shared memory.
+"""Run a command, then check that it left nothing behind: no process, no temporary file, no shared memory.
 
     python -m tools.leftovers pytest tests
 
-The command runs with a mark in its environment, which everything it starts inherits, and with a temporary
-folder of its own.  Its exit status is passed on; 1 if it was 0 and something was left.
+The command runs with a mark in its environment, which every process that it starts inherits, and with a temporary
+folder of its own.  The exit status is the command's, or 1 if that was 0 and something was left.
 """
 
 import os
@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 
 MARK = "LABS_LEFTOVERS_MARK"
-GRACE = 5.0  # seconds in which what was told to end may end
+GRACE = 5.0  # seconds in which a process that was told to end may end
 SHARED = Path("/dev/shm")
-# Kept by others on purpose: pytest's last folders, PyTorch's compiler cache, torchrun's logs.
+# Leftovers that others keep on purpose: pytest's last folders, PyTorch's compiler cache, torchrun's logs.
 ALLOWED = ("pytest-of-", "torchinductor_", "torchelastic_")
 
 
@@ -41,7 +41,7 @@ def main(command: list[str]) -> int:
 
 
 def left_running(mark: str) -> list[tuple[psutil.Process, str]]:
-    """Processes with the mark that are still there after GRACE seconds, and their command lines."""
+    """Return the marked processes that are still there after GRACE seconds, and their command lines."""
     deadline = time.monotonic() + GRACE
     while (found := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -62,7 +62,7 @@ def shared_memory() -> set[Path]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a live process has it open or mapped: then it is somebody's, and not left behind."""
+    """Return whether a live process has the file open or mapped: then it is in use, not left behind."""
     for process in psutil.process_iter():
         try:
             if any(entry.path == str(path) for entry in (*process.open_files(), *process.memory_maps())):

@@ -1,12 +1,12 @@
 """The pictures of memory: who holds what of the model's state, and when.
 
-zero_stages    what each of four ranks holds at rest, by stage                   04
-zero_step      what is gathered, reduce-scattered and dropped in a step          04
-stage3_layer   one layer of stage 3: gathered, used, dropped                     04
+zero_stages    what each of four ranks holds between steps, by stage            04
+zero_step      what is gathered, reduce-scattered and dropped in a step         04
+stage3_layer   one layer of stage 3: gathered, used, dropped                    04
 layer_shapes   the tensors of one layer, and how wide each is                   07
-layer_keeps    the same, with those that backward asks for                       07
-recompute      activations that wait for backward, and those computed again      07
-tiers          what lives on which tier, and what travels                        07b
+layer_keeps    the same, with the tensors that backward needs                   07
+recompute      activations that wait for backward, and those recomputed         07
+tiers          what lives on which tier, and what travels                       07b
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
 
 
 def quarters(canvas: Canvas, box, kind: str, held: Iterable[int], across: bool = False) -> None:
-    """A box cut in four, below each other or `across`; the quarters that are not held are dashed."""
+    """Draw a box cut in four, below each other or `across`; quarters that are not held are dashed."""
     x, y, width, height = box
     for part in range(RANKS):
         left, top = (x + part * width / RANKS, y) if across else (x, y + part * height / RANKS)
@@ -70,7 +70,7 @@ def zero_stages() -> Drawing:
     return canvas.drawing()
 
 
-# The columns of a step, and into how many slots of equal width each is divided; {} is the layer.
+# The columns of a step, each with the number of slots of equal width into which it is divided; {} is the layer.
 SLOTS = {"forward": 2, "backward": 3, "sync": 1, "step": 2}
 COLUMNS = [("forward", "1"), ("forward", "2"), ("forward", "3")]
 COLUMNS += [("backward", "3"), ("backward", "2"), ("backward", "1"), ("sync", ""), ("step", "")]
@@ -92,7 +92,7 @@ EVENTS = {  # what happens in each slot, one after the other
         "step": ["update"],
     },
 }
-DROPPED = {  # and at the end of a column
+DROPPED = {  # what is dropped at the end of a column
     "stage 1": {"sync": "drop G"},
     "stage 2": {"backward": "drop G{0}"},
     "stage 3": {"forward": "drop P{0}", "backward": "drop G{0}, P{0}"},
@@ -108,7 +108,8 @@ LONG_NAMES = {"ag": "all_gather", "rs": "reduce_scatter"}
 def zero_step() -> Drawing:
     canvas = Canvas(
         990, 358, "One step of a model of three layers, by stage of ZeRO",
-        "From left to right, one thing after the other: forward and backward, layer by layer. " + " ".join(told()),
+        "From left to right, one thing after the other: forward and backward, layer by layer. "
+        + " ".join(steps_in_words()),
     )  # fmt: skip
     left, wide, high = 96, 49, 26
     at = dict(zip(COLUMNS, accumulate((wide * SLOTS[phase] for phase, _ in COLUMNS), initial=left), strict=False))
@@ -132,8 +133,8 @@ def zero_step() -> Drawing:
     return canvas.drawing()
 
 
-def told() -> Iterable[str]:
-    """Each stage's step in words."""
+def steps_in_words() -> Iterable[str]:
+    """Yield each stage's step in words."""
     for stage, phases in EVENTS.items():
         for phase, events in phases.items():
             words = [
@@ -154,7 +155,8 @@ def happening(canvas: Canvas, box, event: str) -> None:
 
 def stage3_layer() -> Drawing:
     everything = range(RANKS)
-    moments = [  # what it is called, which quarters rank r has of P and of G, what leads to the next moment
+    # of each moment: its name, the quarters of P and of G that rank r holds, and what leads to the next moment
+    moments = [
         ("at rest", "S", "", "all_gather, P"),
         ("forward", "F", "", "drop, P"),
         ("other layers", "S", "", "all_gather, P"),
@@ -193,9 +195,9 @@ def stage3_layer() -> Drawing:
 
 # ---- 07 --------------------------------------------------------------------------------------------------
 
-# Numbers for a token, by letter, in the notebook's model.
+# The numbers per token in the notebook's model, by letter.
 SIZES = {"D": 64, "KE": 32, "H": 4, "F": 160, "1": 1, "2E": 32}
-# A row for each half: what an operator gives, of each tensor its name, its letter, and whether backward asks for it.
+# A row for each half. An operator has its outputs: each tensor's name, its letter, and whether backward needs it.
 HALVES = {
     "attention": [
         ("", [("x", "D", True)]),
@@ -222,35 +224,35 @@ HALVES = {
 
 
 def layer_shapes() -> Drawing:
-    return layer("The tensors of one layer, and how wide each is", told=False)
+    return layer("The tensors of one layer, and how wide each is", colour_kept=False)
 
 
 def layer_keeps() -> Drawing:
-    return layer("The tensors of one layer, and which of them backward asks for", told=True)
+    return layer("The tensors of one layer, and which of them backward asks for", colour_kept=True)
 
 
-def layer(title: str, told: bool) -> Drawing:
-    """told: whether those that are kept have their colour."""
+def layer(title: str, colour_kept: bool) -> Drawing:
+    """Draw one layer's tensors. colour_kept: whether the tensors kept for backward are coloured."""
     words = "; ".join(
         f"{operator or 'from before'}: "
-        + ", ".join(f"{name} ({letter}{', kept' * (kept and told)})" for name, letter, kept in tensors)
+        + ", ".join(f"{name} ({letter}{', kept' * (kept and colour_kept)})" for name, letter, kept in tensors)
         for half in HALVES.values()
         for operator, tensors in half
     )
     canvas = Canvas(
-        990, 404 + 18 * told, title, f"What each operator gives, in brackets the numbers for one token. {words}."
+        990, 404 + 18 * colour_kept, title, f"What each operator gives, in brackets the numbers for one token. {words}."
     )
     for row, (name, half) in enumerate(HALVES.items()):
         canvas.text(12, 20 + 196 * row, name, size=15, weight="bold", anchor="start")
-        chain(canvas, 52 + 196 * row, half, told)
+        chain(canvas, 52 + 196 * row, half, colour_kept)
     key = "Coloured: kept until backward. Dashed: gone once the next operator is done."
     words = "A bar is one tensor, its length the numbers for one token; D is the width of the model."
-    canvas.lines(16, 388, [words, key] if told else [words], **NOTE)
+    canvas.lines(16, 388, [words, key] if colour_kept else [words], **NOTE)
     return canvas.drawing()
 
 
-def chain(canvas: Canvas, top: float, half: list, told: bool) -> None:
-    """From left to right: operators over arrows, and what each of them gives."""
+def chain(canvas: Canvas, top: float, half: list, colour_kept: bool) -> None:
+    """Draw the operators over arrows, from left to right, and the outputs of each."""
     unit, high = 0.58, 22
     wide = [unit * max(SIZES[letter] for _, letter, _ in tensors) for _, tensors in half]
     gap, x = (946 - sum(wide)) / (len(half) - 1), 16.0
@@ -263,15 +265,15 @@ def chain(canvas: Canvas, top: float, half: list, told: bool) -> None:
         for number, (tensor, letter, kept) in enumerate(tensors):
             y, long = top + 8 + 46 * number, unit * SIZES[letter]
             held = {"fill": KINDS["A"]} if kept else GONE
-            canvas.rect(x, y, max(long, 1.5), high, radius=0, **(held if told else {"fill": SOFT}))
+            canvas.rect(x, y, max(long, 1.5), high, radius=0, **(held if colour_kept else {"fill": SOFT}))
             canvas.text(x, y + high + 9, tensor, size=11, anchor="start")
             canvas.text(x + long + 4, y + high / 2, letter, size=11.5, anchor="start", weight="bold")
         x += width + gap
 
 
 LAYERS = 4
-# Of a layer's activations (labs.memory.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160): what is kept
-# until backward, and how much of a forward is computed again.
+# For each policy, the share of a layer's activations kept until backward, and of a forward that is recomputed
+# (labs.memory.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160).
 KEPT = {
     "none": (1286 / 1286, 0.0),
     "selective": (708 / 1286, 0.3),
@@ -319,12 +321,12 @@ def recompute() -> Drawing:
 
 
 def peak(kept: float) -> float:
-    """In layers: all of them as they wait, and the rest of the one whose backward runs."""
+    """Return the peak in layers' worth: all layers that wait, plus the rest of the one whose backward runs."""
     return LAYERS * kept + (1 - kept)
 
 
 def moments(kept: float, again: float) -> list[tuple[str, float, list[tuple[int, float]]]]:
-    """(what is computed, how long, [(layer, share of its activations that is held)]), in order."""
+    """Return [(what is computed, how long, [(layer, share of its activations that is held)])], in order."""
     layers = range(1, LAYERS + 1)
     found = [(f"f{last}", 1.0, [(layer, kept) for layer in range(1, last + 1)]) for last in layers]
     for last in reversed(layers):
@@ -340,7 +342,7 @@ TIERS = {
     "host memory": ["some 1000 GB, tens of", "GB/s to the GPU"],
     "disk": ["some 10 000 GB,", "a few GB/s"],
 }
-# What each tier has, bytes per parameter in mixed precision; and what passes between it and the next one in a step.
+# The bytes per parameter on each tier, in mixed precision, and what passes between it and the next tier in a step.
 PLACES = {
     "all on the GPU": [{"P": 2, "G": 2, "S": 12, "A": 0}, {}, {}],
     'where="cpu"': [{"P": 2, "G": 2, "A": 0}, {"S": 12}, {}],

@@ -1,6 +1,6 @@
 """The picture of three dimensions.
 
-three_axes    eight ranks as a block: what they share along each axis, and what travels there     11
+three_axes    eight ranks as a block: what they share along each axis, and what travels along it     11
 """
 
 from itertools import product
@@ -10,7 +10,7 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
-AXES = {  # what its ranks have in common, what differs, what travels; its colour, dark enough for words
+AXES = {  # of each axis: what differs between its ranks, what travels, and its colour, dark enough for text
     "pp": ("different layers", "activations at the cut, and their gradients", "#332288"),
     "shard": ("different sequences, different pieces of the state", "parameters and gradients", "#117733"),
     "tp": ("different parts of each matrix", "activations, in every layer", "#A84800"),
@@ -31,7 +31,7 @@ def three_axes() -> Drawing:
     )  # fmt: skip
     mesh = Mesh((2, 2, 2), tuple(AXES)).mesh
     middle = {at: (corner(*at)[0] + WIDE / 2, corner(*at)[1] + HIGH / 2) for at in product(range(2), repeat=3)}
-    places = sorted(middle, key=lambda at: -at[1])  # what is behind first
+    places = sorted(middle, key=lambda at: -at[1])  # the ones at the back first
     for at in places:
         for number, (_, _, colour) in enumerate(AXES.values()):
             if at[number] == 0:

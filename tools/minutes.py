@@ -1,9 +1,9 @@
-"""The minutes that a notebook takes: an estimate, by one rule.
+"""The minutes that a notebook takes, estimated by one rule.
 
-    words        200 a minute, of prose: no code, no alternative text of a picture, no address of a link
+    words        200 per minute of prose, without code, alternative texts of pictures and addresses of links
     code cells   half a minute each, to run and to look at
     machine      two minutes
-    exercises    what each states in its heading: `### Exercise 1: GPipe (10 minutes)`
+    exercises    as each states in its heading: `### Exercise 1: GPipe (10 minutes)`
     challenge    likewise: `## Beat it: the quickest sum on a slow wire (30 minutes)`
 
 Sections headed "Optional" or "Beat it" are counted apart, and so are optional exercises, each with the code below it.
@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 
 from tools import notebooks
 
-WORDS, CELL, MACHINE = 200, 0.5, 2.0  # a minute; minutes; minutes
+WORDS, CELL, MACHINE = 200, 0.5, 2.0  # words per minute; minutes; minutes
 HEADING = re.compile(r"(#+) (.*?)(?: \((\d+) minutes\))?$")
 UNREAD = re.compile(r"```.*?```|<img\b[^>]*>|!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)|<[^>]+>", re.DOTALL)
 IN_README = re.compile(r"^(\| \[[^|]*\]\(notebooks/(\w+)\.ipynb\) \|)[^|]*\|", re.MULTILINE)
@@ -31,7 +31,9 @@ SENTENCE = re.compile(r"\*\*Minutes\*\*, by estimate: [^.]*\.")
 
 @dataclass
 class Minutes:
-    """What everybody reads and runs; the exercises; optional parts, with their exercises; the challenge."""
+    """The minutes of what everybody reads and runs, of exercises, of optional parts with theirs, and of the
+    challenge.
+    """
 
     required: float = MACHINE
     exercises: float = 0.0
@@ -74,7 +76,7 @@ def minutes(notebook: NotebookNode) -> Minutes:
 
 
 def part_of(title: str, before: str) -> str:
-    """Return the part that a section of this title belongs to: its own, or that of the section around it."""
+    """Return the part that a section with this title belongs to: its own, or that of the section around it."""
     if title.startswith("Beat it"):
         return "challenge"
     return "optional" if "ptional" in title else before

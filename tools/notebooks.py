@@ -1,10 +1,10 @@
-"""From one source, the notebook with its answers and the notebook to learn from.
+"""A generator: from one source it builds the notebook with answers and the notebook to learn from.
 
     solutions/NN_name.py     percent format: what people write and review
-        │  read: cells; ids made from their content, so that a rebuild changes no line that need not change
+        │  read: cells, with ids made from their content, so that a rebuild changes only lines that must change
         │  execute: every cell, in order
-        │  settle: outputs that differ from the last ones only in what tools/nbval.cfg names stay as they were, all of
-        │          them; else all are new, so that texts and pictures of a notebook come from one run
+        │  settle: if the outputs differ from the last ones only where tools/nbval.cfg allows it, all of them stay;
+        │          otherwise all are new, so that texts and pictures of a notebook come from one run
         ▼
     solutions/NN_name.ipynb  executed: what nbval compares
         │  learner: answers cut out, outputs cleared
@@ -39,28 +39,28 @@ NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf
 
 BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
 END = re.compile(r"^\s+### END SOLUTION\s*$")
-GUESS = re.compile(r"^(\w+ = ).+(  # your number.*)$")  # a prediction: the learner finds None there
+GUESS = re.compile(r"^(\w+ = ).+(  # your number.*)$")  # a prediction: the learner's notebook has None in its place
 STUB = 'raise NotImplementedError("your turn")'
 
-METADATA = {  # as JupyterLab saves it, with tools/jupyter
+METADATA = {  # the metadata that JupyterLab saves, with tools/jupyter
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
 
-# A live widget needs its kernel; the picture that it leaves beside this is what stays, and is not compared.
+# A live widget needs its kernel. The picture that it leaves beside this stays, and is not compared.
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURES = ("image/png", "image/jpeg")
 
 
 class SourceError(ValueError):
-    """The source of a notebook breaks a convention of the generator."""
+    """An error in the source of a notebook: it breaks a convention of the generator."""
 
 
 # ---- read -----------------------------------------------------------------------------------------------
 
 
 def read(source: Path) -> NotebookNode:
-    """The solved notebook of a percent-format source, not yet executed."""
+    """Return the solved notebook of a percent-format source, not yet executed."""
     notebook = jupytext.read(source, fmt="py:percent")
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -73,7 +73,7 @@ def read(source: Path) -> NotebookNode:
 
 
 def give_ids(notebook: NotebookNode, name: str) -> None:
-    """An id from each cell's content, so that editing one cell changes no other cell's id."""
+    """Give each cell an id made from its content, so that editing one cell changes no other cell's id."""
     seen: Counter[str] = Counter()
     for cell in notebook.cells:
         key = hashlib.sha256(f"{name}\0{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
@@ -111,7 +111,7 @@ def settle(notebook: NotebookNode, previous: NotebookNode) -> None:
 
 
 def without_noise(value: object) -> object:
-    """Outputs as nbval compares them: rules applied to every text, pictures and tracebacks left out."""
+    """Return outputs as nbval compares them: with its rules applied to every text, without pictures and tracebacks."""
     if isinstance(value, str):
         for pattern, replacement in NOISE:
             value = re.sub(pattern, replacement, value)
@@ -131,7 +131,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def learner(solved: NotebookNode) -> NotebookNode:
-    """The same notebook with answers cut out and outputs cleared; it knows what it was made as."""
+    """Return the same notebook with answers cut out and outputs cleared; its metadata remember what it was made as."""
     notebook = nbformat.from_dict(solved)
     for cell in code_cells(notebook):
         cell.source = cut_answers(cell.source)
@@ -141,10 +141,10 @@ def learner(solved: NotebookNode) -> NotebookNode:
 
 
 def cut_answers(source: str) -> str:
-    """Replace what stands between the marks by a stub, at the marks' own indentation, and each guess by None.
+    """Replace the lines between the marks by a stub, at the marks' own indentation, and each guess by None.
 
-    Raises SourceError on marks that are not paired, or not inside a function: there the stub would stop the
-    notebook, which has to run from top to bottom as shipped.
+    Raises SourceError if marks are not paired, or not inside a function: outside, the stub would stop the notebook,
+    which has to run from top to bottom as shipped.
     """
     lines, inside = [], False
     for line in source.splitlines():
@@ -162,12 +162,12 @@ def cut_answers(source: str) -> str:
 
 
 def digest(notebook: NotebookNode) -> str:
-    """What the cells say, in short. Outputs do not count: running a notebook is not editing it."""
+    """Return a hash of the cells' sources. Outputs do not count: running a notebook is not editing it."""
     return hashlib.sha256(repr([cell.source for cell in notebook.cells]).encode()).hexdigest()[:16]
 
 
 def edited(path: Path) -> bool:
-    """Whether a learner's notebook says anything else than when it was made."""
+    """Return whether a learner's notebook differs from what was built."""
     notebook = nbformat.read(path, as_version=4)
     return notebook.metadata.get("labs", {}).get("made_as") != digest(notebook)
 
@@ -176,9 +176,9 @@ def edited(path: Path) -> bool:
 
 
 def build(names: list[str], force: bool = False, root: Path = ROOT) -> list[str]:
-    """Build both notebooks of the sources that `names` name, by number or in full (all, if none is given).
+    """Build both notebooks of the sources that `names` lists, by number or in full (all, if none is given).
 
-    Returns what was not built, in a sentence each.
+    Returns the reasons why some were not built, one sentence each.
     """
     refused = []
     for source in sources(root, names):
@@ -202,7 +202,7 @@ def build(names: list[str], force: bool = False, root: Path = ROOT) -> list[str]
 
 
 def check(root: Path = ROOT) -> list[str]:
-    """What is wrong with the notebooks as committed, in a sentence each; nothing is executed."""
+    """Return the problems of the committed notebooks, one sentence each; nothing is executed."""
     wrong = []
     for source in sources(root):
         solved = read(source)
@@ -241,7 +241,7 @@ def sources(root: Path, names: list[str] = ()) -> list[Path]:
 
 
 def is_named(source: Path, name: str) -> bool:
-    """By its number or in full: 07 is 07_memory, and not 07b_offload."""
+    """Return whether `name` is the source's number or full name: 07 is 07_memory, and not 07b_offload."""
     return f"{source.stem}_".startswith(f"{name}_")
 
 

@@ -1,9 +1,9 @@
-"""Fit the planner's constants on published runs: `python -m tools.plan_constants` writes labs/plan/fitted.py.
+"""Fit the planner's constants to published runs: `python -m tools.plan_constants` writes labs/plan/fitted.py.
 
-Constants belong to software, and a software's runs are those of several sources: each source counts as much as any
-other, however many runs it has.  The mean over runs of |log(predicted / measured)| is made as small as can be, and no
-run counts more than MOST.  The same is done once more without each source, to see what the constants are worth for
-somebody whose runs are not among these.  Takes some minutes.
+Each software has its own constants, and its runs come from several sources.  Every source counts the same, however many
+runs it has.  The fit minimizes the mean over runs of |log(predicted / measured)|, and no run counts more than MOST.
+It is repeated without each source, to see how good the constants are for runs that are not among these.  This takes
+some minutes.
 """
 
 import math
@@ -17,20 +17,20 @@ from labs.plan.constants import Constants
 from labs.plan.published import Case, read
 
 PLAN = Path(__file__).resolve().parent.parent / "labs" / "plan"
-MOST = 0.5  # of a run's |log|: some runs no arithmetic explains
-SPARE, BEYOND = 0.03, 100.0  # of the card: how far beyond it a run that ran may be; and what more of it costs
-EVERY = 3  # of the playbook's runs, which are many, one in so many is fitted on
+MOST = 0.5  # most that a run's |log| counts: no arithmetic explains some of the runs
+SPARE, BEYOND = 0.03, 100.0  # in units of the card: how far a run that ran may exceed it, and the penalty for more
+EVERY = 3  # the playbook has many runs: the fit uses one in this many
 
 PLAYBOOK = ("nanotron_playbook",)
-# The runs of nanotron in 2024 are not fitted on: they reach half of what the same layouts do in the playbook.
+# The fit leaves out the runs of nanotron in 2024: they reach half the throughput of the same layouts in the playbook.
 OTHERS = ("megatron", "korthikanti", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4")
 FREE = ("matmul", "attention", "passes", "launch", "exposed", "step")
-ONLY_HERE = ("tangle", "hidden", "ahead")  # what only the playbook's runs tell: pipelines and ZeRO of PyTorch
-OF_COMPILED = ("passes",)  # three runs tell no more: the others are those of software that is not compiled
+ONLY_HERE = ("tangle", "hidden", "ahead")  # only the playbook's runs determine these: pipelines and PyTorch's ZeRO
+OF_COMPILED = ("passes",)  # three runs determine no more: the other runs use software that is not compiled
 MEMORY = ("slack", "logit", "reserve")
 
-# What is not fitted stays as it is here.  That a crowded card is slow is seen in all of nanotron's runs beyond 88 % of
-# it, and nobody else has told what a card held.
+# Constants that are not fitted keep the values given here. All of nanotron's runs beyond 88 % of a card show that a
+# crowded card is slow. No other source reports how much of a card it used.
 BOTH, FLOAT = "mixed, both gradients", "mixed, float32 gradients"
 START = Constants(0.62, 0.3, 12.0, 2.5e-3, 2.1e-3, 1.2, 1.0, 0.7, 0.01, 1.0, 0.03, FLOAT, 0.91, 5.98, 3.7e8, 0.93, 2.5)
 NANOTRON = replace(START, precision=BOTH, slack=1.11, logit=12.8, reserve=4.4e8)
@@ -48,7 +48,7 @@ def main() -> None:
         without[f"{software} without {source}"] = of_software(rest, start, (left,))[left]
     held = {name: getattr(nanotron, name) for name in ("precision", *MEMORY)}
     told = {software: evidence(cases, fitted[software], without) for software, cases in by_software(playbook + others)}
-    told["compiled"] |= {name: told["pytorch"][name] for name in ("least", "most")}  # three runs tell no range
+    told["compiled"] |= {name: told["pytorch"][name] for name in ("least", "most")}  # three runs determine no range
     (PLAN / "fitted.py").write_text(text(fitted, without, held, told), encoding="utf-8")
 
 
@@ -60,7 +60,10 @@ def cases_of(tables: Sequence[str]) -> list[Case]:
 
 
 def of_software(runs: Sequence[Case], start: Constants, names: Sequence[str]) -> dict[str, Constants]:
-    """Return the constants of these; a compiled program's begin where one that is not has ended."""
+    """Return the constants of these software names.
+
+    A compiled program's fit starts from those of the uncompiled one.
+    """
     of = dict(by_software(runs))
     megatron, found = replace(start, tangle=0.0, hidden=1.0, ahead=1.0), {}
     for name in names:
@@ -83,7 +86,7 @@ SOFTWARE = ("pytorch", "compiled", "megatron")
 
 
 def evidence(cases: Sequence[Case], fitted: Constants, without: dict[str, Constants]) -> dict[str, float | str]:
-    """Return what the constants were fitted to, their errors, and the ratios that four of five runs are between."""
+    """Return the fit's data and errors, and the ratios between which four of five runs lie."""
     near, far = ratios(cases, lambda _: fitted), ratios(cases, lambda case: without[left_out(case)])
     least, most = (sorted(far)[int(part * len(far))] for part in (0.1, 0.9))
     told = {"rows": len(cases), "sources": ", ".join(sorted({case.source for case in cases}))}
@@ -94,7 +97,7 @@ def evidence(cases: Sequence[Case], fitted: Constants, without: dict[str, Consta
 
 
 def ratios(cases: Sequence[Case], constants: Callable[[Case], Constants]) -> list[float]:
-    """Return measured / predicted."""
+    """Return the ratios measured / predicted."""
     return [case.tokens / predicted(with_time([case], constants(case))[0]).tokens_per_gpu for case in cases]
 
 
@@ -113,13 +116,14 @@ def fit(names: Sequence[str], start: Constants, loss: Callable[[Constants], floa
     return of(least(lambda values: loss(of(values)), [getattr(start, name) for name in names], tries))
 
 
-# No ring is slower than two thirds of its link, and no fused attention quicker than FlashAttention-3's 75 % of an H100
-# [Shah et al. 2024, arXiv 2407.08608]: Megatron-LM's runs, nearly all with tensor parallelism, cannot tell these apart.
+# A ring is at least two thirds as fast as its link, and fused attention at most as fast as FlashAttention-3's 75 % of
+# an H100 [Shah et al. 2024, arXiv 2407.08608]. Megatron-LM's runs, nearly all with tensor parallelism, cannot tell
+# these apart.
 MOST_OF = {"matmul": 1.0, "attention": 0.75, "exposed": 1.5, "hidden": 1.0, "ahead": 1.0}
 
 
 def with_time(cases: Sequence[Case], constants: Constants) -> list[Case]:
-    """Return the same runs with these constants, but for what a table tells of its own runs' memory."""
+    """Return the same runs with these constants, except for what a table says of its own runs' memory."""
     return with_constants(cases, lambda own: replace(constants, **{name: getattr(own, name) for name in OWN}))
 
 
@@ -132,13 +136,16 @@ def with_memory(cases: Sequence[Case], constants: Constants) -> list[Case]:
 
 
 def with_constants(cases: Sequence[Case], constants: Callable[[Constants], Constants]) -> list[Case]:
-    """Return the same runs, and the same setup for all that have the same."""
+    """Return the same runs with new constants; runs that shared a setup share the new one."""
     setups = {case.setup: replace(case.setup, constants=constants(case.setup.constants)) for case in cases}
     return [replace(case, setup=setups[case.setup]) for case in cases]
 
 
 def time_loss(cases: Sequence[Case]) -> float:
-    """A run weighs as much as it is near its group's quickest: it is among those that a plan chooses."""
+    """Return the mean error of the predicted times.
+
+    A run weighs more the nearer it is to its group's fastest, since a plan chooses among those.
+    """
     best, total = defaultdict(float), defaultdict(float)
     for case in cases:
         best[case.group] = max(best[case.group], case.tokens)
@@ -161,7 +168,7 @@ def memory_loss(cases: Sequence[Case]) -> float:
 
 
 def least(loss: Callable[[list[float]], float], start: Sequence[float], tries: int) -> list[float]:
-    """Where a loss is least, by Nelder and Mead's simplex [1965], in logarithms: all of them are positive."""
+    """Minimize a loss with Nelder and Mead's simplex [1965], in logarithms, since all values are positive."""
 
     def at(logs: Sequence[float]) -> tuple[float, list[float]]:
         return loss([math.exp(x) for x in logs]), list(logs)
@@ -187,14 +194,14 @@ def least(loss: Callable[[list[float]], float], start: Sequence[float], tries: i
     return [math.exp(x) for x in min(corners)[1]]
 
 
-STRIDE = 0.2  # of the first simplex, in logarithms
+STRIDE = 0.2  # edge of the first simplex, in logarithms
 
 
 # ---- the module ------------------------------------------------------------------------------------------
 
 
 def text(fitted: dict[str, Constants], without: dict[str, Constants], nanotron: dict, evidence: dict) -> str:
-    """With three digits of each number."""
+    """Return the source of labs/plan/fitted.py, with three digits of each number."""
     lines = [f'"""{HEAD}"""', "", "from labs.plan.constants import Constants"]
     for name, each in {"FITTED": fitted, "WITHOUT": without}.items():
         lines += ["", f"{name} = {{"]

@@ -1,6 +1,6 @@
 """The picture of planning.
 
-plan_sieves    from all layouts to one: what can be run, what fits, what is quick                  15
+plan_sieves    from all layouts to one: which can be run, which fit, which is fastest              15
 """
 
 from labs import plan
@@ -9,7 +9,7 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.model import PRESETS
 
-SIEVES = (  # what is asked, of whom, and what falls through
+SIEVES = (  # the question, and how it is answered
     ("Can it be run?", "arithmetic: sizes that multiply out,", "heads, layers, sequences to deal out"),
     ("Does it fit?", "bytes by kind: P, G, S and A", "on the fullest rank"),
     ("Is it quick?", "seconds: computation, what waits", "for a wire, and the bubble"),

@@ -1,6 +1,6 @@
 """The picture of pipeline parallelism.
 
-pp_flow    layers in stages, what crosses the cuts; a batch at once, and in four micro-batches     10
+pp_flow    layers in stages, what crosses the cuts; a whole batch at once, and four micro-batches     10
 """
 
 from labs import pp
@@ -9,14 +9,14 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 
 NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
-STAGES, HIGH = 4, 26  # HIGH: pixels of a rank's row
+STAGES, HIGH = 4, 26  # HIGH: the height of a rank's row in pixels
 BOX, GAP = 168, 76
 SENT = "#A84800"  # KINDS["comm"], dark enough for words
-BATCH = 4  # forward of the whole batch through a stage, in those of a micro-batch
+BATCH = 4  # the time of a forward of the whole batch through a stage, in forwards of one micro-batch
 
 
 def boxes(canvas: Canvas) -> None:
-    """A stage on each rank, with its layers; arrows for what crosses the cuts."""
+    """Draw a stage on each rank, with its layers, and arrows for what crosses the cuts."""
     for stage in range(STAGES):
         x = 16 + (BOX + GAP) * stage
         canvas.text(x, 56, f"rank {stage}: stage {stage}", size=13, weight="bold", anchor="start")
@@ -32,7 +32,7 @@ def boxes(canvas: Canvas) -> None:
 
 
 def gantt(canvas: Canvas, left: float, top: float, unit: float, microbatches: int) -> None:
-    """GPipe on the four ranks; unit: pixels of a micro-batch's forward through a stage."""
+    """Draw GPipe on the four ranks. unit: pixels per forward of a micro-batch through a stage"""
     each = BATCH / microbatches
     of = pp.simulate(pp.gpipe(STAGES, microbatches), F=each, B=2 * each)
     for rank, order in enumerate(of.lists):

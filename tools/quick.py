@@ -1,11 +1,11 @@
-"""The tests of what was changed: `make quick`, while one works on it.
+"""The tests of the files that changed: `make quick`, while one works on them.
 
     python -m tools.quick              since the last commit
     python -m tools.quick main         since that one
 
-A file's tests are those of its folder: tests/fsdp for labs/fsdp/order.py.  At the top, and in the kit, which is no
-chapter, they are those named after it: tests/test_clip.py, tests/kit/test_draw.py.  A strategy's odd trainings, too.
-What is built on it is left to `make test`.
+The tests of a file are those of its folder: tests/fsdp for labs/fsdp/order.py.  A file at the top, or in the kit (which
+is no chapter), has the tests named after it: tests/test_clip.py, tests/kit/test_draw.py.  A strategy also has its odd
+trainings.  `make test` covers what is built on the file.
 """
 
 import subprocess
@@ -15,13 +15,16 @@ from pathlib import Path
 from tools.imports import LABS, ROOT
 
 TESTS = ROOT / "tests"
-ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # of the odd trainings
+ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # the odd trainings of a chapter
 
 TOP = Path(), Path("kit")
 
 
 def changed(since: str) -> set[Path]:
-    """Return the files that differ from that commit. Raises SystemExit, with the way out, where git knows none."""
+    """Return the files that differ from that commit.
+
+    Raises SystemExit, with another way, where git knows no such commit.
+    """
     asked = subprocess.run(["git", "rev-parse", "--verify", since], cwd=ROOT, capture_output=True, text=True)
     if asked.returncode:
         reason = asked.stderr.strip().removeprefix("fatal: ")
@@ -35,7 +38,7 @@ def changed(since: str) -> set[Path]:
 
 
 def tests_of(path: Path) -> list[Path]:
-    """Of a file of labs: a folder, or a file; none of what only larger tests use."""
+    """Return the tests of a file of labs: a folder, a file, or nothing if only larger tests use it."""
     inside = path.relative_to(LABS)
     places = [TESTS / inside.with_name(f"test_{path.name}")]
     if inside.parent not in TOP:

@@ -1,13 +1,13 @@
-"""What every notebook of the course holds to, beyond running.
+"""The rules that every notebook of the course follows, beyond running.
 
     short cells      at most CODE_LINES lines of code in a cell (docstrings, comments and blank lines apart)
     narrow cells     a line of a code cell has at most COLUMNS, or JupyterLab in a window of 1,024 pixels cuts it off
     no silencing ;   nbval shows what the semicolon hides, so the output would differ
-    live links       a relative link leads to a file that is there
-    alternative text every image in prose says what it shows
-    no warnings      nothing that a solved notebook printed is a warning
+    live links       a relative link leads to a file that exists
+    alternative text every image in prose describes what it shows
+    no warnings      a solved notebook prints no warning
 
-Each broken rule is told in one sentence.
+Each broken rule is reported in one sentence.
 """
 
 import ast
@@ -27,7 +27,7 @@ ATTRIBUTE = re.compile(r"""\b(alt|src)=["']([^"']*)["']""")
 
 
 def broken(notebook: NotebookNode, folder: Path) -> list[str]:
-    """The rules that a notebook in `folder` breaks, in a sentence each that quotes the place."""
+    """Return the rules that a notebook in `folder` breaks, one sentence each, which quotes the place."""
     sentences: list[str] = []
     for cell in notebook.cells:
         start = cell.source.strip().split("\n")[0][:60]
@@ -53,13 +53,13 @@ def broken_code(source: str) -> Iterator[str]:
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: not blank, not a comment, not part of a docstring."""
+    """Count the lines that hold code: not blank, not a comment, not part of a docstring."""
     quiet, lines = docstring_lines(source), enumerate(source.splitlines(), 1)
     return sum(1 for n, line in lines if line.strip() and not line.strip().startswith("#") and n not in quiet)
 
 
 def docstring_lines(source: str) -> set[int]:
-    """The numbers of the lines of a cell that belong to a string that stands by itself."""
+    """Return the numbers of a cell's lines that belong to a string that stands by itself."""
     quiet: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
@@ -74,7 +74,7 @@ def broken_outputs(outputs: list[NotebookNode]) -> Iterator[str]:
 
 
 def broken_prose(text: str, folder: Path) -> Iterator[str]:
-    """Broken links, open folds, and images without alternative text in Markdown that lies in `folder`."""
+    """Yield the broken links, open folds, and images without alternative text in Markdown that lies in `folder`."""
     text = FENCE.sub("", text)
     if (opened := text.count("<details>")) != (closed := text.count("</details>")):
         yield f"<details> stands {opened} × and </details> {closed} ×: a fold that is not closed hides what follows"

@@ -1,16 +1,16 @@
-"""Install the course in .venv: a line, a progress bar, and everything else in a log.
+"""Install the course in .venv: print a line, show a progress bar, and log everything else.
 
-    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   of pyproject.toml: gspmd, deepspeed, which parts need; test
+    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   extras of pyproject.toml: gspmd, deepspeed and test
 
-It runs before anything is installed, so that the standard library is all there is.
+It runs before anything is installed, so it uses only the standard library.
 
-which PyTorch   On Linux without an NVIDIA GPU the build without CUDA, 200 MB in place of several GB, where PyTorch's
-                index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one; .venv/build remembers.
-                Where another build was found than the one asked for, the set-up fails and says so.
-installer       uv where it is found, else pip.  uv does not read pip's settings: it is told what they say.
-extras          The tests bring the others along; where these cannot be installed, they do without.
-stamps          For make: .venv/course-TORCH, and with -cpu or -cuda behind it if that was asked for; tests-TORCH and
-                gspmd-TORCH likewise.
+which PyTorch   On Linux without an NVIDIA GPU it takes the build without CUDA (200 MB instead of several GB), if
+                PyTorch's index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one of the two;
+                .venv/build remembers it.  If the installer finds another build, the set-up fails and says so.
+installer       It uses uv if uv is found, else pip.  uv does not read pip's settings, so they are passed to it.
+extras          The tests also install the other extras; if these cannot be installed, the tests do without.
+stamps          It leaves stamps for make: .venv/course-TORCH, with -cpu or -cuda behind it if that was asked for, and
+                likewise tests-TORCH and gspmd-TORCH.
 """
 
 import ast
@@ -33,9 +33,9 @@ VENV = ROOT / os.environ.get("VENV", ".venv")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SILENT = "PyTorch's index without CUDA does not answer"
 PATIENCE = 3.0  # seconds for the index to answer
-# What pip and uv say when they cannot reach an index at all.
+# The messages of pip and uv when they cannot reach an index at all.
 UNREACHABLE = r"NewConnectionError|NameResolutionError|Failed to establish a new connection|dns error|tcp connect error"
-OPTIONAL = ("gspmd", "deepspeed")  # what a part of the course needs besides
+OPTIONAL = ("gspmd", "deepspeed")  # extras that only parts of the course need
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -56,7 +56,7 @@ def main(torch: str, *extras: str) -> int:
     log = VENV / "setup.log"
     log.write_text("")
     if build != remembered and any(VENV.glob("lib/python*/site-packages/torch-*.dist-info")):
-        follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not tell the two builds apart
+        follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not distinguish the two builds
     besides = [OPTIONAL, *((extra,) for extra in OPTIONAL), ()] if "test" in extras else [()]
     attempts = [(*extras, *more) for more in besides]
     done = next((attempt for attempt in attempts if install(attempt, build, log)), None)
@@ -89,7 +89,9 @@ def remembered_build() -> str:
 
 
 def choose_build(asked: Mapping[str, str], remembered: str, platform: str = sys.platform) -> tuple[str, str]:
-    """ "cpu" (without CUDA), "cuda" or "" (what the installer finds), and what to say of it."""
+    """Return "cpu" (without CUDA), "cuda" or "" (whatever the installer finds), and the words that describe the
+    choice.
+    """
     if asked.get("CUDA"):
         return "cuda", " with CUDA"
     if asked.get("CPU"):
@@ -103,8 +105,10 @@ def choose_build(asked: Mapping[str, str], remembered: str, platform: str = sys.
 
 @cache
 def cpu_index() -> str:
-    """Return the address of PyTorch's index without CUDA, or "" if it does not answer: pip would ask it, and wait, for
-    every package."""
+    """Return the address of PyTorch's index without CUDA, or "" if it does not answer.
+
+    If it does not, pip would ask it for every package, and wait each time.
+    """
     return CPU_INDEX if answers(f"{CPU_INDEX}/torch/") else ""
 
 
@@ -129,7 +133,10 @@ def has_nvidia() -> bool:
 
 
 def answers(address: str) -> bool:
-    """Whether there is an answer within PATIENCE; to look up the name may take longer, and cannot be cut short."""
+    """Return whether the address answers within PATIENCE.
+
+    Looking up the name may take longer, and cannot be cut short.
+    """
     answer = []
     asking = threading.Thread(target=lambda: answer.append(ask(address)), daemon=True)
     asking.start()
@@ -149,7 +156,7 @@ def ask(address: str) -> bool:
 
 
 def prepare(torch: str, build: str, extras: tuple[str, ...]) -> None:
-    """The versions to take; and no stamp may say any more what is about to change."""
+    """Write the versions to install, and remove the stamps of everything that is about to change."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (VENV / "constraints.txt").write_text(re.sub(r"(?m)^torch==.*", f"torch=={torch}", pins), encoding="utf-8")
     there = {stamp for kind in ("course", "tests", *OPTIONAL) for stamp in VENV.glob(f"{kind}-*")}
@@ -163,7 +170,7 @@ def stamps(torch: str, build: str, extras: tuple[str, ...]) -> list[Path]:
 
 
 def known() -> dict[str, list[str]]:
-    """The extras that there are."""
+    """Return the extras of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 
@@ -176,43 +183,43 @@ def pip() -> list[str]:
 
 
 def installers(extras: tuple[str, ...], build: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Command lines, and variables, of what can install the course: where one fails, the next may not."""
+    """Yield a command line and variables per installer that is available: if one fails, the next may succeed."""
     course = f".[{','.join(extras)}]" if extras else "."
     what = ["--constraint", str(VENV / "constraints.txt"), "--editable", course]
     if uv := shutil.which("uv"):
-        python = ["--python", str(VENV / "bin/python"), "--index-strategy", "unsafe-best-match"]  # as pip does
+        python = ["--python", str(VENV / "bin/python"), "--index-strategy", "unsafe-best-match"]  # the strategy of pip
         yield [uv, "pip", "install", *python, *what], uv_settings(pip_settings(), build)
     index = ["--extra-index-url", cpu_index()] if build == "cpu" and cpu_index() else []
-    # Modules are compiled when they are first imported: most never are.
+    # Python compiles modules when they are first imported, and most never are.
     yield [*pip(), "install", "--no-compile", "--progress-bar", "off", *index, *what], {}
 
 
 def pip_settings() -> dict[str, str]:
-    """pip's settings on this machine, of files and variables: {"find-links": "/opt/wheels"}."""
+    """Return pip's settings on this machine, from files and variables: {"find-links": "/opt/wheels"}."""
     lines = subprocess.run([*pip(), "config", "list"], capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = (line.partition("=")[::2] for line in lines if "=" in line)
     return {name.rpartition(".")[2]: ast.literal_eval(value) for name, value in pairs}
 
 
 def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
-    """uv's variables that say the same; one that is set already stays."""
-    told = {PIP_TO_UV[name]: value for name, value in settings.items() if name in PIP_TO_UV}
-    if "UV_FIND_LINKS" in told:
-        told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
-    told |= {name: os.environ[name] for name in told.keys() & os.environ.keys()}
+    """Return uv's variables for the same settings. A variable that is already set keeps its value."""
+    variables = {PIP_TO_UV[name]: value for name, value in settings.items() if name in PIP_TO_UV}
+    if "UV_FIND_LINKS" in variables:
+        variables["UV_FIND_LINKS"] = ",".join(variables["UV_FIND_LINKS"].split())
+    variables |= {name: os.environ[name] for name in variables.keys() & os.environ.keys()}
     if build == "cpu" and cpu_index():
-        told["UV_INDEX"] = f"{CPU_INDEX} {told.get('UV_INDEX') or os.environ.get('UV_INDEX', '')}".strip()
-    return told
+        variables["UV_INDEX"] = f"{CPU_INDEX} {variables.get('UV_INDEX') or os.environ.get('UV_INDEX', '')}".strip()
+    return variables
 
 
 # ---- what is seen of it ----------------------------------------------------------------------------------
 
 
 def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int:
-    """Run the command, its output in the log; on a terminal with a bar that moves. Its exit status."""
+    """Run the command, with its output in the log and a moving bar on a terminal. Returns its exit status."""
     began, share = time.monotonic(), 0.0
     pins = (VENV / "constraints.txt").read_text(encoding="utf-8").count("==")
-    # pip unpacks into TMPDIR, and /tmp is often too small for PyTorch; PIP_USER would put all of it elsewhere.
+    # pip unpacks into TMPDIR, and /tmp is often too small for PyTorch. PIP_USER would install everything elsewhere.
     with log.open("a") as file, tempfile.TemporaryDirectory(dir=VENV) as scratch:
         print("$", *command, file=file, flush=True)
         settings = {**os.environ, "PIP_USER": "0", "TMPDIR": scratch, **environment}
@@ -234,9 +241,10 @@ def bar(share: float, seconds: float, doing: str, width: int = 30) -> str:
 
 
 def progress(log: str, there: set[str], pins: int) -> tuple[float, str]:
-    """How much is done, 0 to 1, and what is being done, from what pip or uv has said.
+    """Return the share that is done, 0 to 1, and the current activity, from the output of pip or uv.
 
-    there: packages that are installed.  pins: about as many are needed; exactly how many, pip says late, and uv early.
+    there: packages that are installed
+    pins: about how many are needed; pip prints the exact number late, uv early
     """
     steps = re.findall(r"(?m)^ *((?:Collecting|Processing|Downloading|Building) .*)", log)
     doing = steps[-1] if steps else ""

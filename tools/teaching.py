@@ -1,9 +1,9 @@
-"""TEACHING.md's table of frequent mistakes, printed from the rows by which the checks know them.
+"""TEACHING.md's table of frequent mistakes, printed from the rows with which the checks recognise them.
 
     python -m tools.teaching
 
-A row is printed if it says what a teacher sees: in the order of the course, and those that hold everywhere last.  The
-table stands between two marks; mistakes that no check can see stand below it.
+A row is printed if it says what a teacher sees.   The rows follow the order of the course; those that hold everywhere
+come last.   The table stands between two marks; mistakes that no check can recognise stand below it.
 """
 
 import re
@@ -23,7 +23,7 @@ BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- 
 
 
 def modules() -> Iterator[str]:
-    """In the order of the checks: the own one of each, and those beside it that are nobody's; then the others."""
+    """Yield the modules in the order of the checks: each check's own, the shared ones beside it, then the others."""
     lines = re.findall(r"^    \d\d\w? +(.+)", check.__doc__, re.M)
     own = [unwrap(getattr(check, name)).__module__ for name in re.findall(r"\w+", " ".join(lines))]
     for module in own:
@@ -35,7 +35,7 @@ def modules() -> Iterator[str]:
 
 
 def rows_in(value: Any) -> Iterator[Mistake]:
-    """Of a table, or of an exercise, which has some."""
+    """Yield the rows in a value: a row, a tuple of such values, or an exercise, whose fields are searched."""
     if isinstance(value, Mistake):
         yield value
     elif isinstance(value, tuple):
@@ -47,7 +47,7 @@ def rows_in(value: Any) -> Iterator[Mistake]:
 
 
 def rows() -> list[Mistake]:
-    """Those of all tables, each once, in the order in which they are tried."""
+    """Return the rows of all tables, each once, in the order in which they are tried."""
     values = (value for name in dict.fromkeys(modules()) for value in vars(import_module(name)).values())
     return list({row.name: row for value in values for row in rows_in(value) if row.shows}.values())
 
@@ -59,7 +59,7 @@ def table() -> str:
 
 
 def printed(text: str) -> str:
-    """`text` with the table as it is now."""
+    """Return `text` with the current table."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}"
 

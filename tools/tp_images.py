@@ -1,9 +1,9 @@
 """The pictures of tensor parallelism.
 
 tp_pair       a matrix split by columns, then one by rows, with the notebook's numbers      09
-tp_borders    what x is along half a layer                                                  09
+tp_borders    how x is split along half a layer                                             09
 sp_borders    the same with sequence parallelism                                            09
-split_loss    three numbers per token, in place of the logits of a vocabulary               09b
+split_loss    three numbers per token, instead of the logits of a vocabulary                09b
 """
 
 import torch
@@ -13,8 +13,8 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 
 NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
-CELL, HIGH = 30, 26  # pixels of an element
-SIZE = 72  # of an activation
+CELL, HIGH = 30, 26  # size of an element in pixels
+SIZE = 72  # size of an activation in pixels
 ELSEWHERE = {"fill": "#FFFFFF", "stroke": "#B0B5BC", "dash": "3 3"}
 SENT = "#A84800"  # KINDS["comm"], dark enough for words
 
@@ -25,7 +25,10 @@ DOWN = torch.tensor([[1, 0], [0, 1], [1, 1], [2, 0]])
 
 
 def matrix(canvas: Canvas, x: float, middle: float, numbers: torch.Tensor, mine: torch.Tensor, tint: str) -> float:
-    """A table of numbers; mine: of each, whether it is here.  Returns where it ends."""
+    """Draw a table of numbers. mine: for each number, whether this rank holds it.
+
+    Returns the x at which the table ends.
+    """
     high, wide = numbers.shape
     y = middle - HIGH * high / 2
     for row in range(high):
@@ -71,7 +74,7 @@ def tp_pair() -> Drawing:
 
 
 def state(canvas: Canvas, x: float, y: float, kind: str, size: float = SIZE) -> None:
-    """An activation, tokens down and features across: whole, or split over four ranks, or as four summands."""
+    """Draw an activation, tokens down and features across: whole, split over four ranks, or as four summands."""
     quarter = size / 4
     match kind:
         case "whole":
@@ -91,7 +94,7 @@ def state(canvas: Canvas, x: float, y: float, kind: str, size: float = SIZE) -> 
 
 
 SAID = {"whole": "whole", "tokens": "by tokens", "features": "by features", "summands": "summands"}
-SENDS = {  # forward, backward: labs.tp.conjugate
+SENDS = {  # messages in forward and in backward: labs.tp.conjugate
     "copy": ("nothing", "all-reduce"),
     "reduce": ("all-reduce", "nothing"),
     "gather": ("all-gather", "reduce-scatter"),
@@ -141,14 +144,14 @@ def borders(outside: str, enter: str, leave: str, title: str, description: str) 
 
 
 def split_loss() -> Drawing:
-    """Sizes of a picture, not to scale: a row is a token."""
+    """Draw the split loss. A row is a token; sizes are not to scale."""
     canvas = Canvas(
         900, 312, "The loss of a vocabulary that is split over four ranks",
         "Each rank has the logits of all tokens for a quarter of the vocabulary. Per token three numbers leave it: the "
         "highest logit, the sum of the exponentials, and the target's logit, which only one rank has. The loss is made "
         "of them, the same on every rank.",
     )  # fmt: skip
-    targets = [2, 0, 3, 1, 0]  # which rank has the target of a token
+    targets = [2, 0, 3, 1, 0]  # the rank that holds each token's target
     for rank in range(4):
         x, tint = 24 + 214 * rank, RANKS[rank]
         canvas.text(x + 60, 26, f"rank {rank}", weight="bold")

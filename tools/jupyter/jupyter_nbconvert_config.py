@@ -1,6 +1,6 @@
-"""A page made of a notebook carries the pictures of its prose with it, wherever it is sent.
+"""A setting of nbconvert: a page made from a notebook contains the pictures of its prose, wherever the page is sent.
 
-nbconvert's own `--embed-images` leaves out those that do not lie below the notebook.
+nbconvert's own `--embed-images` leaves out pictures that do not lie below the notebook.
 """
 
 import base64

@@ -1,13 +1,13 @@
-"""What `make learn` asks of Jupyter: that to open and save an untouched notebook changes no line of it.
-jupyter_nbconvert_config.py has what it asks of a page that is exported.
+"""Settings of Jupyter for `make learn`: opening and saving an untouched notebook changes no line of it.
 
-JupyterLab notes in each notebook which Python it was saved with; here, every notebook says "python".
-(Beside this file, labconfig switches off a box that asks, over the first notebook, whether to fetch news.)
+jupyter_nbconvert_config.py has the settings for pages that are exported.  JupyterLab notes in each notebook which
+Python saved it; here, every notebook says "python".  Beside this file, labconfig switches off a box that asks, over the
+first notebook, whether to fetch news.
 """
 
 import warnings
 
-# Jupyter reads this file several times, and the hook of the second time is another function to it.
+# Jupyter reads this file several times, and each time it warns that the hook is another function.
 warnings.filterwarnings("ignore", "Overriding existing pre_save_hook", UserWarning)
 
 

@@ -1,13 +1,14 @@
-"""Pythons that have torch and the course imported as they begin: for the notebooks of a suite, on Linux.
+"""Pythons that start with torch and the course already imported: for the notebooks of a test suite, on Linux.
 
-    pythons(folder)     writes folder/python, to be started as Python is
-    python()            the path of the suite's, for what else would import torch anew: scripts, torchrun
-    client.py           what folder/python runs: it has a process made, and stands for it: files, signals, exit status
-    origin.py           the one that imports, and forks; one for each set of variables that imports may read
-    once.py             in kernels: a job that a notebook has run is not run again by another
+    pythons(folder)     writes folder/python, which is started like Python
+    python()            the path of the suite's Python, for other programs that would import torch: scripts, torchrun
+    client.py           what folder/python runs: it asks for a process, and passes on its files, signals, exit status
+    origin.py           the process that imports and forks; one for each set of variables that imports may read
+    once.py             in kernels: a job that one notebook has run is not run again by another
 
-A suite starts some 30 kernels, as many fork servers, and ranks of torchrun, and each took 2 to 7 s of processor time to
-import what the one before it had.  What runs is otherwise the same: a process for each, with a `__main__` of its own.
+A suite starts some 30 kernels, as many fork servers, and ranks of torchrun.  Each took 2 to 7 s of processor time to
+import what the one before it had imported.  Everything else is as usual: one process each, with a `__main__` of its
+own.
 """
 
 import json
@@ -26,7 +27,10 @@ client.main({python!r}, {root!r})
 
 
 def pythons(folder: Path) -> socket.socket:
-    """Write folder/python and a kernel `python3` for JUPYTER_PATH; the origins end when what is returned is closed."""
+    """Write folder/python and a kernel `python3` for JUPYTER_PATH.
+
+    The origins end when the returned socket is closed.
+    """
     alive = socket.socket(socket.AF_UNIX)
     alive.bind(str(folder / "alive"))
     alive.listen()
@@ -35,7 +39,7 @@ def pythons(folder: Path) -> socket.socket:
     python.chmod(0o755)
     kernel = folder / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
-    from ipykernel.kernelspec import get_kernel_dict  # here, since the client has no site-packages
+    from ipykernel.kernelspec import get_kernel_dict  # imported here, since the client has no site-packages
 
     usual = get_kernel_dict()
     kernel.write_text(json.dumps(usual | {"argv": [str(python), *usual["argv"][1:]]}))
@@ -43,6 +47,6 @@ def pythons(folder: Path) -> socket.socket:
 
 
 def python() -> str:
-    """The suite's own; where it has none, the usual one."""
+    """Return the suite's own Python, or the usual one if the suite has none."""
     warm = Path(os.environ.get("JUPYTER_PATH", "")) / "python"
     return str(warm) if warm.exists() else sys.executable

@@ -1,4 +1,4 @@
-"""Stand for a process that an origin forks: it gets the arguments, variables, folder and open files of this one.
+"""Stand in for a process that an origin forks: it gets the arguments, variables, folder and open files of this one.
 
 Signals are passed on.  This process ends as the other does, and the other ends with this one.
 """
@@ -20,15 +20,16 @@ READ_BY_IMPORTS = ("PYTHON", "LABS_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "ATEN
 ORIGIN = {
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # as a kernel sets it
-    "LABS_RANK": "",  # or labs.kit.launch would start a fork server, whose socket a forked process would close later
+    # otherwise labs.kit.launch would start a fork server, whose socket a forked process would close later
+    "LABS_RANK": "",
 }
 RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = struct.Struct("!i")
-LOOK = 1.0  # seconds between two looks whether the parent is still there
+LOOK = 1.0  # seconds between two checks whether the parent is still there
 
 
 def main(python: str, root: str) -> None:
-    unbuffered = sys.argv[1:2] == ["-u"]  # as torchrun starts its ranks
+    unbuffered = sys.argv[1:2] == ["-u"]  # torchrun starts its ranks so
     arguments = sys.argv[1 + unbuffered :]
     if not arguments or not (arguments[0] in ("-m", "-c") or arguments[0].endswith(".py")):
         os.execv(python, [python, *sys.argv[1:]])
@@ -67,14 +68,14 @@ def main(python: str, root: str) -> None:
 def open_files() -> list[int]:
     files = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the list itself was one
+        with contextlib.suppress(OSError):  # the listing itself was an open file
             os.fstat(int(name))
             files.append(int(name))
     return files
 
 
 def connect(folder: Path, python: str, root: str) -> socket.socket:
-    """To the origin with the variables that matter, started where it does not run yet."""
+    """Connect to the origin with the variables that matter, and start it if it does not run yet."""
     variables = sorted(
         item for item in os.environ.items() if item[0].startswith(READ_BY_IMPORTS) and item[0] != "PYTHONPATH"
     )

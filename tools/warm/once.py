@@ -1,8 +1,9 @@
-"""A job that one notebook of a suite has run is not run again by another, which takes the values of the first.
+"""A store of jobs: a job that one notebook of a suite has run is not run again by another, which takes its values.
 
-Each notebook runs solved and as shipped, and most of its time goes into jobs that are the same in both.  The same: the
-function with all that it uses and is given, byte by byte; what else `run` was told; and the how manieth of these in its
-notebook it is, so that what runs twice does.  What has printed, warned or failed is run again.
+Each notebook runs solved and as shipped, and most of its time goes into jobs that are the same in both.   Two jobs are
+the same if these are equal: the function with everything that it uses and is given, byte by byte; the other arguments
+of `run`; and how many such jobs their notebook ran before, so a job that runs twice still does.   A job that printed,
+warned or failed is run again.
 """
 
 import hashlib
@@ -21,14 +22,14 @@ from labs.kit.ranks.team import Team
 
 
 class Once(Team):
-    """What `run` takes for a Team in a kernel of the suite."""
+    """A Team for `run` in a kernel of the suite, which takes the values of a job that ran before."""
 
     place: ClassVar[Path]
     asked: ClassVar[Counter[str]] = Counter()
 
     def __enter__(self) -> Team:
-        told = repr((self.devices, self.ranks, self.record, self.link, self.restarted)).encode()
-        key = hashlib.sha256(told + self.payload).hexdigest()
+        settings = repr((self.devices, self.ranks, self.record, self.link, self.restarted)).encode()
+        key = hashlib.sha256(settings + self.payload).hexdigest()
         self.asked[key] += 1
         self.file = self.place / f"{key}-{self.asked[key]}"
         self.known = self.file.exists()
@@ -52,5 +53,5 @@ class Once(Team):
 def in_this_kernel(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     Once.place, launch.Team = folder, Once
-    # The files that cells' functions are said to be from; usually with the number of the process.
+    # Set the folder that the functions in cells seem to come from; its name usually contains the process's number.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_0"

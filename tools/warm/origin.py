@@ -1,11 +1,11 @@
 """The Python that has imported, and forks: `python -m tools.warm.origin ALIVE PLACE` returns once it listens at PLACE.
 
-client                              origin
-connects, sends what it is   ---->  forks a process that becomes that
-signals                      ---->  to the process
-(the client is gone)                SIGKILL to the process
-                             <----  the exit status
-(nobody listens at ALIVE)           SIGKILL to all, and ends
+client                                 origin
+connects, sends what it needs   ---->  forks a process that takes over these
+signals                         ---->  to the process
+(the client is gone)                   SIGKILL to the process
+                                <----  the exit status
+(nobody listens at ALIVE)              SIGKILL to all, and ends
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from tools.warm import once
 from tools.warm.client import STATUS
 
 MODULES = [*PRELOAD, "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.figure"]
-MOST = 250  # files of a client: the kernel takes 253 in one message
-HIGH = 600  # above the number of any
+MOST = 250  # most files of a client: the kernel takes 253 in one message
+HIGH = 600  # higher than the number of any open file
 
 
 def main(alive: str, place: str) -> None:
@@ -62,12 +62,12 @@ def main(alive: str, place: str) -> None:
 
 
 def serve(listener: socket.socket, suite: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Returns in each process that is forked: what it is to be, and its files."""
+    """Serve clients. Returns only in a forked process: its request, and its files."""
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    clients: dict[socket.socket, int] = {}  # and the process of each
+    clients: dict[socket.socket, int] = {}  # the process of each client
     while True:
         ready, _, _ = select.select([listener, suite, wake, *clients], [], [])
         if wake in ready:
@@ -113,7 +113,7 @@ def pass_on(client: socket.socket, pid: int) -> None:
 
 
 def become(request: dict[str, Any], files: list[int]) -> None:
-    """What Python does from its start to the first line of what it runs, and that."""
+    """Do what Python does from its start to the first line of its program, then run that program."""
     os.setsid()
     files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in files]
     os.closerange(0, HIGH)
@@ -141,7 +141,7 @@ def become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def run(first: str, *rest: str) -> None:
-    """As Python does with these arguments: -c code, -m module, or a script."""
+    """Run the arguments as Python does: -c code, -m module, or a script."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if first == "-m":
         module, *rest = rest
