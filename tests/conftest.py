@@ -1,4 +1,4 @@
-"""How the tests share a machine: many at once; those marked `alone` last, each by itself."""
+"""Settings of the tests: many share the machine at once; those marked `alone` come last, each by itself."""
 
 import fcntl
 import gc
@@ -21,14 +21,15 @@ from tools import warm
 ROOT = Path(__file__).parent.parent
 GB = 10**9
 
-os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless `make gpu` says otherwise
+os.environ.setdefault("LABS_DEVICE", "cpu")  # every machine runs the same tests, unless `make gpu` says otherwise
 
-# What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
+# Ranks also need these modules for the functions of tests. They are imported before the fork, since importing them took
+# most ranks most of their time.
 course.COURSE += ["pytest", "tests.models"]
 course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]
 
-# The same examples each time, on any machine, however busy it is; none is written to disk.  No constants of the course
-# are among them: they depend on what a worker has imported, and each would parse all of it.
+# Examples are the same each time, on any machine, however busy it is, and none is written to disk. They contain no
+# constants of the course: these depend on what a worker has imported, and each worker would parse the whole course.
 settings.register_profile(
     "course", derandomize=True, deadline=None, database=None, max_examples=100, suppress_health_check=list(HealthCheck)
 )
@@ -37,12 +38,13 @@ providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A script that runs the tests in the background has them ignore interrupts; some wait for one.
+    """Restore interrupts, which a script that runs the tests in the background has ignored; some tests wait for one.
 
-    With notebooks, on Linux: their Pythons need not import what the last one did; the workers get this environment.
+    With notebooks, on Linux, also start warm Pythons, so that a kernel need not import what the last one did.   The
+    workers inherit this environment.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # what is imported and collected stays
+    gc.disable()  # imported modules and collected tests stay
     if config.getoption("nbval", False) and sys.platform == "linux" and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="warm-")
         config.add_cleanup(folder.cleanup)
@@ -51,10 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ANotebookAtATime(LoadScopeScheduling):
-    """A unit of work is a test, or what shares something that was made once; these go first.
+    """A scheduler whose unit of work is a test, or a group of tests that share a fixture; groups go first.
 
-    A notebook, solved and as shipped: most of its jobs are run in the former (tools/warm/once.py).  A file with a
-    fixture of its own.
+    A group is a notebook, solved and as shipped (the former runs most jobs of both, see tools/warm/once.py), or a file
+    with a fixture of its own.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -74,26 +76,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebook
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, since ranks wait for each other; with more, they are in each other's way.
+    """Return one worker more than there are cores, since ranks wait for each other; more would slow each other down.
 
-    Each takes up to a GB with its ranks.
+    Each worker takes up to a GB with its ranks.
     """
     return max(1, min(os.cpu_count() + 1, psutil.virtual_memory().available // GB))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from labs.deepspeed import engine  # which start a fork server: not before it knows what to import
+    from labs.deepspeed import engine  # these start a fork server, which must know first what to import
     from labs.kit import virtual
 
     items.sort(key=is_alone)
     missing = {"13_gspmd.ipynb": virtual.missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:
-        if (reason := missing.get(item.path.name)) and "CI" not in os.environ:  # it runs, and prints something else
+        # in CI it runs, and prints something else
+        if (reason := missing.get(item.path.name)) and "CI" not in os.environ:
             item.add_marker(pytest.mark.skip(reason))
 
 
 def pytest_collection_finish() -> None:
-    """No garbage collection needs to walk through what stays."""
+    """Exempt the collected tests from garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -104,7 +107,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """A test that must be alone waits until no other one runs, and none begins before it has ended."""
+    """Run a test that must be alone when no other one runs, and hold back the others until it has ended."""
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if session is None:
         return (yield)

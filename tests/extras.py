@@ -1,4 +1,4 @@
-"""What a test needs that is not installed with the course."""
+"""Packages that a test needs and that are not installed with the course."""
 
 import os
 
@@ -17,6 +17,6 @@ def need_deepspeed() -> None:
 
 
 def need(reason: str) -> None:
-    """Skips, with the reason; in CI, which is to install it, fails."""
+    """Skip the test, with the reason; fail in CI, which should install the package."""
     if reason:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)

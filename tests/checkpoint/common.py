@@ -1,4 +1,4 @@
-"""What the tests of labs.checkpoint use: a small GPT laid out in every way, and what is on a rank."""
+"""Shared code of the tests of labs.checkpoint: a small GPT in every layout, and the numbers that a rank holds."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 
 class Extras(GPT):
-    """With a frozen parameter, two kinds of buffer, and nothing else new."""
+    """A GPT with a frozen parameter and with two kinds of buffer."""
 
     def __init__(self, config, seed):
         super().__init__(config, seed=seed)
@@ -72,7 +72,7 @@ def on_a_mesh(shape, model):
     return Held(*parallel.stages.values(), optimizer=optimizer), parallel.forward_backward, optimizer
 
 
-LAYOUTS = {  # ranks, and how a model is laid out on them
+LAYOUTS = {  # the number of ranks, and the function that lays a model out on them
     "one": (1, alone),
     "ddp": (4, alone),
     "zero-1": (3, partial(in_vectors, 1)),

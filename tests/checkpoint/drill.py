@@ -1,8 +1,8 @@
-"""A training that has all that can be lost, and ranks that are killed at moments drawn from a seed.
+"""A training with everything that can be lost, and ranks that are killed at random moments.
 
-training   dropout, AdamW, a schedule, epochs of three batches, and random numbers of each rank's own; it saves every
-           step, and begins at the newest checkpoint
-Death      each start of the ranks but the last has one
+training   dropout, AdamW, a schedule, epochs of three batches, and random numbers of each rank's own; it saves after
+           every step, and begins at the newest checkpoint
+Death      kills a rank once in each start of the ranks, except the last one
 """
 
 import os
@@ -24,7 +24,7 @@ from labs.mesh import Mesh
 from labs.model import GPT
 from tests.checkpoint.common import CONFIG, in_vectors, numbers, sharded
 
-BATCH = 12  # on all ranks
+BATCH = 12  # summed over all ranks
 TOKENS = torch.arange(3 * BATCH * (CONFIG.context + 1)).square() % CONFIG.vocab
 STEP, DISK, DRAFT, ALARM = "a part of a step", "a look at the disk", "a look at a draft", "an alarm"
 
@@ -44,7 +44,7 @@ def in_fsdp(model):
 
 
 class AtOnce:
-    """Training waits for the disk; a Saver writes in the background."""
+    """A saver for which training waits; a Saver writes in the background instead."""
 
     def __init__(self, folder):
         self.save = partial(save, folder)
@@ -54,7 +54,7 @@ class AtOnce:
 
 
 def training(folder, steps, laid_out, saver, kills=0, seed=0):
-    """What this rank holds after so many steps.  The first `kills` times that the ranks start, one of them dies."""
+    """Return what this rank holds after that many steps.  In each of the first `kills` starts, one rank dies."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     death = Death(folder, kills, seed)
     held, model, optimizer = laid_out(Dropping(CONFIG))
@@ -91,7 +91,7 @@ def training(folder, steps, laid_out, saver, kills=0, seed=0):
 
 
 class Death:
-    """Of a drawn rank: before one of the next moments of a kind, or by an alarm, which may ring in the midst of a call.
+    """The death of a random rank: before one of the next moments of a kind, or by an alarm, even during a call.
 
     A file beside the folder has a line for each.
     """
@@ -109,7 +109,7 @@ class Death:
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def look(self, event, arguments):
-        """Python calls this before it opens, renames, removes or lists a file."""
+        """Count an event. Python calls this before it opens, renames, removes or lists a file."""
         if arguments and isinstance(arguments[0], str | os.PathLike):
             path = Path(arguments[0])
             if path.is_relative_to(self.folder):

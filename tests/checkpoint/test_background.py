@@ -1,4 +1,6 @@
-"""labs.checkpoint.background: the file has what was held when save() was called; what a thread meets is told."""
+"""Tests of labs.checkpoint.background: a file has the values of the moment of save(), and errors of a thread are
+raised.
+"""
 
 import contextlib
 import gc
@@ -27,7 +29,7 @@ from tools import warm
 
 
 def held_up(name, module=saving):
-    """Until the event, the thread's call of this function of labs.checkpoint."""
+    """Hold up a thread's calls of this function of labs.checkpoint until the returned event is set."""
     go, do = Event(), getattr(module, name)
 
     def later(*arguments):
@@ -39,7 +41,7 @@ def held_up(name, module=saving):
 
 
 def saved_while_training(folder, layouts):
-    """Under which layouts something else is in the file, or has taken memory anew."""
+    """Return the layouts under which the file has other values, or the copies take new memory."""
     wrong = []
     for layout in layouts:
         held, *training = LAYOUTS[layout][1](Extras(CONFIG, 1))
@@ -47,7 +49,8 @@ def saved_while_training(folder, layouts):
         expected, places = {}, []
         with Saver(folder / layout) as saver:
             for step in (1, 2, 3):
-                # Rank 0's thread goes on to its first collective, the others' do not, and training to its own.
+                # Rank 0's thread goes on to its first collective, the threads of the others do not, and training goes
+                # on to its own.
                 go, restore = held_up("finish", background) if dist.get_rank() else held_up("write")
                 saver.save(step, held, {"lr": 0.5}, {"rank": dist.get_rank()})
                 expected[step] = numbers(held)
@@ -83,7 +86,7 @@ def test_a_second_save_waits_for_the_first(tmp_path):
             assert saver.wait() is None
             for step in (1, 2, 3):
                 saver.save(step, Held(linear()), values)
-                values["at"].append(1)  # while the thread writes
+                values["at"].append(1)  # the thread still writes
                 there.append(newest(tmp_path))
         return there, saver.wait(), [load(tmp_path / f"step-{n}", Held(linear(1))).values["at"] for n in (1, 2, 3)]
 
@@ -134,7 +137,7 @@ def test_a_save_waits_for_no_other_rank(tmp_path):
 
 
 class Whole:
-    """The least that can be saved: by name, tensors that a rank has all of."""
+    """The least that can be saved: tensors that a rank holds whole, by name."""
 
     def __init__(self, tensors):
         self.tensors = tensors
@@ -176,7 +179,7 @@ def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong
             del writing
             deadline = time.monotonic() + 60
             while (copy() is not None or threading.active_count() > before) and time.monotonic() < deadline:
-                gc.collect()  # an error and its traceback hold each other
+                gc.collect()  # an error and its traceback refer to each other
                 time.sleep(0.01)
             assert copy() is None and threading.active_count() == before
         return newest(tmp_path).name
@@ -214,7 +217,7 @@ def test_what_was_one_tensor_and_is_two_by_now_is_saved_as_two(tmp_path):
 
 def test_a_saver_gives_all_back_when_its_with_ends(tmp_path):
     def taken(group):
-        dist.barrier(group)  # it is there, whichever savers have ended
+        dist.barrier(group)  # the group has its threads and files now, whichever savers have ended
         return threading.active_count(), len(os.listdir("/dev/fd"))
 
     def one(folder, group, fail):
@@ -262,7 +265,7 @@ def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoin
 
 def test_a_job_that_ends_without_wait_leaves_nothing_that_hangs(tmp_path):
     def body():
-        held_up("write")  # for ever
+        held_up("write")  # never set
         Saver(tmp_path).save(1, Held(linear()))
 
     try:
@@ -296,7 +299,7 @@ def test_a_program_that_ends_without_wait_ends_when_it_is_written_and_says_what_
 
 
 def test_some_of_the_ranks_save_and_then_all_of_them(tmp_path):
-    """After a group that not all are in, ranks count their groups differently."""
+    """Save on some of the ranks and then on all: after that, ranks count their groups differently."""
 
     def body():
         pair, found = dist.new_group([0, 2]), None

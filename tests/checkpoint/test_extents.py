@@ -1,4 +1,4 @@
-"""labs.checkpoint.extents against tensors that are really cut."""
+"""Tests of labs.checkpoint.extents against tensors that are really cut."""
 
 from math import prod
 

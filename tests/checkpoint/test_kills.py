@@ -1,7 +1,7 @@
-"""Any rank, killed at any moment: the training ends as if nothing had been, to the last bit of its last checkpoint.
+"""Tests that kill any rank at any moment: the training ends bit for bit as if nothing had happened.
 
-Reference: the same training undisturbed.  The ranks kill themselves (see drill.py), and are started again by run() or
-by torchrun's elastic agent.
+The reference is the same training, undisturbed.  The ranks kill themselves (see drill.py), and run() or torchrun's
+elastic agent starts them again.
 """
 
 import os
@@ -53,7 +53,7 @@ TRAININGS = [(in_zero, AtOnce, 3), (in_fsdp, Saver, 2)]
 
 @pytest.mark.parametrize(("laid_out", "saver", "ranks", "seed"), [(*TRAININGS[0], 0), (*TRAININGS[1], 2)])
 def test_two_kills(laid_out, saver, ranks, seed, tmp_path):
-    """Of the four kinds, each once."""
+    """Use each of the four kinds of death once."""
     drilled(tmp_path, laid_out, saver, ranks, kills=2, seed=seed)
 
 
@@ -65,7 +65,7 @@ def test_a_hundred_kills(laid_out, saver, ranks, tmp_path):
 
 @pytest.mark.soak
 def test_thirty_kills_under_torchruns_elastic_agent(tmp_path):
-    """One is in tests/test_way_out.py."""
+    """Kill ranks many times; tests/test_way_out.py kills one once."""
     kills, seed = 30, secrets.randbelow(10**6)
     steps = 2 * kills + 5
     run(training, tmp_path / "undisturbed", steps, in_fsdp, AtOnce, ranks=2)

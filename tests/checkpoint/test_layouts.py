@@ -1,4 +1,4 @@
-"""labs.checkpoint: every layout loads what every other one has saved, bit for bit, and a training goes on as it was."""
+"""Tests of labs.checkpoint: every layout loads what every other one saved, bit for bit, and a training continues."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, blocks, numb
 
 
 def first_training(make, folder):
-    """Three steps in one process, and saved."""
+    """Train for three steps in one process, and save."""
     held, model, optimizer = alone(make(1))
     for step in range(3):
         torch.manual_seed(step)
@@ -30,14 +30,18 @@ def laid_out(make, layouts):
 
 
 def passed_on(make, folder, layouts):
-    """Under each layout, load what one process has saved, and save it."""
+    """Load the first checkpoint, which one process saved, under each layout, and save it again."""
     for layout, held in laid_out(make, layouts):
         assert load(folder / "first" / "step-3", held) == Remembered(3, {"lr": 0.5}, [None])
         save(folder / layout, 7, held)
 
 
 def all_loaded(make, folder, layouts, least=1, every=1):
-    """Under each layout, what others (on so many ranks, one in `every`) have saved: what is not one process's."""
+    """Load others' checkpoints under each layout, and return those that differ from the first one.
+
+    least: the fewest ranks of a layout that is loaded
+    every: load one layout in this many
+    """
     wrong, others = [], [name for name in MODELS[make] if LAYOUTS[name][0] >= least]
     for number, (layout, held) in enumerate(laid_out(make, layouts)):
         load(folder / "first" / "step-3", held)
@@ -63,7 +67,7 @@ def tied(seed):
 
 
 def low(seed):
-    """With masters."""
+    """Return a model in bfloat16, which is trained with float32 masters."""
     return Extras(CONFIG, seed).bfloat16()
 
 
@@ -75,7 +79,7 @@ MODELS = {
 
 
 def of_each_model(do, folder):
-    """Under the layouts that take as many ranks as there are."""
+    """Apply `do` to each model, with the layouts that take as many ranks as this job has."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     mine = {make: [name for name in layouts if LAYOUTS[name][0] == ranks] for make, layouts in MODELS.items()}
     return {make.__name__: do(make, folder / make.__name__, layouts) for make, layouts in mine.items()}
@@ -91,7 +95,7 @@ EVERY_PAIR = pytest.param([passed_on, all_loaded], marks=pytest.mark.soak)
 
 @pytest.mark.parametrize("in_turn", [[passed_on_and_loaded], EVERY_PAIR])
 def test_every_layout_loads_what_every_other_has_saved(in_turn, tmp_path):
-    """In the soak; else, what a third of those on no fewer ranks have saved."""
+    """Load from all layouts in the soak, otherwise from a third of those with at least as many ranks."""
     for make in MODELS:
         run(first_training, make, tmp_path / make.__name__ / "first", ranks=1)
     for do in in_turn:
@@ -124,7 +128,7 @@ def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
 
 
 def resumed(make, folder, layouts):
-    """Which of them did not go on as if nothing had happened."""
+    """Return the layouts whose training did not continue as if nothing had happened."""
     wrong = []
     for layout in layouts if make is not tied else ():
         held, *training = LAYOUTS[layout][1](make(1))

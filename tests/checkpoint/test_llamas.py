@@ -1,4 +1,6 @@
-"""labs.checkpoint.exporting, llamas: each layout writes what transformers loads, and takes that in, bit for bit."""
+"""Tests of labs.checkpoint.exporting and llamas: each layout exports to transformers and imports from it, bit
+for bit.
+"""
 
 import importlib
 import json
@@ -30,7 +32,7 @@ CASES = [("untied", SCALED, [*LAYOUTS]), ("tied", TIED, ["zero-3", "fsdp", "fsdp
 
 
 def whole(folder):
-    """All tensors of a folder, each of which is in the file that the index names."""
+    """Return all tensors of a folder, and check that each is in the file that the index names."""
     index = json.loads((folder / INDEX).read_text())
     found = {}
     for path in folder.glob("*.safetensors"):
@@ -43,7 +45,7 @@ def whole(folder):
 
 
 def out_and_in(folder, ranks):
-    """In every layout of so many ranks: export; and take what one process has saved.  What is wrong."""
+    """Export in every layout of this many ranks, and load what one process saved. Returns what is wrong."""
     wrong = []
     for case, config, layouts in CASES:
         for layout in (each for each in layouts if LAYOUTS[each][0] == ranks):
@@ -87,7 +89,7 @@ def transformers_computes_the_same(folder, model, monkeypatch):
     assert torch.allclose(llama(tokens).logits, model(tokens), rtol=0, atol=1e-5)
 
 
-# ---- what is held and read -------------------------------------------------------------------------------
+# ---- memory and reads ------------------------------------------------------------------------------------
 
 LARGE = Config(vocab=4096, dim=256, depth=3, heads=4, kv_heads=4, hidden=1024, context=8)  # 20 MiB
 LARGEST = LARGE.vocab * LARGE.dim * 4
@@ -117,7 +119,7 @@ def test_a_rank_holds_one_tensor_more_at_most_and_reads_what_it_needs(tmp_path):
     most = []
     for rank, (path, (read, needed)) in enumerate(zip(files, results, strict=True)):
         assert read == needed
-        # A mapped file is no memory of the process, and is counted as if it were.
+        # A mapped file takes no memory of the process, but it is counted as if it did.
         for step, mapped in enumerate((path.stat().st_size, 0)):
             before, *later = [size for _, size in results.recording.during(rank, step)]
             most.append(max(later) - before - mapped)
@@ -160,7 +162,7 @@ def test_each_tensor_keeps_its_dtype_and_is_taken_in_another(tmp_path):
 
 
 def without(folder, name, **others):
-    """The folder, without that tensor, and with others."""
+    """Remove that tensor from the folder, and add others."""
     path = folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
     tensors = load_file(path) | others
     del tensors[name]
@@ -187,7 +189,7 @@ DAMAGES = [
     (lambda folder: (folder / INDEX).unlink(), "model.safetensors cannot be read"),
     (shutil.rmtree, "config.json cannot be read"),
 ]
-OTHERS = [  # models, and configs, that are not those of the folder
+OTHERS = [  # models and configs that do not match the folder
     (lambda: Held(GPT(SCALED)), SCALED, "eps is 1e-06 in the model and 1e-05 in"),
     (lambda: Held(GPT(replace(CONFIG, hidden=8))), CONFIG, "of shape (8, 12): by the config it is (10, 12)"),
     (lambda: Held(GPT(CONFIG).to(torch.float8_e5m2)), CONFIG, "'embed.weight' is torch.float8_e5m2 of shape (13, 12)"),
@@ -198,7 +200,7 @@ OTHERS = [  # models, and configs, that are not those of the folder
 
 
 def of_lbfgs():
-    """A checkpoint cannot have what it keeps, and here only weights count."""
+    """Return a model whose optimizer state a checkpoint cannot have; here only the weights count."""
     model = GPT(CONFIG)
     optimizer = torch.optim.LBFGS(model.parameters())
     optimizer.state[model.embed.weight]["func_evals"] = 1
@@ -272,7 +274,7 @@ def test_no_right_to_write_is_told(tmp_path):
     def body():
         (tmp_path / "closed").mkdir()
         (tmp_path / "closed").chmod(0o500)
-        if os.geteuid() == 0:  # who may write anywhere
+        if os.geteuid() == 0:  # root may write anywhere
             os.seteuid(65534)
         return words_of(lambda: export(tmp_path / "closed" / "out", Held(GPT(CONFIG)), CONFIG))
 

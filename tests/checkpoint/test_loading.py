@@ -1,4 +1,4 @@
-"""labs.checkpoint.loading: what is not as it was written, or another model's, is told before a tensor has changed."""
+"""Tests of labs.checkpoint.loading: damaged files and other models are refused before a tensor has changed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def altered(path):
 
 
 def rewritten(change):
-    """An index with that change, and a checksum that fits."""
+    """Return a function that changes the index, and gives it a checksum that matches."""
 
     def damage(where):
         record = json.loads((where / "index.json").read_text())["record"]
@@ -144,7 +144,7 @@ def test_another_model_is_told_by_the_names_that_differ(tmp_path):
 def test_an_optimizer_begins_with_what_was_kept_and_nothing_else(tmp_path):
     def body():
         held, model, optimizer = alone(linear())
-        save(tmp_path, 0, held)  # before the first step
+        save(tmp_path, 0, held)  # saved before the first step
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         save(tmp_path, 1, held)

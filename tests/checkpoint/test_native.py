@@ -1,6 +1,6 @@
-"""labs.native's checkpoints beside labs.checkpoint: the same numbers; and the threads of the field, one by one.
+"""Tests of labs.native's checkpoints beside labs.checkpoint: equal numbers; and known problems, one by one.
 
-References: a training that went on without a break, under PyTorch's FSDP and under ours.
+References: a training that ran without a break, under PyTorch's FSDP and under ours.
 """
 
 from copy import deepcopy
@@ -28,7 +28,7 @@ def ours(seed, ranks):
 
 
 def trained(model, optimizer, first, last):
-    """What the model is after these steps."""
+    """Train for these steps, and return the model's state."""
     for step in range(first, last):
         torch.manual_seed(step)
         model(*torch.randint(0, CONFIG.vocab, (2, 6, CONFIG.context))).backward()
@@ -38,7 +38,7 @@ def trained(model, optimizer, first, last):
 
 
 def saved(folder):
-    """By PyTorch in each way that it has, and by ours; all of them go on."""
+    """Save with each of PyTorch's ways and with ours, and continue all of these trainings."""
     training = theirs(1)
     there = trained(*training, 0, 2)
     native.save_checkpoint(folder / "saved", *training)
@@ -84,7 +84,7 @@ def test_a_training_goes_on_by_theirs_as_by_ours(tmp_path):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """By thread, what came of it on each rank."""
+    """Return the outcome on each rank, for each thread."""
     everyones = run(all_of_them, tmp_path_factory.mktemp("threads"), ranks=RANKS)
     return dict(zip(THREADS, zip(*everyones, strict=True), strict=True))
 

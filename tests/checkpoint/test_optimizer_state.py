@@ -1,4 +1,4 @@
-"""labs.checkpoint.optimizer_state: what an optimizer keeps goes through each layout that takes it, or is refused."""
+"""Tests of labs.checkpoint.optimizer_state: every optimizer's state passes through each layout, or is refused."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ ZEROS = ("zero-1", "zero-3")
 
 
 class Net(nn.Module):
-    """A layer that is used only from the second step on, a parameter without dims, and one without elements."""
+    """A model with a layer used only from the second step on, a 0-dim parameter, and an empty one."""
 
     def __init__(self, seed, dtype=torch.float32, rows=0):
         super().__init__()
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class InFloat32(optim.SGD):
-    """Keeps a float32 tensor of a parameter in another dtype, and an integer."""
+    """An optimizer that keeps a float32 tensor for a parameter in another dtype, and an integer."""
 
     def step(self):
         super().step()
@@ -59,7 +59,7 @@ def with_stops(params):
     return optimizer
 
 
-OPTIMIZERS = {  # the optimizer, beside "one" the layouts that take it, and the model
+OPTIMIZERS = {  # the optimizer, the layouts that take it besides "one", and the model
     "sgd": (partial(optim.SGD, lr=0.1), (*ZEROS, "fsdp"), Net),
     "momentum": (partial(optim.SGD, lr=0.1, momentum=0.9), (*ZEROS, "fsdp"), Net),
     "amsgrad": (partial(ADAMW, amsgrad=True), (*ZEROS, "fsdp"), Net),
@@ -97,7 +97,7 @@ def steps(model, optimizer, first, last):
         model(step).backward()
         optimizer.step()
         for group in optimizer.param_groups:
-            group["lr"] *= 0.5  # as a schedule does
+            group["lr"] *= 0.5  # a schedule does the same
         optimizer.zero_grad()
 
 
@@ -106,7 +106,7 @@ def types(optimizer):
 
 
 def through(folder, optimizer, layouts, make):
-    """By way of which layouts a training does not go on as if it had not been saved."""
+    """Return the layouts through which a training does not continue as if it had not been saved."""
     held, trained = laid_out("one", model := make(1), optimizer)
     steps(model, trained, 0, 2)
     save(folder, 2, held)
@@ -163,7 +163,7 @@ def at_once(model):
 
 
 def saved(name, folder, held=None):
-    """What a later row loads."""
+    """Save a checkpoint that a later row loads."""
     held = held or one_step(ADAMW)
     return save(folder / name, 1, held)
 

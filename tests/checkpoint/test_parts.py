@@ -1,4 +1,4 @@
-"""labs.checkpoint.parts: odd models, saved from one layout and loaded into another, or refused in a sentence."""
+"""Tests of labs.checkpoint.parts: unusual models are saved from one layout and loaded into another, or refused."""
 
 import contextlib
 import json
@@ -62,7 +62,7 @@ def nested(seed):
 
 
 class Scaled(nn.Linear):
-    """What `state_dict()` has of its three scales is made anew each time, in all three ways that PyTorch has."""
+    """A layer with three scales that `state_dict()` makes anew each time, in the three ways that PyTorch has."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -124,7 +124,7 @@ def test_odd_models_by_way_of_zero(tmp_path):
         assert not wrong
 
 
-# ---- what has several names, or another tensor by now ----------------------------------------------------
+# ---- tensors with several names, and tensors that were replaced ------------------------------------------
 
 
 def test_what_is_tied_is_stored_once_and_a_pipelines_two_ends_must_be_equal_where_they_are_one(tmp_path):
@@ -157,7 +157,7 @@ def test_a_buffer_that_was_replaced_is_saved_as_it_is_now(tmp_path):
 
 
 def test_what_state_dict_makes_anew_comes_back_or_is_told(tmp_path):
-    """In every layout: test_odd_models_by_way_of_zero."""
+    """Check one layout here; test_odd_models_by_way_of_zero checks every one."""
 
     def body():
         save(tmp_path, 1, Held(Scaled(seed=1)))

@@ -1,4 +1,4 @@
-"""labs.checkpoint.randomness: numbers go on as they would have, and a state that cannot be one changes nothing."""
+"""Tests of labs.checkpoint.randomness: random numbers continue, and an invalid state changes nothing."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from labs.checkpoint import random_state, set_random_state
 
 
 def drawn():
-    """random.gauss and numpy's keep every second number for the next call."""
+    """Draw random numbers. random.gauss and numpy keep every second number for the next call."""
     python = [random.random(), random.gauss(0, 1)]
     return (
         torch.rand(3).tolist(),

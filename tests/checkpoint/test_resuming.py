@@ -1,6 +1,6 @@
-"""A training that is killed and goes on: N steps are k steps, a kill and N - k steps, bit for bit in float32.
+"""Tests of a training that is killed and resumed: N steps equal k steps, a kill and N - k steps, bit for bit.
 
-Reference: the same training, undisturbed.
+All is in float32.  The reference is the same training, undisturbed.
 """
 
 import os
@@ -25,7 +25,7 @@ TOKENS = torch.arange(5 * BATCH * (CONTEXT + 1)) ** 2 % VOCAB
 
 
 def training(folder, steps=STEPS, dropout=0.0, killed_at=None):
-    """Goes on from what is in the folder; what each step read, its loss, and what is left at the end."""
+    """Resume from the folder. Returns what each step read, its loss, and the final state."""
     rank, ranks, first, told = dist.get_rank(), dist.get_world_size(), 0, []
     torch.manual_seed(0)
     layers = [nn.Embedding(VOCAB, 6), nn.Flatten(), nn.Dropout(dropout), nn.Linear(6 * CONTEXT, VOCAB)]

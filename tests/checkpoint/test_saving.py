@@ -1,4 +1,4 @@
-"""labs.checkpoint.saving: what cannot be saved is told on all ranks, and the last checkpoint is still there."""
+"""Tests of labs.checkpoint.saving: what cannot be saved is refused on all ranks, and the last checkpoint stays."""
 
 import math
 import os
@@ -21,7 +21,7 @@ NO_STEPS = [-1, True, 1.5, None, "3", [1], "../../evil"]
 
 
 class IndexLike:
-    """As numpy's integers are."""
+    """An integer as numpy's are: an object with `__index__`."""
 
     def __index__(self):
         return 4
@@ -180,7 +180,7 @@ def test_where_files_can_no_longer_be_opened_nothing_is_left(tmp_path):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
             said.append(words_of(lambda: save(tmp_path, 1, held)))
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        dist.barrier()  # rank 0 may still remove what it made
+        dist.barrier()  # rank 0 may still remove its files
         return said, list(tmp_path.iterdir())
 
     for said, left in run(body, ranks=2):
@@ -258,12 +258,12 @@ def test_what_is_no_checkpoint_is_not_the_newest_and_what_cannot_be_looked_into_
 
     def body():
         (tmp_path / "closed").mkdir(mode=0)
-        if os.geteuid() == 0:  # who may look everywhere
+        if os.geteuid() == 0:  # root may look everywhere
             os.seteuid(65534)
         return words_of(lambda: newest(tmp_path / "closed"))
 
     said = run(body, ranks=1)[0]
-    (tmp_path / "closed").chmod(0o700)  # so that it can be removed again
+    (tmp_path / "closed").chmod(0o700)  # allow its removal
     assert "closed cannot be looked into (" in said
 
 

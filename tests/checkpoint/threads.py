@@ -1,9 +1,9 @@
-"""What torch.distributed.checkpoint loses or mixes up, mostly without a word, and what labs.checkpoint does there.
+"""Threads in which torch.distributed.checkpoint loses or mixes up data, mostly silently, and labs.checkpoint beside it.
 
     python -m tests.checkpoint.threads      as a table, for the PyTorch that is installed
 
-Each case plays a thread of the field through on four ranks, once with PyTorch and once with ours, and returns what came
-of it on both sides: a value, or the sentence of an error.  What stands in the table for PyTorch is 2.13's.
+Each case replays a thread from an issue tracker on four ranks, once with PyTorch and once with ours.  It returns the
+outcome on both sides: a value, or the sentence of an error.  The table has PyTorch 2.13's outcomes.
 """
 
 import os
@@ -40,7 +40,7 @@ RANKS = 4
 
 
 def theirs(do):
-    """What it returns, else what it raises, in a line.  A CheckpointException is no Exception."""
+    """Return the value of `do`, or its error in a line.  A CheckpointException is no Exception."""
     try:
         return do()
     except (Exception, checkpoint.CheckpointException) as error:
@@ -48,7 +48,7 @@ def theirs(do):
 
 
 def passed_on(where, kept, template, group=None):
-    """The template, after what was kept was saved, and loaded into it."""
+    """Save `kept`, load it into the template, and return that."""
     checkpoint.save(kept, checkpoint_id=where / "theirs", process_group=group)
     checkpoint.load(template, checkpoint_id=where / "theirs", process_group=group)
     return template
@@ -82,7 +82,7 @@ def a_plain_tensor_differs_by_rank(where):
 
 
 def random_state_and_place_by_rank(where):
-    """How many streams of random numbers and places in the data there are afterwards."""
+    """Return how many streams of random numbers, and how many places in the data, exist afterwards."""
     rank = dist.get_rank()
     torch.manual_seed(rank)
     kept = {"random": torch.get_rng_state(), "place": 100 * rank}
@@ -142,7 +142,7 @@ class Two(nn.Module):
 
 
 def stepped(model, optimizer, *used):
-    """Each of its parts with a gradient of its own."""
+    """Take a step in which each used layer has a gradient of its own."""
     for factor, name in enumerate(used, 1):
         (factor * getattr(model, name)(torch.ones(1, 3)).sum()).backward()
     optimizer.step()
@@ -156,7 +156,7 @@ def moments(model, optimizer):
 
 
 def resumed(where, held, others):
-    """By ours: the names of the parameters that have moments."""
+    """Save and load with ours, and return the names of the parameters that have moments."""
     load(save(where, 1, held), others[0])
     return sorted(moments(*others[1:]))
 
@@ -197,7 +197,7 @@ def a_parameter_frozen_since(where):
 
 
 def saved_before_the_first_step(where):
-    """How many steps the optimizer has counted that has not stepped."""
+    """Return how many steps an optimizer has counted that has not stepped."""
 
     def steps(optimizer):
         return sum({state["step"].item() for state in optimizer.state.values()})
@@ -210,7 +210,9 @@ def saved_before_the_first_step(where):
 
 
 def state_by_number(where):
-    """Whether moments are their parameter's where an optimizer has its groups in another order: by number, by name."""
+    """Return whether moments stay with their parameter if an optimizer orders its groups differently: by number, by
+    name.
+    """
 
     def reversed_groups():
         model = Two(5)
@@ -245,7 +247,7 @@ def state_by_number(where):
 
 
 def rows_in_strided_order(where):
-    """FSDP after tensor parallelism, of rows that do not divide: loaded into whole tensors, and from whole ones."""
+    """Load rows of FSDP after tensor parallelism that do not divide into whole tensors, and back."""
     config = Config(vocab=14, dim=12, depth=1, heads=2, kv_heads=2, hidden=10, context=6)
     expected = GPT(config, seed=1).state_dict()
 
@@ -295,7 +297,7 @@ def integers_for_hugging_face(where):
 
 
 class Waits(checkpoint.DefaultSavePlanner):
-    """Begins when it is told to."""
+    """A planner that begins when its event is set."""
 
     def __init__(self):
         super().__init__()
@@ -307,7 +309,7 @@ class Waits(checkpoint.DefaultSavePlanner):
 
 
 def changed_while_it_is_written(where):
-    """What was 0 when it was saved, and 1 before it was written."""
+    """Save a tensor of zeros that becomes 1 before it is written, and return the number that was written."""
 
     def do(name, **options):
         x, planner = torch.zeros(1), Waits()
@@ -331,7 +333,7 @@ def changed_while_it_is_written(where):
 
 
 def a_full_state_is_live(where):
-    """Which entries of an optimizer's full state change with the next step; rank 0 has it."""
+    """Return the entries of an optimizer's full state that change with the next step, which only rank 0 has."""
     model = native.fsdp(linear(), [])
     optimizer = ADAMW(model.parameters())
 
@@ -364,7 +366,7 @@ def a_full_state_is_live(where):
 
 
 def one_bit_is_altered(where):
-    """Whether the number that was loaded is the one that was saved."""
+    """Return whether the loaded number is the one that was saved."""
     x = torch.tensor([0.7390851])
 
     def alter(folder):
@@ -402,7 +404,7 @@ def saved_twice_to_one_place(where):
 
 
 class Runs:
-    """Makes a folder when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -412,7 +414,7 @@ class Runs:
 
 
 def a_file_that_runs(where):
-    """Whether loading a checkpoint of somebody else ran what they had put there."""
+    """Return whether loading somebody else's checkpoint ran the code in it."""
     for folder, name in (("theirs", ".metadata"), ("step-1", "index.json")):
         if dist.get_rank() == 0:
             (where / folder).mkdir()
@@ -429,7 +431,7 @@ def a_file_that_runs(where):
 
 @dataclass(frozen=True, eq=False)
 class Thread:
-    """theirs, of PyTorch 2.13, and ours: what came of it, or a part of the sentence."""
+    """A case of the table. theirs (PyTorch 2.13's) and ours: the expected outcome, or a part of the sentence."""
 
     where: str
     play: Callable[[Path], tuple[Any, Any]]
@@ -481,10 +483,10 @@ def all_of_them(folder):
     return found
 
 
-def told(found, expected):
-    """Whether that is what stands in the table."""
+def matches(found, expected):
+    """Return whether the outcome matches the table."""
     if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(told, found, expected))
+        return len(found) == len(expected) and all(map(matches, found, expected))
     return expected in found if isinstance(found, str) and isinstance(expected, str) else found == expected
 
 

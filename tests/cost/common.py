@@ -1,4 +1,4 @@
-"""What several tests of labs.cost use."""
+"""Shared code of several tests of labs.cost."""
 
 from labs.model import PRESETS, Config
 

@@ -1,4 +1,4 @@
-"""Reference: the schedules of `labs.pp` themselves, simulated and counted."""
+"""Tests of labs.cost on bubbles against the schedules of `labs.pp`, simulated and counted."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_activations_alive_are_those_of_the_lists(name, v, ranks):
 
 @pytest.mark.parametrize(("name", "v"), CASES)
 def test_seconds_are_those_of_the_simulation(name, v):
-    """F, I and W of a stage take 1 / v: a micro-batch 3 seconds on each rank."""
+    """Check with F, I and W of 1 / v seconds per stage, so that a micro-batch takes 3 seconds on each rank."""
     ranks, m = 4, 16
     simulated = pp.simulate(pp.SCHEDULES[name](ranks, m, v), F=1 / v, I=1 / v, W=1 / v, B=2 / v)
     assert cost.pipeline_seconds(name, [3.0] * ranks, m, v) == pytest.approx(simulated.time)

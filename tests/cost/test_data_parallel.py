@@ -1,4 +1,4 @@
-"""labs.cost on data parallelism: buckets and bytes by hand, and what ranks of labs.ddp were seen to send and hold."""
+"""Tests of labs.cost on data parallelism: buckets and bytes by hand, and what ranks of labs.ddp send and hold."""
 
 import gc
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ def test_sent_by_hand():
     # buckets of 3 and 4 elements on 3 ranks: rank 0 sends (6 - 1 - 1) + (8 - 2 - 1) = 9 elements, rank 2 8
     sizes = [4, 3]
     assert [cost.ddp_sent(sizes, 3, "bucketed", rank, bucket_bytes=1) for rank in range(3)] == [36, 40, 36]
-    assert cost.ddp_sent(sizes, 3, "overlapped", 1) == 4 * 10  # one of 7: (14 - 2 - 2)
+    assert cost.ddp_sent(sizes, 3, "overlapped", 1) == 4 * 10  # one bucket of 7 elements: (14 - 2 - 2)
     assert cost.ddp_sent(sizes, 3, "naive", 0, find_unused=True) == 36 + 4 * (4 - 1 - 1)
     assert [cost.ddp_sent(sizes, 3, "single", rank, buffer_bytes=100) for rank in (0, 1)] == [200, 0]
 
@@ -51,7 +51,7 @@ BUCKET = {"bucketed": 9_000, "overlapped": 9_000}
 
 
 def train(variant, config, batch=2, accumulation=1, steps=3, **options):
-    """Steps with AdamW as the predictions have them."""
+    """Train with AdamW, as the predictions assume."""
     model = GPT(config)
     module = WRAP[variant](model, **options)
     backward = partial(strategies.backward, module, no_sync=getattr(module, "no_sync", nullcontext))

@@ -1,6 +1,6 @@
-"""labs.cost's formulas for generation against published figures and arithmetic by hand.
+"""Tests of labs.cost's formulas for generation, against published figures and arithmetic by hand.
 
-That a cache holds what `kv_cache` says is measured in test_generate.
+test_generate measures that a cache holds what `kv_cache` says.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ FREE = cost.LinkClass(begin=0, latency=0, bandwidth=float("inf"))
 
 
 def test_a_cache_of_llama_3_by_hand():
-    # 2 x 32 layers x 8 heads x 128 numbers of 2 bytes: 128 KiB a token, and 1 GiB for 8192 of them
+    # 2 x 32 layers x 8 heads x 128 numbers of 2 bytes: 128 KiB per token, and 1 GiB for 8192 tokens
     assert cost.kv_cache(LLAMA, 1, itemsize=2) == 128 * 1024
     assert cost.kv_cache(LLAMA, 8192, itemsize=2) == 2**30
     # 70B: 2 x 80 x 8 x 128 x 2 bytes; without grouped queries it would be 8 times as much
@@ -36,11 +36,11 @@ def test_heads_are_dealt_out_and_replicated_where_they_are_too_few():
 
 
 def test_one_device_reads_its_weights_and_its_cache_once():
-    # 8.03 billion parameters but for the embedding's 0.53; the cache of 1000 tokens
+    # 8.03 billion parameters without the embedding's 0.53; the cache of 1000 tokens
     numbers = 8_030_261_248 - 128_256 * 4096
     token = cost.token_seconds(LLAMA, past=1000, memory=1e12)
     assert token.seconds == token.compute == pytest.approx((2 * numbers + 1000 * 128 * 1024) / 1e12, rel=1e-12)
-    # A head that is tied is the embedding, and is read.
+    # A tied head is the embedding, which is then read.
     assert cost.token_seconds(replace(LLAMA, tied=True), memory=1e12).seconds == pytest.approx(2 * numbers / 1e12)
 
 
@@ -58,14 +58,14 @@ def test_messages_and_bytes_by_hand():
     slow = cost.LinkClass(begin=0.0, latency=1e-3, bandwidth=1e6)
     token = cost.token_seconds(LLAMA, 2, slow)
     assert token.messages == pytest.approx(66 * 1e-3)
-    # an all-reduce in one round of all, or in two of a half each: as many bytes; a gather sends a half
+    # an all-reduce takes one round of everything, or two rounds of half each: as many bytes; a gather sends a half
     assert token.bytes == pytest.approx((65 * 8192 + 128_256) / 1e6)
     begins = cost.token_seconds(LLAMA, 2, replace(slow, begin=1.0))
     assert begins.messages - token.messages == pytest.approx(66)
-    # on 8, without bytes to speak of, the fewest rounds: 3 of an all-reduce, and 7 of the gather's ring
+    # 8 ranks, with a bandwidth so high that only rounds count: 3 for an all-reduce, and 7 for the gather's ring
     endless = replace(slow, bandwidth=1e30)
     assert cost.token_seconds(LLAMA, 8, endless).messages == pytest.approx((65 * 3 + 7) * 1e-3)
-    # where all there is is a ring: 14
+    # only a ring is available: 14 rounds
     ring = replace(endless, algorithms=(cost.ring_seconds,))
     assert cost.token_seconds(LLAMA, 8, ring).messages == pytest.approx((65 * 14 + 7) * 1e-3)
 

@@ -1,4 +1,4 @@
-"""labs.cost.job: which job is none."""
+"""Tests of labs.cost.job: impossible jobs are refused."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""labs.cost on memory: published tables, cases worked out by hand, and measurements that know nothing of it.
+"""Tests of labs.cost on memory: published tables, cases worked out by hand, and independent measurements.
 
-Measured, to the byte: what autograd keeps of GPT-3's layer and of the course's in 16 bit, met by its own hook; and
-what recomputation leaves of the activations, met by the recorder.
+Autograd's own hook measures, to the byte, the activations of GPT-3's layer and of the course's in 16 bit.  The recorder
+measures what recomputation leaves of the activations.
 """
 
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_the_layer_of_gpt_3_is_as_published():
 
 
 def saved_by(model, *inputs) -> int:
-    """Bytes of what autograd keeps of a forward, without the parameters."""
+    """Return the bytes that autograd saves in a forward, without the parameters."""
     parameters, saved = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
 
     def keep(tensor):
@@ -94,7 +94,7 @@ def saved_by(model, *inputs) -> int:
 def test_the_formula_of_korthikanti_is_what_autograd_keeps_of_that_layer():
     s, b, h, a = 32, 2, 64, 4
     x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
-    statistics = 2 * s * b * (2 + 2)  # of each norm, mean and 1 / deviation
+    statistics = 2 * s * b * (2 + 2)  # mean and 1 / deviation of each norm
     assert saved_by(GPT3Layer(h, a).bfloat16(), x) == cost.korthikanti(s, b, h, a) + statistics
 
 
@@ -112,7 +112,7 @@ LAYERS = Config(50, 24, 3, 3, 1, 40, context=20)
 
 
 def train_recomputed():
-    """With each way of recomputing, in float32 and in bfloat16, one after the other."""
+    """Train with each way of recomputing, in float32 and in bfloat16, one after the other."""
     for dtype in (torch.float32, torch.bfloat16):
         for keep in KEEP.values():
             model = GPT(LAYERS).to(dtype)
@@ -134,7 +134,7 @@ def test_recomputation_leaves_what_was_predicted():
 
 
 def test_recomputation_by_hand():
-    # numbers a token and layer, with D = 24, KE = 8, H = 3, F = 40, as the table of labs.memory.recompute has them
+    # numbers per token and layer, with D = 24, KE = 8, H = 3, F = 40, from the table of labs.memory.recompute
     numbers = {"selective": 5 * 24 + 2 * 8 + 3 + 2 * 40, "all but attention": 2 * 24 + 3, "full": 24}
     beside = 4 * 40 * (2 * 24 + 1) + 4 * 40 * (24 + 50) + 2 * 8 * 40 + 4  # last norm, head, tokens, loss
     for name, number in numbers.items():
@@ -146,7 +146,7 @@ def test_the_textbook_is_the_limit_of_what_is_held():
     for stage in range(4):
         held = cost.per_rank(Job(PRESETS["llama3-8b"], 1, ranks=64, context=64, precision="mixed"), stage)
         for kind, size in cost.bytes_held(psi, 64, stage, "mixed").items():
-            if kind != "G":  # whose most has a layer's in flight, and one in float32
+            if kind != "G":  # the peak of gradients has a layer's in flight, and one in float32
                 assert getattr(held, kind) == pytest.approx(size, rel=1e-3)
 
 
@@ -161,7 +161,7 @@ def test_the_smallest_number_of_ranks_fits_and_half_of_it_does_not(stage, recomp
     def peak(ranks):
         return cost.per_rank(replace(job, ranks=ranks), stage, offload).peak
 
-    card = peak(48)  # what 48 need, 32 have not, and 64 have
+    card = peak(48)  # enough for 48 ranks and for 64, too small for 32
     ranks = cost.smallest_ranks(job, stage, card, offload)
     assert ranks == (64 if peak(32) > card else ranks)
     assert peak(ranks) <= card

@@ -1,4 +1,6 @@
-"""labs.cost.parallel: where it must agree with others, and what multiplies.  Jobs are run in tests/test_parallel.py."""
+"""Tests of labs.cost.parallel: where it must agree with others, and what multiplies.  tests/test_parallel.py runs
+jobs.
+"""
 
 from dataclasses import asdict, replace
 

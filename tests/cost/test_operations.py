@@ -1,4 +1,4 @@
-"""Reference: PyTorch's own counter of operations, and formulas as published."""
+"""Tests of labs.cost's operations against PyTorch's own counter, and against published formulas."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_matrix_products_as_pytorch_counts_them(config):
 
 
 def test_a_model_as_published():
-    """Megatron-LM's 72 l h² (1 + s/6h + V/12lh) for each token of a GPT whose MLP is 4 h wide [arXiv 2104.04473]."""
+    """Check Megatron-LM's 72 l h² (1 + s/6h + V/12lh) per token of a GPT whose MLP is 4 h wide [arXiv 2104.04473]."""
     h, depth, context, vocab = 1536, 24, 2048, 51_200
     config = Config(vocab, h, depth, 16, 16, 8 * h // 3, context=context)
     published = 72 * depth * h**2 * (1 + context / (6 * h) + vocab / (12 * depth * h))
@@ -28,7 +28,7 @@ def test_a_model_as_published():
 
 
 def test_llama_405b_as_its_report_has_it():
-    """3.8e25 operations for 15.6 T tokens [arXiv 2407.21783]."""
+    """Check the 3.8e25 operations for 15.6 T tokens [arXiv 2407.21783]."""
     config = PRESETS["llama3-405b"]
     assert cost.model_operations(config, 8192) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)
 

@@ -1,7 +1,7 @@
-"""labs.cost on pipelines: cases by hand, and jobs that know nothing of it.
+"""Tests of labs.cost on pipelines: cases by hand, and jobs that know nothing of it.
 
-Measured, to the byte: what the recorder saw ranks of labs.pp send and hold under each schedule, with cuts that are not
-even, and with tied weights.
+The recorder measures, to the byte, what ranks of labs.pp send and hold under each schedule, with uneven cuts and with
+tied weights.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tests.recordings import held
 
 ODD = Config(vocab=29, dim=24, depth=5, heads=3, kv_heads=3, hidden=61, context=10)
 TIED = Config(vocab=40, dim=16, depth=4, heads=4, kv_heads=2, hidden=36, context=8, tied=True)
-JOBS = {  # by ranks: config, sequences, schedule, micro-batches, layers of each stage
+JOBS = {  # for each number of ranks: config, sequences, schedule, micro-batches, layers of each stage
     2: [
         *((ODD, 1, name, 4, 2 if name in ("gpipe", "1f1b", "zb1p") else 4) for name in SCHEDULES),
         (ODD, 3, "1f1b", 3, [4, 1]),
@@ -46,7 +46,7 @@ def train_all(ranks, steps):
 
 
 def train(config, batch, lists, layers, steps):
-    with torch.device("meta"):  # so that each rank makes the parameters of its own stages alone
+    with torch.device("meta"):  # each rank makes the parameters of its own stages only
         model = GPT(config)
     pipeline = Pipeline(cut(model, layers), lists, model.loss, initial=partial(initial_value, seed=0))
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
@@ -62,7 +62,7 @@ def train(config, batch, lists, layers, steps):
 
 
 def predictions(ranks):
-    """(number in its job, rank, what was trained, prediction)."""
+    """Yield (number in its job, rank, what was trained, prediction)."""
     for number, (config, sequences, name, microbatches, layers) in enumerate(JOBS[ranks]):
         plans = pp.plan(lists_of(ranks, name, microbatches))
         for rank in range(ranks):
@@ -81,7 +81,7 @@ def test_sent_by_hand():
         found = cost.pp(dataclasses.replace(job, rank=rank), pp.plan(pp.gpipe(2, 3)))
         assert found.sent == 3 * x + table and found.collectives == {"send": 4, "recv": 4}
         assert found.textbook == 3 * x
-    # a V has both ends on rank 0, and its turn, stages 1 and 2, on rank 1: two cuts, and nothing tied between ranks
+    # rank 0 has both ends of a V, rank 1 its turn, stages 1 and 2: two cuts, and nothing tied between ranks
     for rank in range(2):
         found = cost.pp(dataclasses.replace(job, rank=rank), pp.plan(pp.zbv(2, 3)))
         assert found.sent == 6 * x == found.textbook and found.collectives == {"send": 6, "recv": 6}
@@ -98,7 +98,7 @@ def test_each_cut_is_crossed_twice_by_each_micro_batch():
 
 
 def test_activations_are_those_that_the_schedule_has_alive():
-    """Of a rank in the middle, all of whose layers are alike."""
+    """Check ranks in the middle, whose layers are all alike."""
     config = dataclasses.replace(ODD, depth=8)
     for name in ("gpipe", "1f1b"):
         lists = SCHEDULES[name](4, 8)
@@ -106,7 +106,7 @@ def test_activations_are_those_that_the_schedule_has_alive():
         for rank in (1, 2):
             most = max(alive(lists)[rank])
             found = cost.pp(Job(config, 1, 4, rank, accumulation=8), pp.plan(lists)).held.A
-            assert 0 <= found - most * 2 * one <= 4 * 10 * 24  # and one that has arrived
+            assert 0 <= found - most * 2 * one <= 4 * 10 * 24  # plus one that has arrived
 
 
 def test_a_job_that_is_not_the_plans_is_refused():

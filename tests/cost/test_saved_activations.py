@@ -1,4 +1,4 @@
-"""labs.cost on the memory of one device: published tables, the model's own parameters, and what autograd saves."""
+"""Tests of labs.cost on one device's memory: published tables, the model's parameters, and what autograd saves."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_activations_are_what_autograd_saves(name, batch, context):
     config = CONFIGS[name]
     model = GPT(config)
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved = {}  # by address, alive until they are counted
+    saved = {}  # saved tensors by address, alive until they are counted
 
     def keep(tensor):
         storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""labs.cost.sense: numbers that make no sense give no prediction, and a sentence."""
+"""Tests of labs.cost.sense: numbers that make no sense are refused in a sentence, without a prediction."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ from labs import cost, pp
 from labs.cost import Job
 from tests.cost.common import TINY
 
-# What makes sense, for every parameter of every function that `cost` hands out.
+# A sensible value for every parameter of every function that `cost` exports.
 SENSE = {
     "job": Job(TINY, 2, 2, accumulation=2),
     "config": TINY,
@@ -50,7 +50,7 @@ UNCHECKED = {
     "recompute",
     "schedule",
     "ranks_seconds",
-}  # made of what is, or looked up
+}  # derived from other parameters, or looked up
 FUNCTIONS = {name: each for name, each in vars(cost).items() if inspect.isfunction(each) and name != "checked"}
 
 

@@ -1,7 +1,7 @@
-"""labs.cost on tensor parallelism: published volumes, cases by hand, and jobs that know nothing of it.
+"""Tests of labs.cost on tensor parallelism: published volumes, cases by hand, and jobs that know nothing of it.
 
-Measured, to the byte: what the recorder saw ranks of labs.tp and of labs.native send and hold; and within 5 %, what a
-layer of GPT-3 keeps for its backward, as it was published.
+The recorder measures, to the byte, what ranks of labs.tp and of labs.native send and hold; and, within 5 %, what a
+layer of GPT-3 keeps for its backward, which was published.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ from tests.models import GPT3Layer
 from tests.recordings import as_predicted, held
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-JOBS = {  # by ranks: config, sequences, micro-batches, precision
+JOBS = {  # for each number of ranks: config, sequences, micro-batches, precision
     2: [
         (Config(301, 32, 2, 4, 2, 77, context=12), 2, 1, "float32"),  # nothing divides
         (Config(64, 32, 1, 4, 4, 96, context=16, tied=True), 3, 2, "float32"),
-        (Config(20, 64, 1, 4, 2, 33, context=64), 2, 1, "mixed"),  # activations alone count
+        (Config(20, 64, 1, 4, 2, 33, context=64), 2, 1, "mixed"),  # activations dominate
     ],
     3: [(Config(23, 60, 1, 5, 5, 41, context=12), 2, 1, "float32")],  # heads that do not divide
     4: [
@@ -71,7 +71,7 @@ def train(config, batch, accumulation, precision, sequence_parallel, steps):
 
 
 def predictions(ranks):
-    """(number, rank, job, sequence_parallel) of all that a job of so many ranks has trained."""
+    """Yield (number, rank, job, sequence_parallel) for each training of a job with this many ranks."""
     trainings = [(*each, sequence) for each in JOBS[ranks] for sequence in (False, True)]
     for number, (config, batch, accumulation, precision, sequence) in enumerate(trainings):
         for rank in range(ranks):
@@ -87,7 +87,7 @@ def test_sent_by_hand():
     job = Job(Config(9, 4, 1, 1, 1, 8, context=3), 1, ranks=1)
     assert cost.tp(job).sent == 0 and cost.tp(job).collectives == {"all_reduce": 2}
     job = dataclasses.replace(job, config=Config(9, 8, 1, 2, 2, 8, context=4), ranks=2)
-    x = 4 * 4 * 8  # bytes of x, and so of what an all-reduce on 2 ranks sends
+    x = 4 * 4 * 8  # bytes of x, and thus the bytes that an all-reduce on 2 ranks sends
     assert cost.tp_sent(job) == {
         "embedding": {"forward": x, "backward": 0},
         "a layer": {"forward": 2 * x, "backward": 2 * x},
@@ -107,7 +107,9 @@ def test_sent_by_hand():
 
 
 def test_the_volume_is_the_published_one():
-    """Korthikanti et al., section 4.2.2: 4 all-reduces a layer; or as many bytes as gathers and scatters."""
+    """Check section 4.2.2 of Korthikanti et al.: 4 all-reduces per layer, or gathers and scatters with the
+    same bytes.
+    """
     job = Job(PRESETS["llama3-70b"], 1, ranks=8, precision="mixed")
     x = 2 * job.tokens * job.config.dim
     whole, shards = (cost.tp_sent(job, sequence)["a layer"] for sequence in (False, True))
@@ -144,7 +146,7 @@ def renamed(counts):
 
 
 def by_part(events, job, sequence):
-    """Bytes by part and phase: the model goes through its parts in this order, and back; all layers send alike."""
+    """Return bytes by part and phase. The model passes its parts in this order, and back; all layers send alike."""
     table = {part: {"forward": 0, "backward": 0} for part in ("embedding", "a layer", "norm", "head", "loss")}
     calls, left = list(cost.tp_calls(job, sequence)), list(events)
     layers = ["a layer"] * job.config.depth
@@ -170,11 +172,11 @@ def test_ranks_hold_what_was_predicted(ranks):
         assert held(recording, rank, number, STEPS) == predicted, (job, sequence)
 
 
-EQUAL = [  # config, sequences, micro-batches: what PyTorch can split
+EQUAL = [  # config, sequences, micro-batches that PyTorch can split
     (Config(64, 32, 2, 4, 4, 96, context=16), 2, 1),
-    (Config(20, 64, 1, 4, 4, 32, context=64), 2, 2),  # activations alone count
+    (Config(20, 64, 1, 4, 4, 32, context=64), 2, 2),  # activations dominate
     (Config(256, 64, 1, 8, 4, 160, context=16), 3, 2),
-    (Config(2000, 16, 1, 4, 4, 32, context=16), 1, 1),  # the vocabulary
+    (Config(2000, 16, 1, 4, 4, 32, context=16), 1, 1),  # the vocabulary dominates
 ]
 
 
@@ -204,7 +206,7 @@ def test_ranks_of_torch_hold_what_was_predicted(ranks):
 
 
 def test_what_a_rank_holds_has_its_limits():
-    """P, G and S are divided by the ranks, but for norms; of activations all but inputs of split layers, and angles."""
+    """Check that ranks divide P, G and S except norms, and activations except inputs of split layers, and angles."""
     job = Job(PRESETS["llama3-8b"], 1, precision="mixed", fused_norms=True)
     one, x, angles = cost.tp(job).held, 2 * job.tokens * job.config.dim, 4 * job.T * 2 * job.config.head_size
     for ranks in (2, 4, 8):
@@ -236,7 +238,7 @@ def plan_of(x, sequence):
 
 
 def gather_again(layer, mesh):
-    """Columns and rows by labs.tp.async_tp, which keeps shards, and gathers them once more in backward."""
+    """Replace columns and rows by labs.tp.async_tp, which keeps shards, and gathers them once more in backward."""
     attention, mlp = layer.attention, layer.mlp
 
     def attend(x):
@@ -250,7 +252,7 @@ def gather_again(layer, mesh):
 
 
 def layer_of_gpt3():
-    """A forward and backward with x whole, with shards, and with shards that are gathered again."""
+    """Run forward and backward with x whole, with shards, and with shards that are gathered again."""
     mesh = Mesh((dist.get_world_size(),), ("tp",))
     for sequence, again in ((False, False), (True, False), (True, True)):
         torch.manual_seed(0)
@@ -267,7 +269,7 @@ def layer_of_gpt3():
 @pytest.mark.parametrize("t", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_korthikantis_formula_is_what_a_rank_keeps_of_gpt3s_layer(t):
     recording = run(layer_of_gpt3, ranks=t, device="cpu", record="memory").recording
-    gathered = 2 * 2 * S * B * H * (1 - Fraction(1, t))  # of two inputs, what the formula has gathered once more
+    gathered = 2 * 2 * S * B * H * (1 - Fraction(1, t))  # two inputs, which the formula gathers once more
     whole, shards = (cost.korthikanti(S, B, H, A, t, sequence) for sequence in (False, True))
     for rank in range(t):
         kept = [recording.held(rank, step)["A"] for step in range(3)]

@@ -1,4 +1,4 @@
-"""labs.cost on collectives: cases by hand, published limits, and what `isend` was given by labs.collectives."""
+"""Tests of labs.cost on collectives: cases by hand, published limits, and the messages of labs.collectives."""
 
 import dataclasses
 from fractions import Fraction
@@ -12,18 +12,18 @@ from tests.test_collectives import SIZES, traffic
 
 
 def test_seven_elements_on_three_ranks_by_hand():
-    # pieces of 3, 2 and 2: rank 0 keeps 3, rank 1 keeps 2, rank 2 keeps 2; then each hands on all but its next's
+    # pieces of 3, 2 and 2: rank 0 keeps 3, rank 1 keeps 2, rank 2 keeps 2; then each passes on all but the next rank's
     assert [cost.reduce_scatter(7, 3, r) for r in range(3)] == [Traffic(4, 2), Traffic(5, 2), Traffic(5, 2)]
     assert [cost.all_gather(7, 3, r) for r in range(3)] == [Traffic(5, 2), Traffic(5, 2), Traffic(4, 2)]
     assert [cost.all_reduce(7, 3, r).elements for r in range(3)] == [9, 10, 9]
 
 
 def test_trees_on_five_ranks_by_hand():
-    # 0 tells 1, 2, 4 and 1 tells 3
+    # 0 sends to 1, 2 and 4, and 1 sends to 3
     assert [cost.broadcast(10, 5, r).elements for r in range(5)] == [30, 10, 0, 0, 0]
     assert [cost.broadcast(10, 5, r, src=3).elements for r in range(5)] == [0, 0, 0, 30, 10]
     assert [cost.reduce(10, 5, r, dst=3).elements for r in range(5)] == [10, 10, 10, 0, 10]
-    # 4 folds into 0; 0 and 1, 2 and 3, then 0 and 2, 1 and 3; 0 tells 4
+    # 4 folds into 0; 0 and 1, 2 and 3, then 0 and 2, 1 and 3; 0 sends to 4
     assert [cost.all_reduce_doubling(10, 5, r).elements for r in range(5)] == [30, 20, 20, 20, 10]
     assert [cost.barrier(ranks).messages for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
 

@@ -1,6 +1,6 @@
-"""labs.cost on ZeRO, ours and PyTorch's: published volumes, cases by hand, and jobs that know nothing of it.
+"""Tests of labs.cost on ZeRO, ours and PyTorch's: published volumes, cases by hand, and independent jobs.
 
-Measured, to the byte: what the recorder saw ranks of labs.zero and of labs.native send and hold.
+The recorder measures, to the byte, what ranks of labs.zero and of labs.native send and hold.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 def test_the_volumes_are_the_published_ones():
     # ZeRO, section 7: 2 Ψ, 2 Ψ, 3 Ψ, in the limit of many ranks
     assert [float(cost.zero_limit(1000, 10**9, stage)) for stage in (1, 2, 3)] == pytest.approx([2000, 2000, 3000])
-    # four micro-batches: stage 1 reduces once, stage 2 each; stage 3 does all of it each time
+    # four micro-batches: stage 1 reduces once, stage 2 after each; stage 3 does everything each time
     assert [cost.zero_limit(1000, 4, stage, accumulation=4) for stage in (1, 2, 3)] == [1500, 5 * 750, 12 * 750]
     assert cost.zero_limit(1000, 4, 1) == cost.zero_limit(1000, 4, 2) == cost.all_reduce_limit(1000, 4)
 
@@ -47,7 +47,7 @@ INSIDE, FROZEN, SCALE = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),)), Layer(((
 
 
 def put_together(way, model, layers, precision="float32"):
-    """What `labs.kit.strategies.step` is given."""
+    """Return the arguments of `labs.kit.strategies.step`."""
     match way:
         case 1 | 2 | 3:
             mixed = precision == "mixed"
@@ -114,7 +114,7 @@ def test_ranks_send_what_was_predicted():
             train(way, model, [model.inside], 13, 5, accumulation=accumulation, steps=steps)
 
     accumulation, configs = 2, [CONFIGS["odd sizes"], CONFIGS["tied"]]
-    steps_of = [3 if way == "zero1" else 2 for way in WAYS]  # DDP arranges its buckets anew in the second
+    steps_of = [3 if way == "zero1" else 2 for way in WAYS]  # DDP rearranges its buckets in the second step
     recording = run(body, ranks=3, record="communication").recording
     for rank in range(3):
         last = (end - 1 for end in accumulate(steps for steps in steps_of for _ in range(3)))
@@ -131,7 +131,7 @@ def test_ranks_send_what_was_predicted():
 
 
 def test_sent_by_hand():
-    # 7 elements on 3 ranks are padded to 9, and 2/3 of them sent each time; 5 to 6
+    # 7 elements on 3 ranks are padded to 9, and 2/3 of them sent each time; 5 elements to 6
     layers = [Layer(((7,),)), Layer(((5,),))]
     assert [cost.zero_sent(layers, 3, stage) for stage in (1, 2, 3)] == [
         16 + 4 * 2 * 10,
@@ -143,17 +143,17 @@ def test_sent_by_hand():
         16 + 4 * 3 * 10,
         16 + 240,
     ]
-    # [5, 3] is padded to [6, 3] on 2 ranks and sent 9 elements a time; the root once less
+    # [5, 3] is padded to [6, 3] on 2 ranks and sent 9 elements a time; the root is sent once less
     group = Layer(((5, 3),))
     assert cost.fully_shard_sent(group, [group], 2) == 4 * 9 * (2 + 3)
     assert cost.fully_shard_sent(group, [group], 2, reshard_after_forward=False) == 4 * 9 * (2 + 2)
-    # dealt out: 6 and 2 to rank 0, 5 and 3 to rank 1; all_reduce of 16: 16; broadcast to 1: 8
+    # rank 0 owns 6 and 2, rank 1 owns 5 and 3; all_reduce of 16: 16; broadcast to 1: 8
     assert cost.zero_redundancy_sent([2, 6, 5, 3], 2, 0) == cost.zero_redundancy_sent([2, 6, 5, 3], 2, 1) == 4 * 24
     with pytest.raises(ValueError, match="stage is 5: it must be 0, 1, 2 or 3"):
         cost.zero_sent(layers, 2, 5)
 
 
-HELD = {  # by the number of ranks: way, config, accumulation
+HELD = {  # for each number of ranks: way, config, accumulation
     2: [
         *((stage, "tied", 1) for stage in (1, 2, 3)),
         *((way, "wide mlp", 1) for way in WAYS),
@@ -166,7 +166,7 @@ STEPS = 3
 
 
 def one_after_the_other(trainings, ranks):
-    """What the ranks of a job hold: (way, config, options of train_gpt) of each."""
+    """Return the memory that the ranks of one job hold in each training: (way, config, options of train_gpt)."""
 
     def body():
         for way, config, options in trainings:
@@ -179,7 +179,7 @@ def one_after_the_other(trainings, ranks):
 
 @pytest.mark.parametrize("ranks", HELD)
 def test_ranks_hold_what_was_predicted(ranks):
-    """PyTorch's leave a few bytes behind, and have a job each."""
+    """Check both ours and PyTorch's; PyTorch's leave a few bytes behind, so each has a job of its own."""
     trainings = [(way, CONFIGS[name], {"accumulation": accumulation}) for way, name, accumulation in HELD[ranks]]
     torchs = [[training] for training in trainings if training[0] in ("zero1", "fsdp", "fsdp, kept")]
     for job in [[training for training in trainings if [training] not in torchs], *torchs]:
@@ -208,7 +208,7 @@ def test_ranks_hold_what_was_predicted_in_mixed_precision():
         assert {kind: measured[kind] for kind in ("P", "S", "A", "peak")} == {
             kind: predicted[kind] for kind in ("P", "S", "A", "peak")
         }
-        # 2 + 2 + 12 bytes a parameter, sharded by stage, padding and counters apart
+        # 2 + 2 + 12 bytes per parameter, sharded by stage, apart from padding and counters
         psi = sum(cost.parameter_sizes(config))
         for kind, size in cost.bytes_held(psi, 3, stage, "mixed").items():
             if kind != "G":

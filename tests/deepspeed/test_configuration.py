@@ -1,4 +1,6 @@
-"""Reference: numbers worked out by hand, and settings by the documentation of DeepSpeed 0.19.8."""
+"""Tests of labs.deepspeed.configuration: numbers worked out by hand, and settings from DeepSpeed 0.19.8's
+documentation.
+"""
 
 import re
 from importlib import import_module
@@ -76,7 +78,8 @@ def test_the_settings_of_fully_shard_in_its_words():
     assert from_fsdp() == like_zero(3)
     low = from_fsdp(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert low["bf16"] == {"enabled": True} and low["communication_data_type"] == "fp32"
-    assert "communication_data_type" not in from_fsdp(param_dtype=torch.bfloat16)  # it reduces in what it computes in
+    # the reduction uses the dtype of the computation
+    assert "communication_data_type" not in from_fsdp(param_dtype=torch.bfloat16)
     kept = from_fsdp(reshard_after_forward=False)["zero_optimization"]
     assert kept[configuration.REUSE] == kept["stage3_max_live_parameters"] == 10**9
     assert from_fsdp(offload=True)["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
@@ -165,7 +168,7 @@ def test_what_would_be_dropped_on_the_way_to_fully_shard_is_told(config, told):
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 def test_every_key_of_deepspeeds_own_is_translated_or_refused():
-    """Only what says no numbers leaves the settings as they are; the installed DeepSpeed says which keys there are."""
+    """Check that only keys without numbers leave the settings unchanged; the installed DeepSpeed lists its keys."""
 
     def names():
         fields = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig.model_fields

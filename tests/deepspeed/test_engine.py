@@ -1,4 +1,6 @@
-"""Reference: sentences, and a step worked out by hand; that all numbers are right, tests/test_contract.py says."""
+"""Tests of labs.deepspeed.engine: sentences, and a step worked out by hand; tests/test_contract.py checks all
+numbers.
+"""
 
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from tests.extras import need_deepspeed
 
 @pytest.fixture
 def version(monkeypatch):
-    """Pretends that this DeepSpeed is installed; None: that none is."""
+    """Return a function that pretends that this version of DeepSpeed is installed, or none at all."""
     true = metadata.version
 
     def pretend(number):
@@ -80,7 +82,7 @@ TOLD = [*REFUSED, "offload to NVMe takes DeepSpeed's async_io, which cannot be c
 
 
 def all_of_it():
-    """What is refused, and what a learner meets besides: in one job, since to start DeepSpeed takes a second a rank."""
+    """Collect the refusals and what else a learner meets, in one job: starting DeepSpeed takes a second per rank."""
     told = []
     for config in REFUSED.values():
         try:
@@ -133,7 +135,7 @@ def test_a_job_that_hangs_is_ended():
         run(hangs, ranks=2, device="cpu", timeout=60)
 
 
-# {settings of fully_shard: bytes of each parameter that are gathered, and reduced, in a step}, times (N - 1)/N
+# {settings of fully_shard: bytes per parameter that are gathered and reduced in a step}, times (N - 1)/N
 SENDS = {
     (True, torch.float32, None): 4 + 4 + 4,
     (False, torch.float32, None): 4 + 4,
@@ -146,7 +148,7 @@ CONFIG = replace(PRESETS["tiny"], context=16, depth=1)
 def steps_under_each():
     for settings in SENDS:
         made = engine.initialize(GPT(CONFIG), from_fsdp(*settings) | {MICRO: 1}, partial(torch.optim.AdamW, lr=1e-3))
-        for _ in range(3):  # in the first two it looks in which order parameters are used
+        for _ in range(3):  # in the first two steps it observes the order in which parameters are used
             mark("step")
             x = torch.arange(16)[None] + dist.get_rank()
             made.backward(made(x, x))

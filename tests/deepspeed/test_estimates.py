@@ -1,4 +1,4 @@
-"""Reference: DeepSpeed's estimators themselves, where it is installed; and what a real run holds."""
+"""Tests of labs.deepspeed.estimates against DeepSpeed's own estimators, where installed, and against a real run."""
 
 from dataclasses import replace
 from itertools import product
@@ -19,7 +19,7 @@ PSI, LAYER = 70_000_000_000, 8192 * 128_256
 
 
 def theirs():
-    """{(devices, nodes, optimizer offloaded, parameters offloaded): (stage 2's, stage 3's)}, device first."""
+    """Return {(devices, nodes, optimizer offloaded, parameters offloaded): (stage 2's, stage 3's)}, device first."""
     engine.imported()
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as third
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as second
@@ -49,7 +49,7 @@ def test_70_billion_parameters_on_32_gpus():
 
 
 def test_activations_are_left_out():
-    """With more tokens a rank holds more, and the estimate stays; with a few it is about right, also in 32 bits."""
+    """Check that more tokens need more memory while the estimate stays; with few it is about right, also in 32 bits."""
     config = replace(PRESETS["tiny"], context=512)
     parameters, largest = estimates.sizes(GPT(config))
     assert parameters == sum(cost.parameter_sizes(config)) and largest == config.vocab * config.dim

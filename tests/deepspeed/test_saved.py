@@ -1,4 +1,7 @@
-"""Reference: the same training, not interrupted. Offload is tried in the same jobs: to start DeepSpeed takes long."""
+"""Tests of labs.deepspeed's saved states against the same training, not interrupted.
+
+Offload is tested in the same jobs, because starting DeepSpeed takes long.
+"""
 
 from functools import partial
 
@@ -26,7 +29,7 @@ def begun(stage, offload=(), seed=0, **others):
 
 
 def trained(made, *steps):
-    """The parameters after these steps; all ranks read the same, so that their number does not matter."""
+    """Train for these steps, and return the parameters. All ranks read the same, so their number does not matter."""
     for step in steps:
         x, y = torch.randint(13, (2, 2, 5), generator=torch.Generator().manual_seed(step))
         made.backward(made(x, y))
@@ -35,7 +38,7 @@ def trained(made, *steps):
 
 
 def save(folder):
-    """What each stage ends with when it goes on, after it has saved; and with its state offloaded."""
+    """Save each stage, and return the parameters at the end of its continued training, and of one with offload."""
     ends = {}
     for stage in (2, 3):
         made = begun(stage)

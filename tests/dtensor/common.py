@@ -1,4 +1,4 @@
-"""What several tests of labs.dtensor use."""
+"""Shared code of several tests of labs.dtensor."""
 
 import torch
 
@@ -11,7 +11,7 @@ def placements(lib, word):
 
 
 def turned(x):
-    """As labs.rope.rotate turns the two halves of a head."""
+    """Mix the two halves of a head, as labs.rope.rotate does."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * 2 - second * 3, second * 2 + first * 3), dim=-1)
 

@@ -1,8 +1,7 @@
-"""labs.dtensor.algebra and labs.dtensor.rules: every way of every rule, done block by block in one process, against the
-whole.
+"""Tests of labs.dtensor.algebra and rules: every way of every rule, block by block in one process, against the whole.
 
-Nothing is sent: for each way, each rank's blocks are cut out of whole inputs, the operation is done on each, and what
-comes out must be that rank's block of the result, or the summands must add up to it.
+Nothing is sent.  For each way, each rank's blocks are cut out of whole inputs, and the operation runs on each.  Each
+output must be that rank's block of the result, or the summands must add up to the result.
 """
 
 from functools import partial
@@ -76,11 +75,11 @@ DONE = [  # operation, arguments
     (aten._fused_rms_norm.default, (X, [3], numbers(3), 1e-5)),
     (aten._fused_rms_norm_backward.default, (X, X.flip(0), [3], STATISTICS[1], numbers(3), [True, True])),
 ]
-KERNELS = {op: decomposition_table[op] for op in (aten._fused_rms_norm_backward.default,)}  # CPUs have none of it
+KERNELS = {op: decomposition_table[op] for op in (aten._fused_rms_norm_backward.default,)}  # CPUs have no kernel for it
 
 
 def blocks(x, placement, ranks):
-    """What each rank holds of a whole tensor; blocks are dense, and not parts of a larger one."""
+    """Return what each rank holds of a whole tensor. Blocks are dense, and not parts of a larger tensor."""
     if placement == P:
         return [x * (rank + 1) / sum(range(1, ranks + 1)) for rank in range(ranks)]
     spec = Spec(tuple(x.shape), (ranks,), (placement,))

@@ -1,4 +1,4 @@
-"""Parts of a DTensor and what is written to them or to the whole: as in one process, or refused on every rank."""
+"""Tests of writes to parts of a DTensor, or to the whole: equal to one process, or refused on every rank."""
 
 import re
 from copy import deepcopy
@@ -14,7 +14,7 @@ from labs.mesh import Mesh
 
 
 def later(take, use):
-    """Take a part, write to the whole, and add what is made of the part to it."""
+    """Return a function that takes a part, writes to the whole, and adds something made of the part to it."""
 
     def form(w):
         part = take(w)
@@ -24,7 +24,7 @@ def later(take, use):
     return form
 
 
-FORMS = {  # each changes w in place; due: as one process has it
+FORMS = {  # each changes w in place; the expected values are those of one process
     "[:2]": lambda w: w[:2].zero_(),
     "[:, 1:]": lambda w: w[:, 1:].add_(1),
     "[:, 1:3] =": lambda w: w.__setitem__((slice(None), slice(1, 3)), 1),

@@ -1,5 +1,5 @@
-"""labs.dtensor in trainings: numbers are those of one process, gradients pass in and out as torch has it, and what
-cannot be done is said.
+"""Tests of labs.dtensor in trainings: numbers equal one process's, gradients pass in and out as in torch, errors say
+why.
 """
 
 import warnings
@@ -86,10 +86,10 @@ def test_copies_draw_the_same_and_other_pieces_other_numbers():
 
 
 def test_torchs_dropout_on_cpus_draws_by_each_ranks_seed_alone():
-    """Pieces draw the same where ranks are seeded alike, and copies fall apart where they are not; nothing is sent."""
+    """Check that pieces draw equal numbers if ranks are seeded alike, and copies differ if not; nothing is sent."""
 
     def body():
-        warnings.simplefilter("ignore")  # that random numbers may not be supported
+        warnings.simplefilter("ignore")  # PyTorch warns that random numbers may not be supported
         mesh, masks = init_device_mesh("cpu", (2,)), []
         for lie in "R0":
             for alike in (True, False):
@@ -127,7 +127,7 @@ def test_a_dropout_is_the_same_in_backward_and_when_computed_again():
     run(body, ranks=2)
 
 
-# ---- gradients of what is no operation -------------------------------------------------------------------
+# ---- gradients that pass in and out ----------------------------------------------------------------------
 
 
 def test_gradients_pass_in_and_out_as_torchs_do():
@@ -176,7 +176,8 @@ def test_odd_tensors():
         number = ours.distribute_tensor(torch.tensor(3.0), part, [ours.Partial()])
         assert (number * 2 + torch.tensor(1.0)).item() == 7 and bool(number.full_tensor() == 3)
         assert (1 - number).full_tensor() == -2
-        mine = ours.distribute_tensor(torch.arange(5.0) * (1 + rank), part, [ours.Shard(-1)])  # the first rank's
+        # the first rank's values count
+        mine = ours.distribute_tensor(torch.arange(5.0) * (1 + rank), part, [ours.Shard(-1)])
         assert mine.full_tensor().tolist() == [0, 1, 2, 3, 4] and mine.placements == (ours.Shard(0),)
         mine = ours.distribute_tensor(torch.arange(2.0) + rank, part, [ours.Shard(0)], src_data_rank=1)
         assert mine.full_tensor().tolist() == [1, 2]
@@ -199,7 +200,7 @@ def test_odd_tensors():
         assert same.redistribute(placements=[ours.Shard(0)], async_op=False).full_tensor().sum() == 3
         whole = torch.tensor([[1.6, 2.6], [0.0, 1.0]])
         half = ours.distribute_tensor(whole, part, [ours.Shard(0)]).sum(0)  # Partial(): 1.6 and 0.0, 2.6 and 1.0
-        assert half.to(torch.int64).full_tensor().tolist() == [1, 3]  # what rounds is not linear
+        assert half.to(torch.int64).full_tensor().tolist() == [1, 3]  # rounding is not linear
 
     run(body, ranks=2)
 

@@ -1,8 +1,8 @@
-"""labs.dtensor against one process and against torch.distributed.tensor: numbers, and what is sent for them.
+"""Tests of labs.dtensor against one process and against torch.distributed.tensor: numbers, and messages.
 
-A case is a function of some tensors, and how they lie.  Each is done three times: on whole tensors, with labs.dtensor
-and with torch's, forward and backward, in float64.  Values and gradients agree within 1e-12; the recorder counts the
-collectives and the bytes of each of the two, and they are the same, or the row says why not.
+A case is a function of some tensors, and their placements.  Each runs three times: on whole tensors, with labs.dtensor
+and with torch's, forward and backward, in float64.  Values and gradients agree within 1e-12.  The recorder counts the
+collectives and their bytes for each of the two, and they are the same, or the row says why not.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from tests.dtensor.common import NAMES, TOKENS, placements, to, turned, weights
 
 @dataclass(frozen=True)
 class Case:
-    """what(*tensors) on a mesh; lie: for each tensor its placements, as in "0R": cut along dim 0, then whole."""
+    """A case: what(*tensors) on a mesh. lie: each tensor's placements; "0R" is cut along dim 0, then whole."""
 
     what: Callable
     mesh: tuple[int, ...]
@@ -233,7 +233,7 @@ OPS = [
 ]
 
 
-if torch.__version__ >= "2.13":  # torch 2.11 ends in an error in a norm's backward, where its weight is cut
+if torch.__version__ >= "2.13":  # torch 2.11 raises an error in the backward of a norm whose weight is cut
     OPS += [
         Case(layer_norm, (2,), ((5, 4), (4,), (4,)), ("0", "0", "0")),
         Case(layer_norm, (4,), ((2, 3, 4), (4,), (4,)), ("R", "0", "0")),
@@ -284,7 +284,7 @@ def with_(lib, mesh, case):
 
 
 def both(cases):
-    """Each case with ours and with torch's, against one process."""
+    """Yield each case with ours and with torch's, against one process."""
     meshes = {}
     for case in cases:
         names = NAMES[: len(case.mesh)]
@@ -349,7 +349,7 @@ else:
 
 
 def why(case):
-    """Why torch sends something else, or nothing."""
+    """Return why torch sends something else, or nothing."""
     if not hasattr(case.what, "to"):
         return WHY.get(str(case), "")
     there, back = (placements(ours, word) for word in (case.lie[0], case.what.to))
@@ -360,7 +360,7 @@ def why(case):
 
 
 def test_a_cut_that_a_view_cannot_keep_is_moved():
-    """torch 2.13 has a fourth placement for it, _StridedShard; 2.11 refuses."""
+    """Check the gathered value. torch 2.13 has a fourth placement for this, _StridedShard; 2.11 refuses."""
 
     def body():
         x = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
@@ -392,7 +392,7 @@ def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks, ca
             assert max(mine) < max(torch_), case
 
 
-# ---- strides, and gradients that are not there -----------------------------------------------------------
+# ---- strides, and missing gradients ----------------------------------------------------------------------
 
 
 class NothingBack(torch.autograd.Function):
@@ -417,7 +417,7 @@ ALONE = [
     lambda x: x.t().reshape(-1),
     lambda x: x[:1].expand(4, 6).clone().view(-1),
     lambda x: x.view(4, 2, 3).transpose(1, 2).contiguous().view(4, 6),
-    lambda x: x.view(2, 2, 2, 3).transpose(1, 2) @ x.view(2, 2, 2, 3).transpose(1, 2).mT,  # as attention does
+    lambda x: x.view(2, 2, 2, 3).transpose(1, 2) @ x.view(2, 2, 2, 3).transpose(1, 2).mT,  # attention does this
     lambda x: x.abs(),
     lambda x: x.clamp(-0.5, 0.5),
     lambda x: x.clamp(max=0.5),

@@ -1,4 +1,4 @@
-"""labs.dtensor.placement against torch.chunk, and torch's own arithmetic of blocks, for every place of every mesh."""
+"""Tests of labs.dtensor.placement against torch.chunk, and torch's own arithmetic of blocks, on every mesh position."""
 
 from itertools import product
 from math import prod

@@ -1,4 +1,4 @@
-"""labs.dtensor.pointwise: with optimizers as they are, a model of DTensors becomes what it does in one process."""
+"""Tests of labs.dtensor.pointwise: with stock optimizers, a model of DTensors becomes what it does in one process."""
 
 from functools import partial
 from math import prod
@@ -15,7 +15,7 @@ from tests.dtensor.common import NAMES, TOKENS, placements
 
 
 class Tied(nn.Module):
-    """An embedding that is the head, too; odd sizes."""
+    """An embedding that is also the head; its sizes are odd."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ OPTIMIZERS = [
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=True),
 ]
-OTHERS = [  # which write with out=, or all at once
+OTHERS = [  # optimizers that write with out=, or all parameters at once
     *(partial(torch.optim.AdamW, lr=0.1, eps=1e-3, amsgrad=True, foreach=foreach) for foreach in (False, True)),
     *(partial(torch.optim.Adamax, lr=0.1, eps=1e-3, foreach=foreach) for foreach in (False, True)),
     *(partial(torch.optim.AdamW, lr=0.1, eps=1e-3, amsgrad=amsgrad, fused=True) for amsgrad in (False, True)),
@@ -45,7 +45,9 @@ OTHERS = [  # which write with out=, or all at once
 
 
 def trained(lie, mesh, optimizer, data):
-    """After 3 steps of two backwards each; lie: of all parameters, None to leave them."""
+    """Return the model after 3 steps of two backwards each. lie: placements of all parameters, or None to
+    leave them.
+    """
     model = Tied()
     for module in list(model.modules()) if lie else ():
         for name, p in list(module.named_parameters(recurse=False)):

@@ -1,7 +1,6 @@
-"""labs.dtensor.redistribute: what it says that it sends, against the recorder and the textbook; numbers against the
-whole.
+"""Tests of labs.dtensor.redistribute: its messages against the recorder and the textbook; numbers against the whole.
 
-That its plans are torch's, step by step, is in test_dtensor.
+test_dtensor checks that its plans are torch's, step by step.
 """
 
 from itertools import product
@@ -21,7 +20,7 @@ R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
 
 def pairs(axes):
-    """All (shape, from, to) that there is a way for."""
+    """Return all (shape, from, to) between which a redistribution exists."""
     shapes = [(8, 4), (5, 3), (1, 2), (0, 3)]
     return [
         (shape, source, target)
@@ -33,7 +32,7 @@ def pairs(axes):
 
 
 def local_part(full, spec, coordinate):
-    """What a rank has of a tensor; as its summand of a Partial it has a part of each number that only it has."""
+    """Return a rank's part of a tensor; its summand of a Partial is a share of each number that only this rank has."""
     block = full[spec.block(coordinate).slices].clone()
     for placement, ranks, place in zip(spec.placements, spec.mesh, coordinate, strict=True):
         if placement.is_partial():

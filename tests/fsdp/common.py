@@ -1,4 +1,4 @@
-"""What several tests of labs.fsdp use: models that are awkward or small, and how they are sharded."""
+"""Shared code of several tests of labs.fsdp: awkward or small models, and ways to shard them."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 
 def awkward(dtype=torch.float64):
     model = Awkward(dtype)
-    model.scale = nn.Parameter(model.scale.data.view(1))  # there is nothing to cut in a parameter without dims
+    model.scale = nn.Parameter(model.scale.data.view(1))  # a parameter without dims has nothing to cut
     return model
 
 

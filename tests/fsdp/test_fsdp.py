@@ -1,4 +1,4 @@
-"""labs.fsdp against one process, and against PyTorch's fully_shard.
+"""Tests of labs.fsdp against one process, and against PyTorch's fully_shard.
 
 Many cases share a job: each returns what it saw, and the test judges.
 """
@@ -82,7 +82,7 @@ ON_MORE = [pytest.param(sizes, marks=pytest.mark.soak) for sizes in ((4,), (1, 3
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (2, 2), *ON_MORE], ids=str)
 def test_equals_one_process(sizes):
-    """Frozen, tied and unused parameters, one of 1 element, shards that some ranks have nothing of."""
+    """Train with frozen, tied and unused parameters, one of 1 element, and empty shards on some ranks."""
     names = ("replicate", "shard")[-len(sizes) :]
     ranks = torch.Size(sizes).numel()
     results = run(lambda: {name: train(name, Mesh(sizes, names)) for name in TRAININGS}, ranks=ranks)
@@ -99,7 +99,7 @@ def test_equals_one_process(sizes):
 
 @dataclass(frozen=True)
 class Way:
-    """How a GPT is sharded, by us or by PyTorch."""
+    """A way to shard a GPT, with ours or with PyTorch's."""
 
     sizes: tuple[int, ...] = (4,)
     reshard: bool | int = True
@@ -111,7 +111,10 @@ class Way:
 
     @property
     def dtype(self):
-        """In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient."""
+        """Return the dtype.
+
+        In float32, AdamW turns rounding errors, which differ between CPUs, into full-size steps.
+        """
         return torch.float32 if self.precision else torch.float64
 
 
@@ -164,11 +167,11 @@ def steps(way, ours, number):
     return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
 
 
-NAMES = {"all_to_all": "reduce_scatter"}  # what stands for it on gloo
+NAMES = {"all_to_all": "reduce_scatter"}  # the operation that replaces it on gloo
 
 
 def sent(recording, rank, step):
-    """By group and phase: how often each collective, and the bytes."""
+    """Return, by group and phase, the count of each collective, and the bytes."""
     start, end = recording.window(rank, step)
     phases = [s for s in recording.spans if s.rank == rank and s.name != "step" and start <= s.start < end]
     counts, nbytes = Counter(), Counter()
@@ -189,7 +192,7 @@ def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
         record="communication",
     )
     for number, (name, way) in enumerate(ways.items()):
-        last = 4 * number + 1, 4 * number + 3  # of two steps, ours and PyTorch's
+        last = 4 * number + 1, 4 * number + 3  # the last of two steps, ours and PyTorch's
         mine, theirs = (sent(job.recording, 0, step) for step in last)
         assert mine == theirs, name
         tolerance = 2e-2 if way.precision else 1e-10
@@ -201,9 +204,9 @@ def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_holds_what_pytorchs_holds(ranks):
-    """And at the peak no more, though its gathers are under way while it computes; at rest, the model and padding.
+    """Check that ours holds no more at the peak, though its gathers overlap computation, or at rest.
 
-    That either holds what is predicted, tests/test_contract.py says of more ways.
+    At rest a rank holds the model and padding.  tests/test_contract.py checks more ways against the prediction.
     """
     ways = [way for way in (WAYS["each layer"], WAYS["hybrid"]) if prod(way.sizes) == ranks]
 

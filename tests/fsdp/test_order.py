@@ -1,4 +1,4 @@
-"""labs.fsdp.order, as a clock sees it: what was in flight while a layer computed."""
+"""Tests of labs.fsdp.order by a clock: which gathers were in flight while a layer computed."""
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ class Slow(nn.Module):
 
 
 class InOrder(nn.Module):
-    """Its layers, one after the other, in the order that it is told."""
+    """A model that runs its layers one after the other, in the order given to forward."""
 
     def __init__(self, layers):
         super().__init__()
@@ -38,7 +38,7 @@ class InOrder(nn.Module):
 
 
 def in_flight(prefetch, *orders):
-    """When layers computed, and when each group was gathered and dropped; the most that were held at once."""
+    """Return when layers computed, when each group was gathered and dropped, and the most held at once."""
     torch.manual_seed(0)
     notes, mesh = [], Mesh((dist.get_world_size(),), ("dp",))
     layers = [Slow(number, notes) for number in range(4)]
@@ -64,7 +64,7 @@ def in_flight(prefetch, *orders):
         for layer in layers:
             layer.set_modules_to_forward_prefetch([])
             layer.set_modules_to_backward_prefetch([])
-    for order in orders or [range(4)] * 2:  # the first step has no order to go by
+    for order in orders or [range(4)] * 2:  # the first step has no order to follow
         notes.clear()
         model(torch.ones(2, 8, requires_grad=True), order).sum().backward()
     held = most = 0
@@ -137,7 +137,7 @@ def test_without_prefetch_each_layer_is_sent_for_when_it_begins():
 
 
 def test_unshard_may_begin_a_gather_and_leave_the_wait_to_whoever_needs_it():
-    """Before the first forward, too, which knows no order yet."""
+    """Check it before the first forward, too, which knows no order yet."""
 
     def body(early):
         torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_unshard_may_begin_a_gather_and_leave_the_wait_to_whoever_needs_it():
             model[1].unshard(async_op=True).wait()
             assert model[1].weight.shape == (3, 3) and model[1]._sharding.group.gathered
             model[1].reshard()
-            handle.wait()  # once more, after its forward and its backward: there is nothing to wait for
+            handle.wait()  # a wait after its forward and its backward has nothing to wait for
             assert not any(layer._sharding.group.gathered for layer in model)
         return y.tolist(), model[0].weight.grad.to_local().tolist()
 

@@ -1,6 +1,6 @@
-"""labs.fsdp.parameter_group: what is gathered has the shards' numbers, and gradients have the dtype that was asked for.
+"""Tests of labs.fsdp.parameter_group: gathered values equal the shards', and gradients have the requested dtype.
 
-Reference: the same layers in one process, with the same numbers.
+The reference is the same layers in one process, with the same numbers.
 """
 
 import pytest
@@ -38,7 +38,7 @@ def blocks(model):
     return [p.to_local() for p in model.parameters()]
 
 
-WRITERS = {  # by the memory that each of them writes to
+WRITERS = {  # writers, by the memory that each of them writes to
     "the parameters": lambda model: [p.mul_(2) for p in model.parameters()],
     "their blocks": lambda model: [block.mul_(2) for block in blocks(model)],
     "blocks, all at once": lambda model: torch._foreach_mul_(blocks(model), 2),
@@ -50,7 +50,7 @@ WRITERS = {  # by the memory that each of them writes to
     "new .data": lambda model: [setattr(p, "data", p.data * 2) for p in model.parameters()],
     "another model's": lambda model: model.load_state_dict({k: x * 2 for k, x in model.state_dict().items()}),
 }
-UNSEEN = "blocks' .data", "blocks by NumPy"  # no version counts them
+UNSEEN = "blocks' .data", "blocks by NumPy"  # no version counts these writes
 WAYS = {
     "each layer": ((2,), {}),
     "not resharded": ((2,), {"reshard_after_forward": False}),
@@ -70,7 +70,7 @@ def test_a_forward_sees_what_was_written_since_the_last_one(ranks, tmp_path):
             mesh = Mesh(sizes, ("replicate", "shard")[-len(sizes) :])
             loading = {"a checkpoint": lambda model: load(newest(tmp_path), Held(model))}
             for name, write in (WRITERS | loading).items():
-                for before in (torch.no_grad, torch.enable_grad):  # of both, nobody goes back
+                for before in (torch.no_grad, torch.enable_grad):  # no backward follows either of them
                     model = sharded(mesh, **options)
                     with before():
                         model(x)
@@ -112,7 +112,7 @@ def test_what_is_written_to_the_whole_is_refused():
 
 
 def test_micro_batches_are_added_up_in_the_dtype_that_gradients_are_reduced_in():
-    """In bfloat16, that of the parameters, the sum of eight would be another one."""
+    """Compare with the sum of eight in bfloat16, the dtype of the parameters, which would differ."""
 
     def inputs(rank, number):
         return torch.randn(3, 4, generator=torch.Generator().manual_seed(8 * rank + number))
@@ -142,7 +142,7 @@ def test_micro_batches_are_added_up_in_the_dtype_that_gradients_are_reduced_in()
 
 
 def test_float16_gradients_are_divided_on_both_sides_of_their_sum():
-    """40,000 + 40,000 is more than float16 has; half of 6e-8 is less."""
+    """Check overflow and underflow: 40,000 + 40,000 exceeds float16's range, and half of 6e-8 is below it."""
 
     def gradient(value, dtype):
         model = nn.Linear(1, 1, bias=False)

@@ -1,4 +1,4 @@
-"""What labs.fsdp refuses, as it shards or later, and the sentence."""
+"""Tests of the cases that labs.fsdp refuses, when it shards or later, and of the sentence of each."""
 
 import copy
 import io
@@ -56,7 +56,7 @@ def step_before_backward(mesh):
 
 
 class Does(nn.Module):
-    """A Linear, and something else in its forward: do(module, x)."""
+    """A Linear whose forward does something else, too: do(module, x)."""
 
     def __init__(self, do=lambda module, x: None, inner=linear):
         super().__init__()
@@ -75,7 +75,7 @@ def trained(do, mesh, inner=linear, inputs=None):
 
 def parameters_in_forward(mesh):
     model = Does(lambda module, x: x @ next(module.parameters()))
-    fully_shard(model.inner, mesh=mesh)  # which is not whole yet
+    fully_shard(model.inner, mesh=mesh)  # its parameters are not whole yet
     fully_shard(model, mesh=mesh)(torch.ones(2, 3))
 
 
@@ -191,7 +191,7 @@ def distributed_already(mesh):
     fully_shard(layer, mesh=mesh)
 
 
-REFUSED = {  # beside the odd trainings (tests/odd.py)
+REFUSED = {  # refusals besides those of the odd trainings (tests/odd.py)
     of_two_dtypes: "'0.bias' (torch.float32) and '1.bias' (torch.float64) cannot be gathered at once",
     from_other_seeds: "replicas differ from the start: parameter 'weight'",
     replicas_from_other_seeds: "replicas differ from the start: parameter 'weight'",
@@ -235,7 +235,7 @@ def test_bad_input_is_refused_in_a_sentence():
             assert text in said.get(case.__name__, "nothing"), case.__name__
 
 
-# ---- what leads out --------------------------------------------------------------------------------------
+# ---- advice in refusals ----------------------------------------------------------------------------------
 
 
 def loaded_by_assigning(mesh):
@@ -409,7 +409,7 @@ def test_what_is_refused_leads_out():
 
 
 def test_shards_are_filled_by_a_truncated_normal():
-    """As torchtitan's models are, of which to_empty() made the memory."""
+    """Check the initialization that torchtitan uses for models whose memory to_empty() made."""
 
     def body():
         whole = torch.stack([nn.init.trunc_normal_(fully_shard(nn.Linear(100, 80)).weight).full_tensor() for _ in "ab"])

@@ -1,6 +1,6 @@
-"""labs.fsdp.sharded: what a layer finds in its forward is a parameter, whole, and whoever lends it another is heard.
+"""Tests of labs.fsdp.sharded: in its forward a layer finds whole parameters, also those lent by a caller.
 
-Reference: the same in one process.
+The reference is the same in one process.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tests.fsdp.common import full, linear, seeded
 
 
 class Lends(nn.Module):
-    """Calls its layer with other parameters, and then with its own."""
+    """A model that calls its layer with other parameters, and then with its own."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Lends(nn.Module):
 
 
 class Learns(Lends):
-    """A step of MAML."""
+    """A model that takes a step of MAML."""
 
     def forward(self, x):
         weight = self.inner.weight
@@ -53,7 +53,7 @@ class CallsItself(Lends):
 
 
 class Outer(nn.Module):
-    """One whose layer is sharded by itself, and so dropped as its forward ends."""
+    """A model whose layer is sharded by itself, and so resharded when its forward ends."""
 
     def __init__(self, make):
         super().__init__()
@@ -101,12 +101,12 @@ def test_beside_a_forward_parameters_are_shards():
         loss.backward()
         before = model.weight.grad.full_tensor()
         loss = model(torch.ones(2, 3)).sum()
-        model.zero_grad()  # as is often done between the two
+        model.zero_grad()  # as is often done between forward and backward
         loss.backward()
         found.append(torch.equal(model.weight.grad.full_tensor(), before))
         model.set_requires_gradient_sync(False)
         model(torch.ones(2, 3)).sum().backward()
-        model.zero_grad()  # forgets what waits
+        model.zero_grad()  # also discards the gradients that wait for their reduction
         model.set_requires_gradient_sync(True)
         model.unshard()
         found.append(model.weight.shape == (3, 3) and not hasattr(model.weight, "to_local"))
@@ -120,7 +120,7 @@ def test_beside_a_forward_parameters_are_shards():
         assert found == [[True, True], True, True, True, True]
 
 
-# ---- what is given to a module, and what is made of it ---------------------------------------------------
+# ---- inputs and outputs of a module ----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def test_dataclasses_are_cast_and_slices_are_not_sharded():
         assert part == (False, nn.Sequential, 2)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 def backward_of_inputs(model, loss):
@@ -174,7 +174,7 @@ def test_gradients_that_would_not_come_are_refused_and_those_of_inputs_come():
                     ask(model, model(torch.ones(2, 3)).sum())
                 except RuntimeError as error:
                     said.append(str(error))
-                model(torch.ones(2, 3)).sum().backward()  # what failed is no part of it
+                model(torch.ones(2, 3)).sum().backward()  # the failed backward adds nothing
                 assert torch.equal(layer.weight.grad.full_tensor(), torch.full((3, 3), 2.0))
                 model.zero_grad()
         x = torch.ones(2, 3, requires_grad=True)
@@ -187,11 +187,11 @@ def test_gradients_that_would_not_come_are_refused_and_those_of_inputs_come():
         assert all("backward(inputs=...) and autograd.grad do not bring a parameter" in text for text in said)
 
 
-# ---- where PyTorch's does otherwise ----------------------------------------------------------------------
+# ---- differences from PyTorch's --------------------------------------------------------------------------
 
 
 def test_a_layer_thawed_after_a_frozen_forward_in_bfloat16_trains():
-    """PyTorch 2.13 fails there."""
+    """Check a case in which PyTorch 2.13 fails."""
 
     def body():
         model = linear().requires_grad_(False)

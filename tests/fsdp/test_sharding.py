@@ -1,4 +1,4 @@
-"""labs.fsdp.sharding: what people do around a training, and with it."""
+"""Tests of labs.fsdp.sharding: what people do around a training, and with it."""
 
 import gc
 import weakref
@@ -36,7 +36,7 @@ def test_a_larger_piece_kept_between_forward_and_backward():
                 assert all((k is not None) == (reshard == 2) for k in kept)
                 loss.backward()
             found.append({name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None})
-            loss = model(batch(0, 0))  # nobody goes back from here, and what was kept is of another step then
+            loss = model(batch(0, 0))  # no backward follows this forward, whose kept gathers belong to another step
             with torch.no_grad():
                 for p in model.parameters():
                     p.zero_()
@@ -80,7 +80,7 @@ def test_on_the_meta_device_only_shards_get_memory():
 
 
 def test_what_is_let_go_of_is_freed():
-    """Ours of DDP and ZeRO, too: hooks on parameters lead back to whoever hung them there."""
+    """Check ours of DDP and ZeRO, too: hooks on parameters refer back to the object that registered them."""
 
     def trained(wrap):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -119,7 +119,7 @@ def test_a_compiled_model_is_the_same():
 
 
 def test_only_what_no_rank_had_a_gradient_for_has_none():
-    """Ranks 2 and 3 have no row of the parameters: padding alone tells them."""
+    """Check ranks 2 and 3, which have no row of the parameters: only their padding shows a missing gradient."""
 
     class Chosen(nn.Module):
         def __init__(self):
@@ -141,7 +141,7 @@ def test_only_what_no_rank_had_a_gradient_for_has_none():
 
 
 def habits(mesh):
-    """What people do around a training, each with what comes of it."""
+    """Do what people do around a training, and return the outcome of each."""
     x, found = torch.ones(2, 3), {}
 
     layer, called = linear(), []
@@ -173,7 +173,7 @@ def test_habits():
 
 
 class Tied(nn.Module):
-    """Embedding, layers, norm, and a head that has the embedding's weight."""
+    """A model with an embedding, layers, a norm, and a head that has the embedding's weight."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ class Tied(nn.Module):
 
     @torch.no_grad()
     def longer(self, tokens):
-        """Through its forward, several times."""
+        """Call forward several times."""
         return sum(self(tokens[:, : n + 1]) for n in range(3))
 
 
@@ -240,7 +240,7 @@ def trained_in_groups(lists, mesh):
 
 
 def test_modules_in_a_list_are_one_group():
-    """One gather of them in forward, and one in backward, whether all of them run or not."""
+    """Check one gather of them in forward, and one in backward, whether all of them run or not."""
 
     def body():
         mesh, wrong = Mesh((2,), ("dp",)), []
@@ -264,7 +264,7 @@ def test_methods_beside_forward_find_whole_parameters_if_they_are_registered():
         model, alone = grouped("layers", mesh), seeded(Tied)
         for name in ("generate", "longer"):
             register_fsdp_forward_method(model, name)
-            register_fsdp_forward_method(alone, name)  # which is not sharded, and stays as it is
+            register_fsdp_forward_method(alone, name)  # this model is not sharded, and stays as it is
         tokens = tokens_of(0, 0)
         for _ in range(2):
             found.append(torch.equal(model.generate(tokens, 3), alone.generate(tokens, 3)))

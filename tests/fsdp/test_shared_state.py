@@ -1,6 +1,6 @@
-"""labs.fsdp.shared_state: a training goes on after a backward that failed, as if that had not been.
+"""Tests of labs.fsdp.shared_state: after a failed backward, a training continues as if it had not happened.
 
-Reference: the same training without it.  tests/fsdp/test_shardable.py has ranks that use different layers.
+The reference is the same training without it.  tests/fsdp/test_shardable.py has ranks that use different layers.
 """
 
 import torch
@@ -19,7 +19,7 @@ def test_after_a_backward_that_failed_the_next_one_is_right():
             model = sharded(awkward(), mesh)
             model(batch(0, dist.get_rank())).backward()
             model.zero_grad()
-            if fails:  # inside of a layer, and with a micro-batch before that waits
+            if fails:  # fails inside a layer, while an earlier micro-batch waits
                 model.set_requires_gradient_sync(False)
                 model(batch(1, dist.get_rank())).backward()
                 model.set_requires_gradient_sync(True)

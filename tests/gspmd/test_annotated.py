@@ -1,4 +1,4 @@
-"""Reference: the same function on whole tensors, in float64; bytes by hand, and as recorded.  Tracing: by hand."""
+"""Tests of labs.gspmd.annotated against whole tensors in float64; bytes by hand, and as recorded; tracing by hand."""
 
 from functools import cache
 
@@ -31,7 +31,7 @@ def layer_and_inputs():
 
 @cache
 def program_of(mesh):
-    """mesh: axes and their sizes."""
+    """Return the program of a layer on a mesh, given as its axes and their sizes."""
     layer, tensors = layer_and_inputs()
     names, (axes, sizes) = [name for name, _ in layer.named_parameters()], zip(*mesh, strict=True)
     graph = trace(forward_and_backward(layer), *tensors)
@@ -39,7 +39,7 @@ def program_of(mesh):
 
 
 def on_meshes(meshes, programs):
-    """How far this rank's results are from what they should be, at most, on each mesh."""
+    """Return the largest difference between this rank's results and the expected ones, on each mesh."""
     layer, tensors = layer_and_inputs()
     whole, differences = forward_and_backward(layer)(*tensors), []
     for axes, program in zip(meshes, programs, strict=True):
@@ -93,7 +93,7 @@ def test_a_block_sends_what_a_strategy_does_that_was_written_for_it(mesh, counts
 
 
 def test_heads_that_cannot_be_dealt_out_are_gathered():
-    """Two heads of keys and values on four ranks: they are made in part on each, and then whole."""
+    """Check two heads of keys and values on four ranks: each rank computes a part, then they become whole."""
     program = program_of(MANY)
     assert program.counts["all_reduce"] == 4 and len(program.moves) > 4
 

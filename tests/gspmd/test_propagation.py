@@ -1,4 +1,4 @@
-"""Reference: layouts worked out by hand, of programs of a few lines."""
+"""Tests of labs.gspmd.propagation: layouts worked out by hand, of programs of a few lines."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def of_ones(fn, *shapes):
 
 
 def along(graph, given, ranks=4):
-    """Placements on one axis, by value; given: [placements of arguments], [of results]."""
+    """Return the placements on one axis, by value. given: [placements of arguments], [placements of results]"""
     values = (*graph.arguments, *graph.results)
     layouts = propagate(graph, (ranks,), {v: [p] for v, p in zip(values, [p for ps in given for p in ps], strict=True)})
     return {value: spec.placements[0] for value, spec in layouts.items()}
@@ -50,7 +50,7 @@ def test_no_letter_is_cut_where_a_dim_stays_whole():
 
 @pytest.mark.parametrize(("tokens", "letter"), [(8, "j"), (128, "i")])
 def test_where_two_letters_meet_the_larger_tensor_stays(tokens, letter):
-    """x of [tokens, 16] is cut along i, w of [16, 32] along j."""
+    """Check x of [tokens, 16], cut along i, with w of [16, 32], cut along j."""
     [operation] = of_ones(product, (tokens, 16), (16, 32)).operations
     assert meet(operation, [S0, S1, None], ["i", "j"]) == letter
     assert meet(operation, [S0, S1, None], ["j", "i"]) == letter

@@ -1,4 +1,4 @@
-"""What a graph can say is right in every layout, on numbers that were not traced; the rest is refused in a sentence."""
+"""Tests of labs.gspmd.tracing: a graph is right in every layout, on numbers that were not traced, or is refused."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ OUTSIDE = torch.zeros(8, 8)
 
 
 def inner(x, y, do):
-    """Return x + 1 and y after `do`, which writes to what it is given."""
+    """Return x + 1 and y after `do`, which writes to its input."""
     z = x + 1
     do(z)
     return z, y

@@ -1,4 +1,4 @@
-"""Pictures that several tests look at, and how they look at them."""
+"""Pictures that several tests look at, and helpers to look at them."""
 
 import itertools
 import xml.etree.ElementTree as xml
@@ -15,13 +15,13 @@ RING = images.ring(4)
 
 
 def called(rank, op, step, start, end, waited):
-    """A collective that the rank waited for up to its end."""
+    """Return a collective that the rank waited for up to its end."""
     times = {"start": start, "end": end, "waited": waited, "waits": ((end - waited, end),)}
     return Fake(rank=rank, op=op, step=step, issuer="ddp.py:57 ready", **times)
 
 
 def recording(ranks=2, steps=2, late=0.0):
-    """What labs.kit.record would say of a small job; `late` is how much later a collective ends."""
+    """Return labs.kit.record's recording of a small job; `late` delays the end of each collective."""
     spans, events, memory = [], [], []
     for rank, step in itertools.product(range(ranks), range(steps)):
         begin = step * 0.1
@@ -44,7 +44,7 @@ def recording(ranks=2, steps=2, late=0.0):
 
 
 def boxes(root):
-    """(left, top, right, bottom, words) of each text, with the metrics of DejaVu Sans."""
+    """Yield (left, top, right, bottom, words) of each text, with the metrics of DejaVu Sans."""
     fonts = {
         weight: ft2font.FT2Font(font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans", weight=weight)))
         for weight in ("normal", "bold")
@@ -65,7 +65,7 @@ def texts(drawing):
 
 
 def require_legible(drawing):
-    """No word leaves the drawing, or runs into another."""
+    """Check that no word leaves the drawing, or overlaps another."""
     root = xml.fromstring(drawing.svg)
     placed, (width, height) = list(boxes(root)), (float(root.get(side)) for side in ("width", "height"))
     for left, top, right, bottom, words in placed:
@@ -75,7 +75,7 @@ def require_legible(drawing):
 
 
 def words_of(canvas):
-    """(words, box in pixels of the file, size in pixels of the page) of each text that can be seen."""
+    """Return (words, box in pixels of the file, size in pixels of the page) of each visible text."""
     agg = FigureCanvasAgg(canvas)
     agg.draw()
     sides = [(axes.xaxis, axes.get_xlim()) for axes in canvas.axes] + [(a.yaxis, a.get_ylim()) for a in canvas.axes]

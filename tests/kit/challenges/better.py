@@ -1,4 +1,4 @@
-"""Answers that are better than the course's own: they show that there is room above it, and are not handed out."""
+"""Answers that beat the course's own: they show that there is room above it, and are not handed out."""
 
 import heapq
 from functools import cache, partial
@@ -25,7 +25,7 @@ GRIDS = {8: [(2, 2, 2)], 6: [(2, 3), (3, 2)]}
 
 
 def slow_wire(x, latency, bandwidth):
-    """Ranks in a grid: along each axis the tensor is split, or travels whole; whichever takes least in all."""
+    """All-reduce on a grid of ranks: along each axis the tensor is split, or travels whole; take the fastest way."""
     ranks = dist.get_world_size()
     ways = [way for grid in GRIDS[ranks] for way in product(*([(radix, False), (radix, True)] for radix in grid))]
     least, way = min((takes(way, x.nbytes, latency, bandwidth), way) for way in ways)
@@ -36,7 +36,9 @@ def slow_wire(x, latency, bandwidth):
 
 
 def by_pairs(x):
-    """Of six ranks: a pair's sum, half of the next pair's or of the one before, and the rest from who has the other."""
+    """All-reduce on six ranks: sum in pairs, add half of a neighbouring pair's sum, and get the rest from the other
+    rank.
+    """
     rank, received = dist.get_rank(), torch.empty_like(x)
     step = 1 if rank % 2 else -1
     collectives.exchange(None, (x, rank ^ 1), (received, rank ^ 1))
@@ -96,7 +98,7 @@ ORDERS = (
 
 
 def early_start(*given):
-    """The best of what a search by simulated annealing has found in some minutes; elsewhere, one for each layer."""
+    """Return the best order that a search by simulated annealing found in some minutes, or one bucket per layer."""
     layers = range(len(given[0]))
     orders = [order for order in ORDERS if sorted(i for bucket in order for i in bucket) == [*layers]]
     return min([*orders, [[i] for i in reversed(layers)]], key=lambda buckets: step_seconds(buckets, given))
@@ -105,14 +107,14 @@ def early_start(*given):
 # ---- 04 --------------------------------------------------------------------------------------------------
 
 
-WIDTH, DEPTH, COLUMNS, ROWS = 780, 2, 39, 13  # ROWS: whose gradients are there at a time
+WIDTH, DEPTH, COLUMNS, ROWS = 780, 2, 39, 13  # ROWS: the number of rows whose gradients exist at a time
 
 
 @torch.no_grad()
 def large_model(make, batches, settings):
-    """Each rank keeps its rows of every layer, and all see the whole batch: no layer, and no gradient, is ever whole.
+    """Train with each rank's rows of every layer, on the whole batch: no layer, and no gradient, is ever whole.
 
-    Few columns of what goes into a layer travel at a time.  Of activations x alone is kept: tanh is a difference.
+    A few columns of a layer's input travel at a time.  Only x is kept of the activations: tanh is a difference.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine, model = slice(rank * WIDTH // ranks, (rank + 1) * WIDTH // ranks), make(WIDTH, DEPTH)
@@ -125,7 +127,7 @@ def large_model(make, batches, settings):
     losses, there = [], torch.empty(32, COLUMNS)
 
     def columns(activation):
-        """From one rank after the other."""
+        """Yield columns, which one rank after the other broadcasts."""
         for start in range(0, WIDTH, COLUMNS):
             owner, here = divmod(start, WIDTH // ranks)
             if owner == rank:
@@ -181,12 +183,12 @@ def gathered(x):
 
 
 def through(tanh):
-    """The derivative, in its place."""
+    """Return the derivative of tanh, in place."""
     return tanh.square_().neg_().add_(1)
 
 
 def adamw(p, mean, variance, gradient, step, lr, eps, weight_decay, betas=(0.9, 0.999)):
-    """In the gradient's memory."""
+    """Take a step of AdamW, with temporaries in the gradient's memory."""
     mean.lerp_(gradient, 1 - betas[0])
     variance.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
     torch.sqrt(variance, out=gradient).div_((1 - betas[1] ** step) ** 0.5).add_(eps)
@@ -197,7 +199,7 @@ def adamw(p, mean, variance, gradient, step, lr, eps, weight_decay, betas=(0.9, 
 
 
 def stops(spec, target):
-    """The shortest path by Dijkstra's algorithm, where each stop differs from the one before along one axis."""
+    """Return the cheapest path by Dijkstra's algorithm, in which each stop differs from the last along one axis."""
     due, known = [(0, 0, spec.placements, [])], set()
     while due:
         bytes_sent, _, now, path = heapq.heappop(due)
@@ -213,7 +215,7 @@ def stops(spec, target):
 
 # ---- 06 --------------------------------------------------------------------------------------------------
 
-# By use, forward and backward: before which use its layer is gathered; None where it has stayed.
+# For each use, forward then backward: the use before which its layer is gathered; None if it has stayed.
 LEADS = (
     [0, 0, 1, 2, 2, 3, 4, 4, 4, 8, None, 10, None, 8, 13, 12, 14, 15, 16, 17],
     [0, 0, 1, 2, 2, 1, 2, 1, 6, 6, None, 9, None, 7, 9, 12, None, 14, None, 16],
@@ -224,7 +226,7 @@ LEADS = (
 
 
 def in_time(*given):
-    """The best of what a search by simulated annealing has found in some minutes."""
+    """Return the best list that a search by simulated annealing found in some minutes."""
     lists = [led(leads) for leads in LEADS if len(leads) == 2 * len(given[0])]
     timed = [(*measured(each, given), each) for each in lists]
     return min((seconds, each) for seconds, most, each in timed if most <= given[3])[1]
@@ -241,7 +243,7 @@ def led(leads):
 
 # ---- 07 --------------------------------------------------------------------------------------------------
 
-# For each limit, what the layers but the last keep of q, k, v, attention, o, gate and up; by a knapsack.
+# For each limit, the kept ones of q, k, v, attention, o, gate and up in each layer but the last; found by a knapsack.
 FULL = "1111111"
 KEPT = {
     0.56: [FULL] * 7,
@@ -253,7 +255,7 @@ KEPT = {
 
 
 def least_again(model, most):
-    """PyTorch's checkpoint, which stops early, with a policy that counts the products of a layer."""
+    """Recompute with PyTorch's checkpoint, which stops early, and with a policy that counts a layer's products."""
     *layers, last = model.layers.values()
     for layer, kept in zip(layers, KEPT[most], strict=True):
         checkpointed(layer, kept)
@@ -266,7 +268,7 @@ def checkpointed(module, kept):
 
 
 def counting(kept):
-    left = {False: iter(kept), True: iter(kept)}  # of the forward, and of the one that is done again
+    left = {False: iter(kept), True: iter(kept)}  # for the forward, and for the recomputed one
 
     def policy(context, operator, *args, **kwargs):
         product = str(operator.overloadpacket) in MATMULS | ATTENTION
@@ -278,7 +280,7 @@ def counting(kept):
 
 # ---- 07b -------------------------------------------------------------------------------------------------
 
-LISTS = (  # by number of the training: what is done, and to which layer
+LISTS = (  # for each training: the operations, each with its layer
     "r7r0u7r6r2w7u6r3w6r4u3u2w3r1w2u4r5u0w0u1r7u5u7w7u5u4r6w5u6r0w6r3u1u0w4r2u2u3w1w2w3w0",
     "r6r7u6u7r0w6r3w7u0r1u1r2u3r4u2r5w0u4u5u5r7u4u7w5u1w4r6u6w7r0u2u0u3w2w1w0w3w6",
     "r4r3r7r0u4u7w4r2r1u3u2u0w3u1r5u5r6u6u7u6w7u5w6u1u0w5u2r3u3w2w3r4w1u4w0w4",
@@ -288,7 +290,7 @@ LISTS = (  # by number of the training: what is done, and to which layer
 
 
 def hidden_disk(*given):
-    """The best of what a search by simulated annealing has found in some minutes."""
+    """Return the best list that a search by simulated annealing found in some minutes."""
     ways = {"r": "read", "u": "update", "w": "write"}
     lists = [[(ways[what], int(layer)) for what, layer in zip(each[::2], each[1::2], strict=True)] for each in LISTS]
     timed = [(*hidden_disk_takes(each, given), each) for each in lists]
@@ -298,14 +300,14 @@ def hidden_disk(*given):
 # ---- 08 --------------------------------------------------------------------------------------------------
 
 ROW = 128  # bytes
-FLUSH = shared_disk.LATENCY * shared_disk.BANDWIDTH / ROW  # so many rows could be written meanwhile
+FLUSH = shared_disk.LATENCY * shared_disk.BANDWIDTH / ROW  # the number of rows that could be written during a flush
 
 
 def cheap_save(disk, step, mine, tensors, memo):
-    """What has changed, in pieces by which all ranks end at one moment.
+    """Save what has changed, in pieces such that all ranks end at the same time.
 
-    While rank 0 flushes the names, the last one writes the next save's index, as if the same changed again; where
-    something else did, it writes the index beside its pieces.
+    While rank 0 flushes the names, the last rank writes the next save's index, as if the same tensors changed again.
+    If others did, it writes the index beside its pieces.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     before = memo.setdefault("before", {})
@@ -345,9 +347,9 @@ def write_index(disk, step, index):
 
 
 def planned(step, names, tensors, room, memo, busy):
-    """By rank the pieces that it writes, and the index.  busy: rows that the last rank could write meanwhile.
+    """Return the pieces that each rank writes, and the index.  busy: rows that the last rank could write meanwhile
 
-    What little is left in a file is written again, where room will be short.
+    If room will be short, files with few valid pieces are written again.
     """
     files, index = memo.get("files", {}), {k: v for k, v in memo.get("index", {}).items() if k[0] not in names}
     pieces = [(name, 0, tensors[name][0]) for name in names]
@@ -366,7 +368,7 @@ def planned(step, names, tensors, room, memo, busy):
 
 
 def side_by_side(pieces, tensors, more):
-    """By rank, its pieces.  more: rows that the last rank could write while it writes the index."""
+    """Return each rank's pieces.  more: rows that the last rank could write while it writes the index"""
     shares = {}
     for ranks in sorted({tuple(tensors[name][1]) for name, *_ in pieces}):
         due = sorted((each for each in pieces if tuple(tensors[each[0]][1]) == ranks), key=lambda each: -each[2])
@@ -386,7 +388,9 @@ def side_by_side(pieces, tensors, more):
 
 
 def boundary(x, up, down, mesh):
-    """One rank of a node speaks for it; weights travel, or tokens, of which one node asks first."""
+    """Apply an MLP across nodes, with one sending rank per node: weights travel, or tokens, for which one node asks
+    first.
+    """
     if len(x) < up.shape[1]:
         return Answered.apply(x, up, down, mesh)
     weights = Everywhere.apply(torch.cat([up.T, down], 1), mesh)
@@ -395,7 +399,7 @@ def boundary(x, up, down, mesh):
 
 
 class Everywhere(torch.autograd.Function):
-    """All ranks' x, one below the other; backward, this rank's quarter of the sum."""
+    """Gather all ranks' x, one below the other; in backward, return this rank's quarter of the sum."""
 
     @staticmethod
     def forward(ctx, x, mesh):
@@ -411,7 +415,10 @@ class Everywhere(torch.autograd.Function):
 
 
 class Answered(torch.autograd.Function):
-    """Node 0 asks; node 1 answers and asks in one message; node 0 answers.  Backward, node 1 asks first."""
+    """Ask node 1 from node 0; node 1 answers and asks in one message; node 0 answers.
+
+    In backward, node 1 asks first.
+    """
 
     @staticmethod
     def forward(ctx, x, up, down, mesh):
@@ -434,7 +441,7 @@ class Answered(torch.autograd.Function):
 
 
 def answered(x, of, first, mesh):
-    """This rank's rows of the sum of `of` all rows, and all rows: the node's own before the other's."""
+    """Return this rank's rows of the sum of `of` over all rows, and all rows: the node's own before the other's."""
     node, gpu = mesh.get_coordinate()
     own = of_node(x, mesh)
     if node == first:
@@ -471,14 +478,14 @@ def other_nodes(mine, mesh):
 
 
 def send(x, mesh):
-    """One rank of a node sends for both."""
+    """Send from one rank for both of its node."""
     node, gpu = mesh.get_coordinate()
     if gpu == 0:
         dist.send(x, 2 - 2 * node)
 
 
 def received(like, mesh):
-    """One rank of a node receives, and tells its neighbour."""
+    """Receive on one rank of a node, which broadcasts to its neighbour."""
     node, gpu = mesh.get_coordinate()
     x = torch.empty_like(like)
     if gpu == 0:
@@ -490,7 +497,8 @@ def received(like, mesh):
 # ---- 10 --------------------------------------------------------------------------------------------------
 
 V = 0, 1, 2, 3, 3, 2, 1, 0
-# Ranks of the stages, and what a rank prefers: the smallest of these numbers; near: so close to its limit, a W.
+# The ranks of the stages, and the weights of a rank's preferences, which takes the smallest; near: how close to its
+# limit a rank prefers a W.
 GROWN = (
     (V, {"F": 1.4247, "I": -2.2459, "W": 0.8485, "deep": -0.5431, "near": 1, "wait": 0}),
     (V, {"F": -1.3948, "I": 2.4772, "W": 3.8378, "deep": -0.4330, "near": 3, "wait": 0}),
@@ -499,7 +507,7 @@ GROWN = (
 
 
 def short_schedule(ranks, microbatches, costs, most):
-    """The quickest of ZB-V and of some lists that were grown, with preferences that a search by chance has found."""
+    """Return the fastest of ZB-V and of some grown lists, whose preferences a random search has found."""
     lists = [pp.zbv(ranks, microbatches)] + [grown(*each, microbatches, costs, most) for each in GROWN]
     fitting = [each for each in lists if each and max(map(max, pp.alive(each))) <= most]
     return min(fitting, key=lambda each: pp.simulate(each, **costs).time)
@@ -541,7 +549,7 @@ def grown(place, prefers, microbatches, times, most):
 
 
 def best_mesh(config, batch, nodes, pieces):
-    """What a node sends is less by one of these; inside of it are shards, or stages."""
+    """Reduce what a node sends with one of these axes; shards or stages stay inside a node."""
     cut, gradients = batch * config.context * config.dim, numbers(config)
     if nodes == 2:
         return {"pp": 2, "shard": 4} if cut < gradients else {"replicate": 2, "shard": 4}
@@ -552,7 +560,7 @@ def best_mesh(config, batch, nodes, pieces):
 
 
 def fewest_bytes(tokens, width):
-    """In three dimensions (Agarwal et al. 1995): each axis cuts what two of x, w and y have in common."""
+    """Multiply in three dimensions (Agarwal et al. 1995): each axis cuts what two of x, w and y have in common."""
     weights = [(("ba", "c"), ("b", "c")), (("ca", "b"), ("c", "b"))]
     return weights, [(("ac", "b"), ("a", "b")), (("ab", "c"), ("a", "c")), (("ac", "b"), ("ac", "b"))]
 
@@ -561,7 +569,7 @@ def fewest_bytes(tokens, width):
 
 
 def knobs(widths, rows, budget, latency, bandwidth):
-    """Gradients in one message where there is room for all of them; else in three."""
+    """Send gradients in one message if they all have room, else in three."""
     psi = sum(a * b + b for a, b in pairwise(widths))
     stage, micro, bucket = (1, 2, psi) if rows > 16 else (2, rows, psi if budget > 17 * psi else psi * 3 // 8)
     owners = {"use_multi_rank_bucket_allreduce": False, "overlap_comm": False}
@@ -572,7 +580,7 @@ def knobs(widths, rows, budget, latency, bandwidth):
 
 
 def five_questions(setup, ask):
-    """The first five, each on another mesh, of those that should fit, in the order of a rough plan of its own."""
+    """Ask for the first five layouts, each on another mesh, that should fit, in the order of a rough plan."""
     room, asked = 0.9 * setup.cluster.card, {}
     layouts = (each for each in plan.layouts(setup) if isinstance(each, plan.Layout))
     fits = [layout for layout in layouts if rough_bytes(setup, layout) < room]
@@ -589,7 +597,7 @@ def numbers(config):
 
 
 def rough_seconds(setup, layout):
-    """A forecast as in exercise 4, with ZeRO, recomputing and a pipeline's schedules."""
+    """Return a forecast as in exercise 4, with ZeRO, recomputing and a pipeline's schedules."""
     config, cluster, tp, m, dp = setup.config, setup.cluster, layout.tp, layout.accumulation, layout.dp
     tokens, layers = layout.batch * setup.context, config.depth / layout.pp
 
@@ -615,7 +623,7 @@ def rough_seconds(setup, layout):
 
 
 def rough_bytes(setup, layout):
-    """As in exercise 2, with logits."""
+    """Return the bytes as in exercise 2, with logits."""
     config, tp, pp, shards = setup.config, layout.tp, layout.pp, layout.shards
     share = numbers(config) / tp / pp
     state = share * sum(n / (shards if layout.zero >= stage else 1) for n, stage in ((12, 1), (4, 2), (2, 3)))

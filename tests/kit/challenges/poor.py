@@ -1,4 +1,4 @@
-"""Answers that reach the floor, and those that score nothing: wrong ones, and cheats.  The ranks import this file."""
+"""Answers that reach the floor, and answers that score nothing: wrong ones, and cheats.  The ranks import this file."""
 
 import time
 from dataclasses import replace
@@ -61,14 +61,14 @@ def in_float32(x, latency, bandwidth):
 
 
 def through_the_store(x, latency, bandwidth):
-    """The messages carry nothing that is looked at."""
+    """All-reduce through the store, with messages whose content nobody reads."""
     given = in_the_store(x)
     collectives.all_reduce(x)
     x.copy_(sum(given))
 
 
 def in_the_store(x):
-    """All ranks' x."""
+    """Return all ranks' x."""
     store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
     in_the_store.calls = call = getattr(in_the_store, "calls", 0) + 1
     store.set(f"{call} {rank}", x.numpy().tobytes())
@@ -160,7 +160,7 @@ def too_large_after_the_last_batch(make, batches, settings):
 
 
 def too_large_until_the_last_batch(make, batches, settings):
-    """Whose update nobody sees."""
+    """Train without sharding, and skip the last update, whose result nobody sees."""
     model, losses = ddp.Overlapped(make(128, 20)), []
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
     for step, (x, y) in enumerate(batches):
@@ -197,7 +197,7 @@ def zeros(local, line, source, target):
 
 
 def with_other_numbers(spec, target):
-    """Nothing is gathered any more, and so nothing is sent."""
+    """Replace a gather by zeros, so that nothing is sent."""
     redistribute.MOVES[Shard, Replicate] = replace(redistribute.MOVES[Shard, Replicate], move=zeros)
     return [target]
 
@@ -245,7 +245,7 @@ def another_model(model, most):
 
 
 def without_dropout(model, most):
-    """The layers of the course's GPT, whatever these are."""
+    """Replace the forward of the course's GPT, whatever its layers are."""
     for layer in model.layers.values():
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
 
@@ -299,7 +299,7 @@ def not_read(*given):
 
 
 def written_by_the_first(disk, step, mine, tensors, memo, *, leave=None, same_file=False, meet=True, remove_now=False):
-    """The first rank that has a tensor writes it.  leave: the call that is not made."""
+    """Let the first rank that has a tensor write it.  leave: the call that is left out"""
     rank, writer = dist.get_rank(), {name: ranks[0] for name, (_, ranks) in tensors.items()}
 
     def file(rank, step=step):

@@ -1,7 +1,7 @@
-"""Reference: the course's own answers, as the solutions print their points; better ones beside this file; and cheats.
+"""Tests of the challenges: the course's own answers score what the solutions print; better ones, poor ones, cheats.
 
-What a judge says here is what a learner's notebook says: each answer runs in the same jobs.  Of a long challenge
-(LONG) `make test` runs the better answer and the first that scores nothing; `make soak` the others.
+A judge decides here as in a learner's notebook: each answer runs in the same jobs.  Of a long challenge (LONG),
+`make test` runs the better answer and the first that scores nothing; `make soak` runs the others.
 """
 
 import functools
@@ -71,7 +71,7 @@ def test_there_is_room_above_the_courses_own_answer(challenge):
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
 def test_the_page_says_the_floor_and_what_the_courses_own_answer_has(challenge):
-    """The solution runs in the suite, too, and what it prints is compared."""
+    """Compare the page with the judge. The solution also runs in the suite, which compares what it prints."""
     (path,) = (ROOT / "solutions").glob(f"{challenge.notebook}_*.ipynb")
     assert f"{challenge.floor:.1f}" in path.with_suffix(".py").read_text(encoding="utf-8")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -79,7 +79,7 @@ def test_the_page_says_the_floor_and_what_the_courses_own_answer_has(challenge):
     assert f"✓ {challenge.name}: {challenge.course:.1f} points of 100" in json.dumps(outputs, ensure_ascii=False)
 
 
-# ---- what scores nothing ---------------------------------------------------------------------------------
+# ---- answers that score nothing --------------------------------------------------------------------------
 
 
 WRONG = {
@@ -87,7 +87,7 @@ WRONG = {
         poor.through_the_store: "right even where messages carry zeros",
         poor.nothing: "element 0 is",
         poor.torchs_own: "it calls all_reduce",
-        # The first on Linux.
+        # Linux gives the first reason.
         poor.without_the_recorder: "more went over the connections|right even where messages carry zeros",
         poor.with_another_clock: "time.monotonic_ns was put in another's place",
         poor.with_another_send: "torch.distributed.isend was put in another's place",
@@ -183,7 +183,7 @@ def test_a_stub_is_not_yet_an_answer(challenge):
     ids=lambda each: getattr(each, "__name__", None),
 )
 def test_what_scores_nothing_says_why(monkeypatch, name, fn):
-    monkeypatch.setattr(slow_wire, "RANKS", (4,))  # a cheat there is one on few ranks, too
+    monkeypatch.setattr(slow_wire, "RANKS", (4,))  # a cheat there is a cheat on few ranks, too
     monkeypatch.setattr(slow_wire, "SIZES", (100, 8_000))
     monkeypatch.setattr(knobs, "SETUPS", {"few rows": knobs.SETUPS["few rows"]})
     NEEDS.get(name, int)()
@@ -270,7 +270,7 @@ def judge(fn):
 
 @pytest.fixture
 def course(tmp_path, monkeypatch):
-    """A course with one challenge, in whose notebooks a learner works."""
+    """Make a course with one challenge, in whose notebooks a learner works."""
     for folder in "notebooks", "solutions":
         (tmp_path / "course" / folder).mkdir(parents=True)
     (tmp_path / "course/notebooks/02_talk.ipynb").write_text(NOTEBOOK)
@@ -309,7 +309,7 @@ def test_the_courses_own_answer_by_other_names_is_not_a_learners(course):
 
     assert "the course's own answer" in str(course(mine))
     assert not scores.read(progress.course_here())
-    assert course(start)  # which the notebook shows to everybody
+    assert course(start)  # the notebook shows this one to everybody
 
 
 def test_a_class_can_be_shown_without_names(course, tmp_path, capsys):

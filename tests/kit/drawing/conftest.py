@@ -1,4 +1,4 @@
-"""A figure, as matplotlib has it."""
+"""Fixtures of the tests of drawings: a figure as matplotlib has it."""
 
 import importlib
 
@@ -9,7 +9,7 @@ from labs.kit.drawing.figures import finish
 
 @pytest.fixture
 def canvas(monkeypatch):
-    """Draws a figure and returns the canvas of matplotlib behind it."""
+    """Return a function that draws a figure and returns the canvas of matplotlib behind it."""
 
     def drawn(figure, *given, **options):
         module = importlib.import_module(figure.__module__)

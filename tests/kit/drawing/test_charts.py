@@ -1,4 +1,4 @@
-"""Figures of what was measured: they say what they were given, and their words can be read."""
+"""Tests of figures of measurements: they show the numbers they were given, and their words are legible."""
 
 import base64
 import importlib
@@ -17,7 +17,7 @@ from labs.kit.drawing import palette, timelines
 from tests.kit.pictures import called, recording, words_of
 from tools.notebooks import without_noise
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 FIGURES = {
     "timeline": (lambda late: draw.timeline(recording(late=late)), "Timeline(2 ranks, 4 events)"),
@@ -52,7 +52,9 @@ def test_text_beside_a_measured_figure_is_stable(name):
 
 
 def busy(ranks=2):
-    """A recording of one step with collectives at once: two gathers, one of them long, and eight reductions."""
+    """Return a recording of one step with overlapping collectives: two gathers, one of them long, and eight
+    reductions.
+    """
     spans, events = [], []
     for rank in range(ranks):
         for name, start, end in (("step", 0, 1), ("forward", 0, 0.3), ("backward", 0.3, 0.98), ("sync", 0.98, 1)):
@@ -73,7 +75,7 @@ def busy(ranks=2):
 
 
 def less(ranks=1, share=0.5):
-    """A recording of memory that holds `share` of what `recording` does."""
+    """Return a recording of memory that holds `share` of what `recording` does."""
     whole = recording(ranks)
     whole.memory = [
         [(t, {kind: share * held for kind, held in now.items()}) for t, now in each] for each in whole.memory
@@ -96,7 +98,7 @@ CROWDED = {
 
 @pytest.mark.parametrize("name", CROWDED)
 def test_words_of_a_figure_can_be_read(canvas, name):
-    """None is cut off, none runs into another, and none is under 9 px, in a small window with the sidebar open."""
+    """Check that no word is cut off, overlaps another, or is under 9 px, in a small window with the sidebar open."""
     figure, given, options = CROWDED[name]
     drawn = canvas(figure, *given, **options)
     words = words_of(drawn)
@@ -120,7 +122,7 @@ def test_collectives_have_labels_and_lanes_of_their_own(canvas):
 
 
 def test_collectives_of_a_step_are_counted_from_its_first(canvas):
-    """Rank 0 is still in a barrier when the step of another rank has begun."""
+    """Check with rank 0 still in a barrier after the step of another rank has begun."""
     seen = busy(1)
     seen.events.insert(0, called(0, "all_gather", None, -0.1, 0.3, waited=0.1))
     words = [word for word, _, _ in words_of(canvas(draw.timeline, seen, step=0))]
@@ -140,14 +142,14 @@ def fills_of(canvas):
 
 
 def test_what_is_waited_for_in_another_step_is_not_drawn():
-    """A shorter step beside a longer one: what came after its end has no place."""
+    """Compare a shorter step with a longer one: what came after its end has no place."""
     whole = recording(steps=2)
     bars = timelines.doing(whole, 1, *whole.window(1, 0))
     assert [bar.start for bar in bars if bar.hatch] == [pytest.approx(0.065)]
 
 
 def test_a_wait_is_drawn_where_it_was():
-    """A busy machine: the rank begins to wait when the collective is over, and twice."""
+    """Check a busy machine: the rank begins to wait, twice, when the collective is over."""
     seen = recording(steps=1)
     seen.events[1].waits = ((0.08, 0.085), (0.09, 0.095))
     bars = timelines.doing(seen, 1, *seen.window(1, 0))
@@ -162,7 +164,7 @@ def test_two_timelines_have_one_axis():
 
 
 def test_two_timelines_may_show_a_step_of_their_own_each():
-    """Which one is not said: it may be another in the next run, as the quietest is."""
+    """Check that the text names no step: it may be another in the next run, as the quietest is."""
     ours, native = recording(), recording(late=0.05)
     figure = draw.timeline(ours, native, step=(1, 0), names=("ours", "native"))
     assert figure.text == "Timeline(ours: 2 ranks, 2 events, native: 2 ranks, 2 events)"

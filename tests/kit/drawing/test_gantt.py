@@ -1,6 +1,6 @@
-"""A drawn schedule is the simulated one, or the recorded one, to scale; a wrong one shows where and why.
+"""Tests of drawn schedules: they match the simulated or recorded one, to scale; wrong ones show where and why.
 
-The reference: labs.pp.simulate, and of a job whose stages sleep, which instruction cannot begin before which.
+References: labs.pp.simulate, and for a job whose stages sleep, the order that its instructions must have.
 """
 
 import re
@@ -24,11 +24,11 @@ from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
 from tests.kit.pictures import SVG, texts, words_of
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 
 def blocks(drawing, fills):
-    """(x, y, width) of the blocks of these colours."""
+    """Return (x, y, width) of the blocks of these colours."""
     rects = [rect for rect in xml.fromstring(drawing.svg).iter(f"{SVG}rect") if rect.get("height") == "26"]
     return [tuple(float(rect.get(a)) for a in ("x", "y", "width")) for rect in rects if rect.get("fill") in fills]
 

@@ -1,4 +1,4 @@
-"""The map of a search: its front, its wall, and what each point says."""
+"""Tests of the map of a search: its front, its wall, and the text of each point."""
 
 import re
 

@@ -1,5 +1,7 @@
-"""The reference: WCAG 2.2 for contrast; Machado, Oliveira and Fernandes (2009), "A Physiologically-based Model for
-Simulation of Color Vision Deficiency", for what colour-blind readers see.
+"""Tests of the palette: contrast by WCAG 2.2, and colours as colour-blind readers see them.
+
+Source: Machado, Oliveira and Fernandes (2009), "A Physiologically-based Model for Simulation of Color Vision
+Deficiency".
 """
 
 import itertools
@@ -10,7 +12,7 @@ import pytest
 
 from labs.kit.drawing import palette
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 VISION = {  # severity 1.0, linear RGB: Machado et al. (2009), table 1
     "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -20,7 +22,7 @@ VISION = {  # severity 1.0, linear RGB: Machado et al. (2009), table 1
 
 
 def lab(colour, matrix):
-    """CIE L*a*b* (D65) of "#RRGGBB" as seen through a colour vision matrix."""
+    """Return CIE L*a*b* (D65) of "#RRGGBB" as seen through a colour vision matrix."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     seen = [min(1, max(0, sum(m * c for m, c in zip(row, linear, strict=True)))) for row in matrix]

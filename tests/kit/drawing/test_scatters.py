@@ -1,4 +1,4 @@
-"""A scatter's points lie where their numbers are, and its words lie on its points."""
+"""Tests of scatter plots: points lie where their numbers are, and words lie on their points."""
 
 import re
 import xml.etree.ElementTree as xml

@@ -1,4 +1,4 @@
-"""labs.kit.drawing.tables: what is compared, to the digit."""
+"""Tests of labs.kit.drawing.tables: the compared numbers, to the digit."""
 
 import sys
 import xml.etree.ElementTree as xml
@@ -8,7 +8,7 @@ import pytest
 
 from labs.kit import draw
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 
 def test_ledger_reads_like_this():

@@ -1,6 +1,6 @@
-"""A device that only pretends: what must not pass there, what is waited for, and what passes.
+"""Tests of the pretended device: operations that must fail there, that count as waits, and that pass.
 
-Reference: what a GPU refuses, and what it makes the host wait for; that is known, and not measured here.
+The reference is what a GPU refuses, and what makes the host wait for it; that is known, and not measured here.
 """
 
 import re
@@ -62,7 +62,7 @@ def hook() -> None:
 
 
 def old_loss() -> None:
-    """What this course's own hooks refuse in a backward is told, too."""
+    """Run a backward that the course's own hooks refuse, which is reported, too."""
     model = nn.Linear(2, 2)
     zero = Zero(model, 3, partial(torch.optim.SGD, lr=0.1))
     first, second = (model(torch.ones(1, 2)).sum() for _ in range(2))
@@ -131,7 +131,9 @@ WAITS = {copies: "a copy to the host", fills: "a copy to the host", prints: "a t
 
 
 def passes() -> None:
-    """What does not wait: numbers of the host, copies that nobody waits for, and a model that changes its dtype."""
+    """Do what does not wait: the host's own numbers, copies that nobody waits for, and a model that changes
+    its dtype.
+    """
     assert torch.arange(3, device="cpu").sum().item() == 3
     torch.ones(2).to("cpu", non_blocking=True)
     torch.ones(2, device="cpu").to("gpu")
@@ -180,7 +182,7 @@ OPERATORS = (
     lambda x: x[1:, ::2],
     lambda x: x * 2.0,
     lambda x: x.int() * 1,
-    lambda x: x.int() * 1.0,  # equal to the one before, but for its dtype
+    lambda x: x.int() * 1.0,  # equal to the one before, except for its dtype
     lambda x: x.int() * True,
     lambda x: x.mul_(x),
     lambda x: torch.add(x, 1, out=x),
@@ -190,13 +192,13 @@ OPERATORS = (
     lambda x: x.max(0).indices,
     lambda x: torch.cat([x, x.t().contiguous().t()]),
     lambda x: x.detach(),
-    lambda x: (x.untyped_storage().resize_(0), x.detach())[1],  # as FSDP frees it
+    lambda x: (x.untyped_storage().resize_(0), x.detach())[1],  # FSDP frees it in this way
     lambda x: x.to(torch.complex64).conj(),
 )
 
 
 def answers() -> None:
-    """Whether a kernel is asked or an answer is known makes no difference."""
+    """Check that asking a kernel and knowing the answer make no difference."""
     for number, operator in enumerate(OPERATORS):
         cpu, first, again = (told(operator, torch.ones(4, 6, device=device)) for device in ("cpu", "gpu", "gpu"))
         assert cpu == first == again, number
@@ -209,7 +211,10 @@ def told(operator: Callable, x: torch.Tensor) -> tuple:
 
 
 def splits_a_layer() -> None:
-    """DTensor keeps what it has found out of an operator, with the names of groups, which are other ones as rank 3."""
+    """Split a layer as two ranks.
+
+    DTensor caches what it finds out about an operator, with names of groups that differ for rank 3.
+    """
     mesh = init_device_mesh("gpu", (2, 2), mesh_dim_names=("apart", "tp"))
     layer = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh["tp"], {"0": RowwiseParallel()})
     layer(torch.ones(2, 2)).sum().backward()
@@ -219,7 +224,7 @@ PASSES = passes, coalesces, pipelines, autocasts, answers
 
 
 def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
-    """By name: what it raised, and what was waited for."""
+    """Return for each function the error that it raised, and what was waited for, by name."""
     dist.destroy_process_group()
     found = {}
     for function in functions:

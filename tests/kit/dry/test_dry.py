@@ -1,7 +1,7 @@
-"""A dry run against labs.cost, for every row of the table: on an odd shape, in the soak on two more; and against real
-runs, for one of a kind.
+"""Tests of dry runs against labs.cost, for every row of the table, and against real runs, for one of a kind.
 
-Sent and held at rest: exact; the peak: within 5 %, of a real run to the byte.  And no row waits for the device.
+Every row runs on an odd shape, and in the soak on two more.  Bytes sent and bytes held at rest are exact.  The peak is
+within 5 %, and equals a real run's to the byte.  No row waits for the device.
 """
 
 import resource
@@ -30,24 +30,24 @@ from labs.model import PRESETS, Config
 TINY = replace(PRESETS["tiny"], context=16, depth=1)
 ODD = Config(vocab=129, dim=24, depth=1, heads=6, kv_heads=2, hidden=50, context=16)
 WIDE = Config(vocab=1000, dim=96, depth=1, heads=6, kv_heads=2, hidden=200, context=8)
-SHAPES = {"tiny": (TINY, 4), "odd": (ODD, 8), "wide": (WIDE, 64)}  # and how many ranks are asked for
+SHAPES = {"tiny": (TINY, 4), "odd": (ODD, 8), "wide": (WIDE, 64)}  # model, and the number of ranks asked for
 REAL = {
     "tiny": ("ddp-overlapped", "zero-3", "torch-fsdp", "hsdp", "torch-fsdp-tp", "pp-1f1b", "torch-pp-gpipe"),
     "odd": ("torch-zero-1", "fsdp", "fsdp-tp"),
 }
 BATCH = 8
-# PyTorch's DDP fills its buckets anew in the second forward, in the order in which gradients came in the first.
-READS = {name: [0, 2, 0] for name in ("torch-ddp", "torch-zero-1")}  # of the host, in each step
+# PyTorch's DDP rebuilds its buckets in the second forward, in the order in which gradients came in the first.
+READS = {name: [0, 2, 0] for name in ("torch-ddp", "torch-zero-1")}  # reads of the host, in each step
 
 
 def config_of(row, shape: str) -> Config:
-    """With a layer for each stage, of which there are two on a mesh, and four along pp alone."""
+    """Return the shape's config with a layer for each stage: two stages on a mesh, and four along pp alone."""
     config = SHAPES[shape][0]
     return replace(config, depth=2 if len(row.axes(4)) > 1 else 4) if "pp-" in row.name else config
 
 
 def rank_of(row, shape: str) -> int:
-    """The last but one, who has padding, or a stage like others."""
+    """Return the last rank but one, which has padding, or a stage like others."""
     return row.ranks(SHAPES[shape][1]) - 2
 
 
@@ -56,9 +56,9 @@ def reads_of(name: str) -> list[int]:
 
 
 def step_all(asked: list[tuple[str, str]]) -> dict[tuple[str, str], tuple]:
-    """By row and shape: bytes sent in the last step, bytes held in a steady one, and what was waited for in each.
+    """Return bytes sent in the last step, bytes held in a steady one, and each step's waits, by row and shape.
 
-    Each process has its share of what is asked.
+    Each process steps its share of `asked`.
     """
     mine, found = asked[dist.get_rank() :: dist.get_world_size()], {}
     dist.destroy_process_group()
@@ -93,7 +93,7 @@ def require_as_predicted(stepped: dict[tuple[str, str], tuple], name: str, shape
 
 @pytest.fixture(scope="module")
 def stepped():
-    """Where nothing divides evenly, and where ranks really run."""
+    """Step the rows where nothing divides evenly, and those that real ranks run."""
     real = [(name, shape) for shape, names in REAL.items() for name in names]
     return rehearsed([*dict.fromkeys([(row.name, "odd") for row in STRATEGIES] + real)])
 
@@ -115,10 +115,11 @@ def test_likewise_on_every_shape():
 
 
 def really(names: tuple[str, ...], shape: str) -> dict[tuple[str, str], dict]:
-    """By row and kind of pass: what it saw."""
+    """Return the tape of each pass, by row and kind of pass."""
     tapes = {}
     for name in names:
-        for kind in ("memory", "communication"):  # memory as in a new process, as PyTorch keeps some bytes in one
+        # memory runs first, in a new process, because PyTorch keeps some bytes
+        for kind in ("memory", "communication"):
             with PASSES[kind]() as watch:
                 for _ in rehearse(ROWS[name], config_of(ROWS[name], shape), BATCH, len(reads_of(name))):
                     pass
@@ -152,7 +153,7 @@ def test_several_ranks_come_back_side_by_side():
     assert results.memory.seen == results.communication.seen == (17, 1023) and results.memory.ranks == 1024
     assert results.memory.steps == 2
     sent = results.communication.sent(17, step=1)
-    # Each part goes to one of 1,024 ranks; an all-gather's goes around a ring, to the next one, on the same node.
+    # Each part goes to one of 1,024 ranks; an all-gather's goes around a ring, to the next rank, on the same node.
     (exchange, *_) = [event for event in results.communication.select(17, 1) if event.op == "all_to_all"]
     assert 0 < results.communication.across(17, 1) < sent and len(exchange.ranks) == 1024
     assert draw.memory(results.memory) and draw.traffic(results.communication)
@@ -189,11 +190,11 @@ def test_what_cannot_be_is_told_in_a_sentence():
         dry(reads_its_loss, ranks=4, rank=(1, 1))
 
 
-# ---- what no laptop holds --------------------------------------------------------------------------------
+# ---- models that no laptop holds -------------------------------------------------------------------------
 
 
 def measured(name: str, model: str, axes: dict[str, int]) -> tuple[float, float]:
-    """Seconds of the processor for two steps from the start; GiB of this process at its most."""
+    """Return the processor seconds of two steps from the start, and the peak GiB of this process."""
     begin = time.process_time()
     for _ in rehearse(ROWS[name], PRESETS[model], 1, axes=axes):
         pass

@@ -1,6 +1,6 @@
-"""python -m labs dryrun: what it tells of two ranks, and each bad input in one sentence.
+"""Tests of python -m labs dryrun: its output for two ranks, and a sentence for each bad input.
 
-Reference: none for the numbers, which test_dry.py compares; sentences are written down here.
+test_dry.py compares the numbers; the sentences are written down here.
 """
 
 import pytest

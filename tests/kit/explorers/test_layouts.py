@@ -1,6 +1,6 @@
-"""The placement explorer draws what a real DTensor holds, and tells what a real redistribution sends.
+"""Tests of the placement explorer: it draws what a real DTensor holds, and says what a redistribution sends.
 
-The reference: DTensors on four ranks, and a recording of what they send.
+The reference is DTensors on four ranks, and a recording of what they send.
 """
 
 import sys
@@ -19,7 +19,7 @@ from labs.kit.record import mark
 from labs.mesh import Mesh
 from tests.kit.pictures import require_legible
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 PAIRS = [((P, R), (R, S0)), ((S0, S1), (R, R)), ((S0, S0), (S1, R)), ((R, S1), (S0, S1)), ((P, P), (S0, R))]
@@ -32,7 +32,7 @@ def settings(source, target):
 
 
 def moved():
-    """By pair: each rank's block before and after, as the picture says it."""
+    """Return each rank's block before and after, by pair, in the picture's words."""
     mesh, said = Mesh((2, 2), ("a", "b")), []
     for source, target in PAIRS:
         block = Spec((7, 5), (2, 2), source).block(mesh.get_coordinate())

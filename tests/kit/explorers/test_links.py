@@ -1,6 +1,6 @@
-"""The links explorer draws what labs.cost says, at the slider's size; the picture of a cluster has the same numbers.
+"""Tests of the links explorer: it draws labs.cost's times at the slider's size, as the picture of a cluster does.
 
-The reference: the formula of Hockney's model, by hand.
+The reference is the formula of Hockney's model, by hand.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The planner explorer says what the plan says."""
+"""Tests of the planner explorer: it says what the plan says."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""The schedule explorer shows what labs.pp says; the film of micro-batches, what its simulation says of each moment.
+"""Tests of the schedule explorer, which shows what labs.pp says, and of the film of micro-batches.
 
-The reference: labs.pp asked by hand.
+The reference is labs.pp called by hand: its checks, and its simulation of each moment.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""What holds for explorers alike: their controls, what is saved of them, and a setting that is none."""
+"""Tests of what all explorers share: their controls, what a saved notebook keeps, and invalid settings."""
 
 import re
 from functools import partial

@@ -1,7 +1,7 @@
-"""The tensor-parallel explorer says what labs.cost says, and draws the slices that labs.tp makes.
+"""Tests of the tensor-parallel explorer: it says what labs.cost says, and draws the slices that labs.tp makes.
 
-References: the table's lines added up by hand against the step's bytes; the shards of a real GPT on each rank; at all
-settings, whether the words stay on the canvas.
+References: the table's lines added up by hand against the step's bytes; the shards of a real GPT on each rank; and at
+all settings, whether the words stay on the canvas.
 """
 
 import re
@@ -96,6 +96,6 @@ def test_it_begins_where_it_is_told():
 
 
 def test_nothing_is_computed(monkeypatch):
-    """labs.cost alone is asked: no model is made."""
+    """Check that only labs.cost is used: no model is made."""
     monkeypatch.setattr(torch.nn.Module, "__init__", None)
     assert drawn(**explorer.BEGIN).text

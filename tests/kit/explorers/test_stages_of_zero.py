@@ -1,6 +1,6 @@
-"""The memory explorer shows what it is told, to scale, and tells what labs.cost predicts.
+"""Tests of the memory explorer: it shows the numbers it is given, to scale, and what labs.cost predicts.
 
-The reference: the numbers handed in, and for the widget labs.cost asked by hand.
+The reference is the numbers handed in, and for the widget labs.cost called by hand.
 """
 
 import sys
@@ -22,7 +22,7 @@ from labs.model import GPT, PRESETS
 from labs.zero import Zero
 from tests.kit.pictures import SVG, require_legible, texts
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 GB = 10**9
 HELD = {
@@ -40,7 +40,7 @@ def drawn(held=HELD, fits=FITS, **more):
 
 
 def bars(drawing, high=24):
-    """[(kind, x, width)] by row, from the top."""
+    """Return [(kind, x, width)] by row, from the top."""
     kind_of = {colour: kind for kind, colour in KINDS.items()}
     rows = {}
     for rect in xml.fromstring(drawing.svg).iter(f"{SVG}rect"):
@@ -51,7 +51,7 @@ def bars(drawing, high=24):
 
 
 def lines(drawing, width, dash=None):
-    """x of the upright lines of that stroke width, in the order of drawing."""
+    """Return the x of the upright lines with that stroke width, in the order of drawing."""
     paths = [path.get("d")[1:].split(" L") for path in strokes(drawing, width, dash)]
     ends = [[float(end.split(",")[0]) for end in path] for path in paths]
     return [xs[0] for xs in ends if len(set(xs)) == 1]
@@ -70,7 +70,7 @@ def test_bars_cards_and_marks_are_on_one_scale():
     stage_3 = bars(drawing)[1]
     assert [kind for kind, _, _ in stage_3] == ["P", "G", "S", "A", "comm", "temporary"]
     left = stage_3[0][1]
-    scale = stage_3[3][2] / 30  # pixels a GB, by the activations
+    scale = stage_3[3][2] / 30  # pixels per GB, by the activations
     assert [width for _, _, width in stage_3] == pytest.approx([scale * n for n in (1, 1, 6, 30, 1, 2)], abs=0.11)
     assert lines(drawing, "1", "4 3") == pytest.approx([left + scale * card for card in (24, 40, 141)], abs=1)
     assert lines(drawing, "1.6") == pytest.approx([left + scale * 80], abs=1), "the card that stands out"
@@ -181,7 +181,7 @@ CONFIG = replace(PRESETS["tiny"], depth=2, context=16)
 
 
 def test_a_recording_lies_on_the_bar_that_the_formula_has_for_it():
-    """On CPU norms are not one kernel, and the formula is asked for that."""
+    """Check on the CPU, where norms are not one kernel, and call the formula for that."""
     measured = run(two_layers, ranks=2, device="cpu", record="memory").recording
     widget = play.memory({"stage 3": measured}, CONFIG, precision="float32", ranks=2, context=16)
     assert widget.settings["model"] == explorer.YOURS

@@ -1,7 +1,7 @@
-"""Published hangs and silent errors as small jobs of up to four ranks, each with its thread, and with what mends it.
+"""Published hangs and silent errors as small jobs of up to four ranks, each with its thread, and with its remedy.
 
-What gloo lets pass runs on gloo, all of it in one job of four ranks.  What it does not, runs on PyTorch's fake backend,
-rank after rank in one process: no call does anything there, or waits for others, and what is recorded is the order of
+Cases that gloo lets pass run on gloo, all of them in one job of four ranks.  The others run on PyTorch's fake backend,
+rank after rank in one process: there no call does anything, or waits for others, and the recording is the order of
 issue.
 """
 
@@ -24,7 +24,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 @dataclass(frozen=True)
 class Case:
-    """told: a part of what the checker says."""
+    """A case: its job and verdict. told: a part of what the checker says."""
 
     thread: str
     job: Callable
@@ -41,7 +41,7 @@ CASES: list[Case] = []
 
 
 def case(thread: str, verdict: str, told: str = "", backend: str = "gloo"):
-    """job: (rank, g), with g.world and g.again, two groups of all ranks, in which it takes part."""
+    """Return a decorator of a job: (rank, g), with g.world and g.again, two groups of all ranks."""
 
     def noted(job):
         CASES.append(Case(thread, job, verdict, told, backend))
@@ -51,7 +51,7 @@ def case(thread: str, verdict: str, told: str = "", backend: str = "gloo"):
 
 
 def run_all(cases):
-    """Each case is a step; runs on every rank of a job of 4."""
+    """Run each case as a step, on every rank of a job of 4."""
     groups = SimpleNamespace(world=dist.new_group(), again=dist.new_group())
     for each in cases:
         mark("step")
@@ -60,7 +60,7 @@ def run_all(cases):
 
 
 def pretended(cases):
-    """The same recording of ranks that are only pretended, one after the other."""
+    """Return the same recording, of ranks that are only pretended, one after the other."""
     tapes = []
     for rank in range(4):
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
@@ -107,7 +107,7 @@ def all_reduce(g, n=4, **options):
 
 
 def used(g, *pairs):
-    """The communicators are there: of the group, and of these pairs."""
+    """Use the communicators of the group, and of these pairs, so that they exist."""
     dist.barrier(g.world)
     for a, b in pairs:
         if dist.get_rank() == a:
@@ -587,7 +587,7 @@ def looked_at_and_sent_from(rank, g):
     gathering = all_gather(x(16), mine, group=g.world, async_op=True)
     mine.sum()  # both may read it
     gathering.wait()
-    data.sum()  # what the same communicator was asked for before is done, too
+    data.sum()  # this also completes the earlier calls on the same communicator
     work.wait()
 
 

@@ -1,5 +1,7 @@
-"""Reference: a theorem. If all calls of a job have one order, in which each rank issues its own, the first of those
-that are not done waits for no other one: so it is sound under any rules. And without one of its parts it is not.
+"""Tests of the checker against a theorem: calls in one order, in which each rank issues its own, never hang.
+
+The first call that is not done waits for no other one, so the order is sound under any rules.   Without one of its
+parts, it is not.
 """
 
 from dataclasses import replace
@@ -35,8 +37,11 @@ def part(rank, op, group, peer, now, is_waited_for, batch=None):
 
 
 def events_of(order, waited):
-    """What all ranks recorded, who issue all their calls in this order; waited: whether they wait for each."""
-    used = [("barrier", group) for group in GROUPS]  # else a batch of a few may be the first call of its group
+    """Yield the recorded events of all ranks, which issue all their calls in this order. waited: whether they wait for
+    each
+    """
+    # otherwise a batch of a few ranks may be the first call of its group
+    used = [("barrier", group) for group in GROUPS]
     for now, (what, who) in enumerate([*used, *order]):
         is_waited_for = now < len(used) or waited[now - len(used)]
         if what in ("message", "exchange"):
@@ -73,7 +78,7 @@ def test_without_one_part_of_a_call_nothing_is_sound(events, data):
 @settings(max_examples=100)
 @given(JOB, st.data())
 def test_what_the_strict_let_pass_the_kind_do(events, data):
-    """Of calls in any order."""
+    """Check calls in any order."""
     times = data.draw(st.permutations([event.start for event in events]))
     moved = [replace(event, start=now, batch=None) for event, now in zip(events, times, strict=True)]
     moved = [replace(event, waits=((event.start, event.start + 0.5),) * len(event.waits)) for event in moved]

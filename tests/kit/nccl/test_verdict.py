@@ -1,6 +1,6 @@
-"""Reference: what is told of NCCL in the published threads that cases.py has as jobs, and what mended it.
+"""Tests of the checker: it says about the jobs of cases.py what published threads report of NCCL, and what mended it.
 
-All of them run in one job, a step for each; that those of gloo come to their end there is a part of the claim.
+All of them run in one job, a step for each; the claim includes that gloo's cases run to their end.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.kit.nccl.cases import CASES, pretended, run_all
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Recording]:
-    """By case."""
+    """Return the recordings by case."""
     real, unreal = ([case for case in CASES if case.backend == backend] for backend in ("gloo", "fake"))
     job = run(run_all, real, ranks=4, device="cpu", record="order")
     return split(job.recording, real) | split(pretended(unreal), unreal)
@@ -41,7 +41,7 @@ def test_published_cases(case, recorded):
 
 
 def test_a_dry_run_tells_the_same_of_memory():
-    """But of what is coalesced, for which PyTorch's fake tensors have no kernel."""
+    """Check all cases of memory except coalesced ones, for which PyTorch's fake tensors have no kernel."""
     cases = [case for case in CASES if case.thread.startswith("rule 7") and "coalesced" not in case.name]
     found = split(dry(run_all, cases, ranks=4, rank=range(4)).communication, cases)
     assert {case.name: would_hang(found[case.name]).name for case in cases} == {
@@ -49,7 +49,7 @@ def test_a_dry_run_tells_the_same_of_memory():
     }
 
 
-# ---- what it is asked, and what it answers ---------------------------------------------------------------
+# ---- input and output ------------------------------------------------------------------------------------
 
 
 def asked(job, ranks=None):

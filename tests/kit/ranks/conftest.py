@@ -1,4 +1,4 @@
-"""What tests of ranks find: processes that have begun, and a folder of their own."""
+"""Fixtures of the tests of ranks: processes that have begun, and a folder of their own."""
 
 import tempfile
 
@@ -15,6 +15,6 @@ def warm():
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """Temporary files of this test's jobs go here, and no others."""
+    """Put the temporary files of this test's jobs, and no others, into one folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path

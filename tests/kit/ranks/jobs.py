@@ -1,4 +1,4 @@
-"""What several tests of jobs use."""
+"""Shared code of several tests of jobs."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What ranks find imported, and when it is imported anew."""
+"""Tests of the modules that ranks find imported, and of their new import after an edit."""
 
 import shutil
 import sys
@@ -15,12 +15,12 @@ from labs.kit.ranks.forkserver import Forkserver
 
 
 def test_what_functions_of_tests_bring_along_is_there_before_the_fork():
-    """Where one of these could not be imported there, each rank of each test would take it upon itself."""
+    """Check that the imports succeed before the fork: otherwise each rank of each test would import them itself."""
     assert run(lambda: set(COURSE) - set(sys.modules), ranks=1) == [set()]
 
 
 def test_an_edit_of_the_course_is_seen_by_the_next_job(tmp_path, monkeypatch):
-    """Also one that does not run, and one that mends it; though the course is imported before the fork."""
+    """Edit the course so that it does not run, and mend it; though the course is imported before the fork."""
     file = tmp_path / "labs" / "clip.py"
     shutil.copytree(Path(labs.__file__).parent, file.parent)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,6 +1,6 @@
-"""The launcher's GPU paths, walked without a GPU: its ranks find a pretended one in CUDA's place.
+"""Tests of the launcher's GPU paths without a GPU: its ranks find a pretended device in CUDA's place.
 
-Reference: what a rank on a GPU is to find, as labs/kit/ranks/devices.py has it.
+The reference is what a rank on a GPU should find, by labs/kit/ranks/devices.py.
 """
 
 import os
@@ -18,7 +18,7 @@ from labs.kit.ranks.devices import LOOPBACK, devices_for
 
 
 def pretended_cuda():
-    """A way to name a device: the rank to which the name is sent has a pretended device before it looks for CUDA."""
+    """Return a name whose arrival on a rank registers a pretended device, before that rank looks for CUDA."""
 
     def arrive(name: str) -> str:
         import torch.testing._internal.distributed.fake_pg
@@ -42,7 +42,7 @@ def pretended_cuda():
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """How many there seem to be."""
+    """Return a function that sets how many GPUs there seem to be."""
 
     def there_are(number: int) -> None:
         monkeypatch.delenv("LABS_DEVICE", raising=False)
@@ -58,7 +58,7 @@ def gpus(monkeypatch):
 
 def a_step():
     on_the_host = torch.ones(3, device="cpu")
-    dist.all_reduce(on_the_host)  # by gloo
+    dist.all_reduce(on_the_host)  # uses gloo
     with torch.autograd.set_multithreading_enabled(False), Pretend().on_this_host():
         model = nn.Linear(2, 2)
         assert model.weight.device.type == "gpu"

@@ -1,7 +1,7 @@
-"""What a job that goes wrong is told: by the cause, not by those who wait for it.
+"""Tests of the errors of failing jobs: they name the cause, not the ranks that wait for it.
 
-Reference: each case plants one fault in a known rank; the error must name that rank, the call and the learner's line.
-Times are the launcher's promises (a failure told in 1 s, a certain hang in 2 s), counted from the fault.
+Each case plants one fault in a known rank, and the error must name that rank, the call and the learner's line.  Times
+are the launcher's promises (a failure reported in 1 s, a certain hang in 2 s), counted from the fault.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def test_a_new_group_without_which_a_member_returns():
 
 
 def test_a_new_group_that_its_members_alone_call():
-    """With gloo it goes through; PyTorch's rule is that all ranks call it."""
+    """Check PyTorch's rule that all ranks call new_group; with gloo the call goes through."""
 
     def job():
         if dist.get_rank() < 2:
@@ -62,7 +62,7 @@ def test_a_new_group_that_its_members_alone_call():
 
 
 def test_a_message_to_a_rank_that_does_not_exist():
-    """The backend ends the process, or waits."""
+    """Check that the rank is named; the backend ends the process, or waits."""
 
     def job():
         if dist.get_rank() == 0:
@@ -124,7 +124,7 @@ def test_all_ways_to_make_groups_that_agree():
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter_tensor", "all_reduce_coalesced"])
 def test_a_reduction_that_differs(op):
-    """gloo itself completes it, with a number that is neither."""
+    """Check an operation that gloo itself completes, with a number that is neither."""
 
     def job():
         how = dist.ReduceOp.MAX if dist.get_rank() == 1 else dist.ReduceOp.SUM
@@ -144,7 +144,7 @@ def test_a_reduction_that_differs(op):
 
 
 def in_layout(layout, *shape):
-    """Zeros of `shape` that lie in memory with gaps, on top of each other, or in another order."""
+    """Return zeros of `shape` that lie in memory with gaps, on top of each other, or in another order."""
     if layout == "gaps":
         return torch.zeros(*shape, 2)[..., 0]
     if layout == "expanded":
@@ -165,7 +165,9 @@ OUT_OF_PLACE = {
 
 
 def test_where_gloo_would_take_a_tensor_for_a_contiguous_one_it_is_refused():
-    """And only there: what it copies, or takes as it lies on all ranks alike, goes through, and is right."""
+    """Check that only those are refused: tensors that gloo copies, or uses in the same layout on all ranks, stay
+    right.
+    """
 
     def job():
         told, whole = "which gloo takes for a contiguous one", torch.arange(8.0).view(4, 2)
@@ -183,7 +185,7 @@ def test_where_gloo_would_take_a_tensor_for_a_contiguous_one_it_is_refused():
             dist.broadcast(x, 0)
             sums.append(torch.equal(x, 2 * whole))
         mine = torch.zeros(4, 1)
-        dist.reduce_scatter(mine, [*whole.chunk(2, dim=1)])  # with gaps, which gloo closes
+        dist.reduce_scatter(mine, [*whole.chunk(2, dim=1)])  # has gaps, which gloo closes
         sums.append(torch.equal(mine, 2 * whole[:, dist.get_rank()].view(4, 1)))
         parts = [in_layout("gaps", 4, 2) for _ in range(2)]
         dist.all_gather(parts, in_layout("turned", 4, 2).copy_(whole))
@@ -227,7 +229,7 @@ def scattered_in_two_sizes():
     ],
 )
 def test_what_arrives_as_something_else_is_told(job, told):
-    """gloo completes the first two, with nonsense, and ends the process over the others."""
+    """Check two cases that gloo completes, with nonsense, and two over which it ends the process."""
     with pytest.raises(RankError, match=told) as caught:
         run(job, ranks=2)
     assert caught.value.kind == "mismatch"
@@ -264,7 +266,7 @@ def test_a_collective_in_a_thread_is_named(daemon):
 
 
 def test_a_daemon_thread_may_wait_while_the_rank_goes_on():
-    """Both ranks stand still for a while, one in a thread; the main one then sends what the other waits for."""
+    """Let both ranks stand still for a while, one in a thread; the main thread then sends what the other waits for."""
 
     def job():
         rank, x = dist.get_rank(), torch.zeros(1)
@@ -325,7 +327,7 @@ def leads(group):
 
 
 def go_wrong(op, members, culprit, fault):
-    """All do three all_reduces; then `op` on the group of `members`, in which the rank `culprit` commits `fault`."""
+    """Run three all_reduces on all ranks, then `op` on the group of `members`, in which `culprit` commits `fault`."""
     group = dist.new_group(members)
     other = dist.new_group([culprit, (culprit + 1) % 4] if fault == "other group" else [0, 1])
     x = torch.ones(12)
@@ -374,7 +376,10 @@ def twenty_cases():
 
 @pytest.mark.parametrize(("op", "members", "culprit", "fault"), list(twenty_cases()))
 def test_a_fault_is_told_by_rank_op_and_line(op, members, culprit, fault):
-    """By what the ranks did, not by the clock: only the loop waits for the timeout.  `make bench` has the seconds."""
+    """Check what the ranks did, not the clock: only the loop waits for the timeout.
+
+    `make bench` measures the seconds.
+    """
     with pytest.raises(RankError) as caught:
         run(go_wrong, op, list(members), culprit, fault, timeout=10 if fault == "loop" else 300)
     error = caught.value
@@ -397,7 +402,9 @@ def test_a_fault_is_told_by_rank_op_and_line(op, members, culprit, fault):
 
 
 def test_a_mismatch_that_gloo_completes_silently_is_caught():
-    """gloo's all_reduce of int32[2] with float32[2] ends without an error, with nonsense as its result."""
+    """Check an all_reduce of int32[2] with float32[2], which gloo ends without an error, with nonsense as its
+    result.
+    """
 
     def job():
         x = torch.ones(2, dtype=torch.int32 if dist.get_rank() else torch.float32)
@@ -429,7 +436,7 @@ def test_a_message_that_nobody_sends_is_told():
 
 
 def test_a_rank_quicker_than_its_reader_is_no_failure(monkeypatch):
-    """Records are lost when a rank issues more of them than the ring holds between two looks: the first one is late."""
+    """Delay the reader: records are lost if a rank issues more of them than the ring holds between two looks."""
 
     def job(calls):
         x = torch.ones(0)
@@ -444,7 +451,7 @@ def test_a_rank_quicker_than_its_reader_is_no_failure(monkeypatch):
 
 
 def test_the_first_cause_is_named_and_not_its_consequences():
-    """Rank 2 fails before the others; they fail because it is gone, and earlier in the order of ranks."""
+    """Let rank 2 fail first; the others fail because it is gone, and come earlier in the order of ranks."""
 
     def job():
         x = torch.ones(4)

@@ -1,4 +1,7 @@
-"""Nothing is left behind: no process, no file, no thread, however a job ends.  When its caller ends: test_worker.py."""
+"""Tests that a job leaves nothing behind, however it ends: no process, file or thread.
+
+test_worker.py tests a job whose caller ends.
+"""
 
 import contextlib
 import mmap
@@ -25,7 +28,7 @@ from labs.kit.ranks.team import FORKSERVER, Team
 
 
 def possessions():
-    """What this process owns that a launch could leak, and the files of jobs in the folder of temporary files."""
+    """Return what this process owns that a launch could leak, and the files of jobs in the temporary folder."""
     me = psutil.Process()
     files = os.listdir(tempfile.gettempdir())
     ranks = [p for p in psutil.Process(FORKSERVER.process.pid).children(recursive=True)]
@@ -80,7 +83,9 @@ def test_500_launches_leave_nothing_behind(own_folder):
 
 
 def spurious(times):
-    """Good jobs that end with DDP, where torch's own teardown aborts now and then: all must succeed."""
+    """Count the failures of good jobs that end with DDP, where torch's own teardown aborts now and then: none may
+    fail.
+    """
 
     def job():
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -101,13 +106,13 @@ def test_1000_good_launches_never_fail():
 
 
 def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
-    """Stopped, the process that forks is as slow to answer as in its first two seconds."""
+    """Stop the process that forks: it is then as slow to answer as in its first two seconds."""
     forks = psutil.Process(FORKSERVER.process.pid)
     before = possessions()
     heard = threading.Event()
 
     def interrupt():
-        """Again, if Python was in a finalizer, where it ignores what is raised."""
+        """Interrupt again if Python was in a finalizer, where it ignores what is raised."""
         seconds = 0.2
         while not heard.wait(seconds):
             os.kill(os.getpid(), signal.SIGINT)
@@ -148,7 +153,7 @@ def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs(
 
 @pytest.mark.soak
 def test_thirty_launches_side_by_side():
-    """Two at once: in test_kernel.py."""
+    """Launch thirty at once; test_kernel.py launches two."""
     code = """
 import torch, torch.distributed as dist
 from labs.kit.launch import run
@@ -190,7 +195,7 @@ def test_only_loopback_and_no_fixed_port():
 
 
 def in_large_pages(pid):
-    """kB."""
+    """Return the kB of a process in large pages."""
     return int(re.search(r"AnonHugePages:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1])
 
 
@@ -206,6 +211,6 @@ def a_large_page_can_be_had():
 
 @pytest.mark.skipif(not a_large_page_can_be_had(), reason="needs Linux 6.1, with huge pages")
 def test_what_ranks_begin_with_lies_in_large_pages():
-    """A launch takes about half of the kernel's time then."""
+    """Check large pages, with which a launch takes about half of the kernel's time."""
     run(dist.get_rank, ranks=1)
     assert in_large_pages(FORKSERVER.process.pid) > 0

@@ -1,5 +1,6 @@
-"""Reference: the link's arithmetic, done by hand here, against the clock.  Nothing may
-be quicker than the wire.  How much slower the quickest of a few tries may be, only the long tests say: 15 %.
+"""Tests of labs.kit's link: its arithmetic, done by hand here, against the clock.
+
+Nothing may be faster than the wire.  Only the long tests limit how much slower the fastest of a few tries may be: 15 %.
 """
 
 import json
@@ -32,12 +33,12 @@ from labs.kit.record import mark
 
 LINK = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 WIRE = 200e6 / 8  # bytes/s
-N = 200_000  # float32: 32 ms
+N = 200_000  # float32 numbers: 32 ms
 MS = 1e-3
 
 
 def timed(call):
-    """Begin and end (s) of each of three tries."""
+    """Return begin and end (s) of each of three tries."""
     tries = []
     for _ in range(3):
         dist.barrier()
@@ -48,12 +49,12 @@ def timed(call):
 
 
 def quickest(by_rank):
-    """Seconds from the first rank's begin to the last one's end, of the quickest try or step."""
+    """Return the seconds from the first rank's begin to the last one's end, of the fastest try or step."""
     tries = zip(*by_rank, strict=True)
     return min(max(end for _, end in each) - min(begin for begin, _ in each) for each in tries)
 
 
-# Arithmetic -------------------------------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_bandwidth_in_words(text):
     assert Link(2, text) == Link(2, 200e6) == Link(2, 200_000_000)
 
 
-# Against the clock ------------------------------------------------------------------------------------------------
+# ---- against the clock -----------------------------------------------------------------------------------
 
 
 def every_kind():
@@ -151,7 +152,7 @@ def scatter_sum(tensor, group):
     return getattr(functional, "reduce_scatter_single", functional.reduce_scatter_tensor)(tensor, "sum", 0, group)
 
 
-# What the link delays can only be later than the arithmetic has it; how much later is the machine's.
+# Delays of the link can only be later than the arithmetic says; how much later depends on the machine.
 WITHIN = pytest.mark.parametrize("within", [math.inf, pytest.param(1.15, marks=pytest.mark.soak)])
 
 
@@ -163,7 +164,7 @@ def test_times_are_those_of_the_arithmetic(within):
     expected |= {op: LINK.seconds(op, nbytes, 4) for op in ("all_gather", "broadcast")}
     expected |= {
         "send": LINK.seconds("send", nbytes, 4, (1, 2)),
-        "exchange": 2 * nbytes / WIRE + 1e-3,  # each node's wire carries two messages out, and two in meanwhile
+        "exchange": 2 * nbytes / WIRE + 1e-3,  # each node's wire carries two messages out, and two in at the same time
         "overlapped": expected["all_reduce"],
         "two at once": 2 * 1.5 * nbytes / WIRE + 4e-3,
         "two groups": 2 * 4 * nbytes / WIRE + 2e-3,
@@ -180,7 +181,7 @@ def test_times_are_those_of_the_arithmetic(within):
 
 
 def inside():
-    """Seconds of an all-reduce inside a node, which would take 0.64 s across."""
+    """Return the seconds of an all-reduce inside a node, which would take 0.64 s across."""
     pair = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3))][dist.get_rank() // 2]
     return timed(lambda: dist.all_reduce(torch.ones(10 * N), group=pair))
 
@@ -190,7 +191,7 @@ def test_inside_a_node_nothing_is_slow():
     assert quickest(run(inside, ranks=4, link=LINK)) < 0.6
 
 
-# Native strategies ------------------------------------------------------------------------------------------------
+# ---- native strategies -----------------------------------------------------------------------------------
 
 
 def layers():
@@ -221,9 +222,9 @@ def fsdp(*shape):
 @WITHIN
 @pytest.mark.parametrize(("strategy", "shape", "across"), [(ddp, (), 3), (fsdp, (4,), 4.5), (fsdp, (2, 2), 2)])
 def test_native_strategies_feel_the_wire(strategy, shape, across, within):
-    """MB out of each node in a step: 1.5 N, 3 x 0.75 N and N, for a model of N = 2 MB.
+    """Check the MB out of each node in a step: 1.5 N, 3 x 0.75 N and N, for a model of N = 2 MB.
 
-    In DDP it is its C++ that waits.
+    In DDP, PyTorch's C++ waits.
     """
     free, seen = (run(strategy, *shape, ranks=4, link=link, record="communication") for link in (None, LINK))
     seen = seen.recording
