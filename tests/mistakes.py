@@ -23,7 +23,7 @@ AT_ONCE, LONGEST = 2, 1800.0  # s: a mistake may also make a job hang, which is 
 
 @dataclass(frozen=True)
 class Mistake:
-    """In a file of labs, `wrong` instead of `right`, which stands there once."""
+    """A mistake in a file of labs: `wrong` instead of `right`, which occurs there once."""
 
     module: str
     file: str
@@ -39,7 +39,7 @@ class Mistake:
 
 
 def noticed(mistake: Mistake) -> bool:
-    """Whether a test of the module fails, or is stopped, in a copy of the course that has it."""
+    """Return whether a test of the module fails, or is stopped, in a copy of the course with the mistake."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "course"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "__pycache__", "*.ipynb", "images"))

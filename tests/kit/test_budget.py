@@ -1,7 +1,7 @@
-"""labs.kit.budget in real jobs: what fits, trains as ever; what does not, ends with one sentence, wherever it was.
+"""Tests of labs.kit.budget in real jobs: what fits trains as before; what does not ends in one sentence, anywhere.
 
-The reference for how much fits is StorageWatch's peak of the same job, which knows nothing of budgets; for the system's
-limit the kernel's own count (VmData) besides.
+StorageWatch's peak of the same job, which knows nothing of budgets, says how much fits.   For the system's limit, so
+does the kernel's own count (VmData).
 """
 
 import ctypes
@@ -34,7 +34,7 @@ KINDS = [pytest.param("system", marks=linux), "recorder"]
 
 
 def held_to_it_by(kind):
-    """On a rank: as on Linux, or as elsewhere."""
+    """Choose the limiter on a rank: Linux's, or that of other systems."""
     if kind == "recorder":
         module.limiter = lambda: (Recorder, "counted by the recorder")
 
@@ -44,7 +44,7 @@ def tokens():
 
 
 def train(size=None, kind="system", recomputed=False, steps=2):
-    """Losses of a small GPT; everything but the model and its optimizer comes within the budget."""
+    """Return the losses of a small GPT; everything but the model and its optimizer is allocated within the budget."""
     held_to_it_by(kind)
     model = GPT(PRESETS["small"])
     if recomputed:
@@ -67,7 +67,7 @@ def without_budget():
 
 @functools.cache
 def peak(recomputed=False):
-    """Bytes of all tensors together, beyond the parameters."""
+    """Return the peak bytes of all tensors together, beyond the parameters."""
     ((_, *later), *_) = run(train, recomputed=recomputed, ranks=1, record="memory").recording.memory
     parameters = sum(p.nbytes for p in GPT(PRESETS["small"]).parameters())
     return max(sum(held.values()) for _, held in later) - parameters
@@ -78,7 +78,7 @@ def peak(recomputed=False):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fits_trains_as_ever_and_what_does_not_says_so(kind):
-    """Around the peak that StorageWatch measures: the system counts a few MiB that are no tensors as well."""
+    """Check around StorageWatch's peak; the system also counts a few MiB that are not tensors."""
     room = 8 * MiB if kind == "system" else 0
     most = peak()
     assert run(train, most + room, kind, ranks=1) == without_budget()
@@ -96,7 +96,7 @@ def test_recomputation_makes_a_job_fit(kind):
 
 
 def wide(size, where=None):
-    """16 MiB of parameters: 32 of state and 16 of gradients come with the first step."""
+    """Train 16 MiB of parameters: 32 of state and 16 of gradients come with the first step."""
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))
     with budget(size):
         optimizer = Offloaded(model.parameters(), ADAMW, where) if where else ADAMW(model.parameters())
@@ -108,7 +108,9 @@ def wide(size, where=None):
 
 @linux
 def test_files_that_are_mapped_do_not_count(tmp_path):
-    """The state in files: its first step makes that of one parameter at a time, and a thread has a stack of 8 MiB."""
+    """Keep the state in files: the first step makes one parameter's state at a time, and a thread has a stack of 8
+    MiB.
+    """
     with pytest.raises(RankError, match=r"exceeded its budget of 36\.00 MiB"):
         run(wide, 36 * MiB, ranks=1)
     run(wide, 36 * MiB, tmp_path, ranks=1)
@@ -137,7 +139,7 @@ def test_memory_that_was_freed_can_be_used_again(kind):
     assert run(body, ranks=1) == ["done"]
 
 
-# ---- what does not ---------------------------------------------------------------------------------------
+# ---- what does not fit -----------------------------------------------------------------------------------
 
 
 def message(body, *args, ranks=1):
@@ -222,7 +224,9 @@ def sharded(size, stage):
 @pytest.mark.parametrize("stage", [1, 3])
 @linux
 def test_wherever_it_happens_it_is_told_and_never_a_crash_without_words(stage):
-    """One budget after the other until it fits: in autograd, in collectives, in the optimizer, in Python."""
+    """Try one budget after the other until it fits: it ends in autograd, in collectives, in the optimizer, in
+    Python.
+    """
     fits = []
     for size in (1, 2, 3, 5, 8, 32):
         try:
@@ -249,7 +253,7 @@ def test_a_budget_of_nothing():
 @linux
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 def test_mkl_keeps_no_buffers_that_depend_on_the_cpu():
-    """What MKL says itself: bytes that it has, in how many buffers."""
+    """Check what MKL itself reports: its bytes, and in how many buffers."""
 
     def body():
         mkl = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

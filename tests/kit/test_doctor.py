@@ -1,4 +1,4 @@
-"""Reference: this machine, which runs the course; then the same one with one thing at a time taken away."""
+"""Tests of the doctor on this machine, which runs the course, and then with one thing at a time taken away."""
 
 import os
 import subprocess

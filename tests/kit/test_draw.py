@@ -1,7 +1,6 @@
-"""Drawings say what they were given, look the same each time, and can be read.
+"""Tests of drawings: they say what they were given, look the same each time, and are legible.
 
-The reference: the numbers handed in; and the metrics of DejaVu Sans, the widest of the usual fonts, for whether words
-fit.
+References: the numbers handed in; and whether words fit, by the metrics of DejaVu Sans, the widest of the usual fonts.
 """
 
 import base64
@@ -30,7 +29,7 @@ from labs.tp import ColwiseParallel, LossParallel, conjugate, gpt_plan
 from tests.kit.pictures import RING, SVG, recording, require_legible, texts
 from tools import images
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # otherwise each rank imports matplotlib with this module
 
 TREE = [(k, r, r + 2**k, 0) for k in range(3) for r in range(2**k)]
 DOUBLING = [(k, r, r ^ 2**k, 0) for k in range(3) for r in range(8)]
@@ -63,7 +62,7 @@ DRAWINGS = {
 } | {picture.__name__: picture for picture in images.PICTURES}
 DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, lists in pp.SCHEDULES.items()}
 
-# ---- the ledger --------------------------------------------------------------------------------------------
+# ---- the ledger ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_wrong_input_is_told_in_a_sentence(wrong, sentence):
         wrong()
 
 
-# ---- drawings from data ------------------------------------------------------------------------------------
+# ---- drawings from data ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
@@ -97,7 +96,10 @@ def test_same_data_same_bytes(name):
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_a_drawing_is_an_image_with_alternative_text_that_shrinks(name):
-    """JupyterLab shows neither image/svg+xml nor <svg> of a notebook that is not trusted: test_browser sees to that."""
+    """Check an <img>:
+
+    JupyterLab shows neither image/svg+xml nor <svg> of an untrusted notebook (test_browser sees to that).
+    """
     drawing = DRAWINGS[name]()
     image = xml.fromstring(drawing.html.replace('">', '"/>'))
     kind, data = image.get("src").split(",")
@@ -134,7 +136,7 @@ def test_images_are_up_to_date(name):
 
 
 def test_a_plan_tells_what_crosses_each_border():
-    """The reference: the table at the head of labs.tp.conjugate, and labs.tp.shares for who has which heads."""
+    """Check against the table at the head of labs.tp.conjugate, and labs.tp.shares for which rank has which heads."""
     lines = [line.split() for line in conjugate.__doc__.splitlines()]
     table = {words[0]: words[-2:] for words in lines if words and words[0] in plans.BORDERS and len(words) == 7}
     for name, (forward, backward) in plans.BORDERS.items():
@@ -182,7 +184,7 @@ def test_a_round_sends_what_was_there_before_it():
 
 @pytest.mark.parametrize(("messages", "ranks"), [(RING, 4), (TREE, 8), (DOUBLING, 8)], ids=["ring", "tree", "doubling"])
 def test_rounds_are_found_again_in_a_recording(messages, ranks):
-    """Every rank posts its receive before its send, then waits for both; ranks run at their own pace."""
+    """Check with receives posted before sends on every rank, which waits for both; ranks run at their own pace."""
     ready, events = defaultdict(float), []
     for number in range(1 + messages[-1][0]):
         now = [message for message in messages if message[0] == number]

@@ -1,6 +1,6 @@
-"""Jobs started from a notebook's cell, in a real kernel.
+"""Tests of jobs started from a notebook's cell, in a real kernel.
 
-Reference: the operating system's list of processes, and what the kernel sends to its front end.
+References: the operating system's list of processes, and what the kernel sends to its front end.
 """
 
 import re
@@ -39,11 +39,11 @@ def kernel():
 
 
 def execute(client, code, until=None):
-    """Run a cell; its reply, its printed text and its error.
+    """Run a cell. Returns its reply, its printed text and its error.
 
-    until: return when that many "pid" lines came, with the number of the message in place of the reply.
+    until: return when that many "pid" lines came, with the number of the message in place of the reply
     """
-    message = client.execute(code, stop_on_error=False)  # else what comes right after an error is dropped
+    message = client.execute(code, stop_on_error=False)  # otherwise a request right after an error is dropped
     text, error = "", None
     while True:
         got = client.get_iopub_msg(timeout=300)
@@ -60,7 +60,10 @@ def execute(client, code, until=None):
 
 
 def reply_to(client, message):
-    """A slow kernel may have answers to other questions in its queue: it is asked several times whether it is ready."""
+    """Return the reply to a message.
+
+    A slow kernel's queue may hold answers to earlier questions whether it is ready.
+    """
     while (reply := client.get_shell_msg(timeout=300))["parent_header"].get("msg_id") != message:
         pass
     return reply["content"]
@@ -88,7 +91,9 @@ print([a.rank for a in answers], all(isinstance(a, Answer) for a in answers))
 
 
 def test_a_class_of_a_cell_that_comes_back_is_still_the_cells(kernel):
-    """Variables that the cells change later count, here and in the next job; attributes set on a rank stay there."""
+    """Check that variables that cells change later count, here and in the next job; attributes set on a rank stay
+    there.
+    """
     _, client = kernel
     code = """
 import dataclasses, enum
@@ -157,7 +162,7 @@ run(job, ranks=2)
 
 
 def test_exit_in_a_cells_function_is_told(kernel):
-    """In a kernel `exit` is an object that holds the kernel."""
+    """Call `exit`, which in a kernel is an object that holds the kernel."""
     _, client = kernel
     _, _, error = execute(client, "def job():\n    exit()\nrun(job, ranks=2)\n")
     assert "the function called exit(" in error["evalue"]
@@ -206,7 +211,7 @@ def test_two_kernels_at_once_do_not_disturb_each_other(kernel):
 
 
 def test_restarting_the_kernel_leaves_no_rank_and_no_fork_server(kernel):
-    """Last: it ends the kernel that the tests share."""
+    """Restart last: this ends the kernel that the tests share."""
     manager, client = kernel
     _, text, _ = execute(
         client, "from labs.kit.launch import FORKSERVER\nprint('pid', FORKSERVER.process.pid)\n" + HANG, until=3

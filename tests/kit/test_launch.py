@@ -1,6 +1,6 @@
-"""The launcher: values, output, and what is no job.
+"""Tests of the launcher: values, output, and calls that are refused.
 
-What a job that goes wrong is told is in ranks/test_diagnosis.py, what is left behind in ranks/test_forkserver.py.
+ranks/test_diagnosis.py tests the errors of failing jobs, ranks/test_forkserver.py what they leave behind.
 """
 
 import io
@@ -34,7 +34,7 @@ def warm():
     run(dist.get_rank, ranks=2)
 
 
-# ---- a job is a function call with a value ------------------------------------------------------
+# ---- a job is a function call with a value ---------------------------------------------------------------
 
 
 def test_every_rank_returns_its_value():
@@ -121,7 +121,7 @@ def test_megabytes_of_output_are_cut_with_a_word(capsys):
     assert "[rank 1] 1 MiB printed: only the end of the rest is shown" in out
 
 
-# ---- good programs that look odd ----------------------------------------------------------------
+# ---- good programs that look odd -------------------------------------------------------------------------
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -205,7 +205,7 @@ def test_a_wait_that_gave_up_is_no_wait():
 
 
 def test_more_shapes_than_the_flight_recorder_has_room_for(monkeypatch):
-    """Then the shapes are not told any more, but no message is taken for another."""
+    """Check that shapes are no longer reported, but no message is confused with another."""
 
     def job():
         flight_recorder.TEXT = flight_recorder.GROUP_TEXT  # no room at all
@@ -253,7 +253,7 @@ def test_a_timeout_of_infinity():
     assert run(dist.get_rank, ranks=2, timeout=float("inf")) == [0, 1]
 
 
-# ---- started again ------------------------------------------------------------------------------
+# ---- restarts --------------------------------------------------------------------------------------------
 
 
 def test_ranks_of_which_one_died_or_raised_are_all_started_again(tmp_path, capsys):
@@ -287,7 +287,7 @@ def test_ranks_of_which_one_died_or_raised_are_all_started_again(tmp_path, capsy
 
 
 def started(error, monkeypatch, **options):
-    """How often the ranks of a job are started, of which the caller hears nothing but this error."""
+    """Return how often the ranks of a job are started if the caller only ever gets this error."""
     attempts = []
 
     class Fails(launch.Team):
@@ -337,7 +337,7 @@ def test_under_torchrun_it_is_torchrun_that_restarts(monkeypatch):
         run(print)
 
 
-# ---- bad input ----------------------------------------------------------------------------------
+# ---- bad input -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarts", [-1, 1.0, True, None])
@@ -430,7 +430,7 @@ def test_a_standard_output_that_is_none_or_cannot_be_flushed(monkeypatch):
 
 
 def test_where_all_warnings_are_errors_from_the_start_ranks_start():
-    """PyTorch itself warns as it is imported by the process that forks them."""
+    """Check the start although PyTorch itself warns when the process that forks imports it."""
     code = "from labs.kit.launch import run; print(run(__import__('os').getenv, 'PYTHONWARNINGS', ranks=1))"
     environment = os.environ | {"PYTHONWARNINGS": "error"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
@@ -438,7 +438,7 @@ def test_where_all_warnings_are_errors_from_the_start_ranks_start():
 
 
 class Awkward:
-    """A value that, as it is packed in a rank or built again in the caller, asks the process to end."""
+    """A value that asks the process to end when a rank packs it, or when the caller unpacks it."""
 
     def __init__(self, when):
         self.when = when

@@ -1,6 +1,6 @@
-"""Widgets show what the functions handed to them say, at the settings of their controls, live and saved.
+"""Tests of widgets: they show the results of the given functions at their controls' settings, live and saved.
 
-The reference: the same picture drawn without a widget.
+The reference is the same picture drawn without a widget.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.kit.pictures import RING, SVG, recording
 
 
 def saved(widget):
-    """What a committed notebook keeps: the bundle without the live view."""
+    """Return what a committed notebook keeps: the bundle without the live view."""
     data, metadata = widget._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     return {kind: value for kind, value in data.items() if not kind.endswith("widget-view+json")}, metadata
@@ -99,7 +99,7 @@ def test_play_button_drives_the_slider():
 
 
 def test_collective_from_a_given_start():
-    """A broadcast: rank 1 has nothing before it is told."""
+    """Play a broadcast: rank 1 has nothing before it receives."""
     widget = play.collective([(0, 0, 1, 0)], 2, held=[{0: {0}}, {}])
     assert "Rank 1 holds nothing." in widget.stage.value
     widget.controls["frame"].value = 1
@@ -107,13 +107,13 @@ def test_collective_from_a_given_start():
 
 
 def test_replay_begins_and_is_saved_whole():
-    """Of the job cut off at every moment, the picture of `draw.timeline`."""
+    """Check that the job cut off at any moment is shown as the picture of `draw.timeline`."""
     jobs, names = (recording(), recording(3)), ("two", "three")
     whole = draw.timeline(*jobs, names=names)
     widget = play.replay(*jobs, names=names, count=3)
     button, slider = widget.children[0].children
     assert widget.stage.value == whole.html and button.value == slider.value == 2
-    assert not slider.readout  # which would count frames
+    assert not slider.readout  # a readout would count frames
     slider.value = 1
     assert widget.stage.value == draw.timeline(*jobs, names=names, until=0.1).html != whole.html
     assert saved(widget)[0] == whole._repr_mimebundle_()

@@ -1,4 +1,4 @@
-"""Reference: a small course written here, and the checks that the notebooks call."""
+"""Tests of progress against a small course written here, and the checks that the notebooks call."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def right():
 
 @pytest.fixture
 def course(tmp_path, monkeypatch):
-    """A course whose first notebook has two exercises, open in one of its notebooks."""
+    """Make a course whose first notebook has two exercises, open in one of its notebooks."""
     folder = tmp_path / "course"
     (folder / "notebooks").mkdir(parents=True)
     write(
@@ -98,9 +98,9 @@ def test_a_folder_that_cannot_be_written_does_not_disturb_a_check(course, monkey
         patch.setattr(os, "replace", refused)
         assert str(broadcast(right)) == "✓ broadcast: fine"
     assert not list(course.glob("progress.json*"))
-    (course / "progress.json").mkdir()  # nor a file that cannot be one
+    (course / "progress.json").mkdir()  # a file that cannot be one
     assert broadcast(right)
-    monkeypatch.setattr("pathlib.Path.cwd", refused)  # nor a folder that is gone
+    monkeypatch.setattr("pathlib.Path.cwd", refused)  # a folder that is gone
     assert broadcast(right)
 
 

@@ -1,4 +1,4 @@
-"""Reference: the bank as it is written, and the notebooks that its questions are about."""
+"""Tests of recall against the bank as it is written, and the notebooks that its questions are about."""
 
 import re
 

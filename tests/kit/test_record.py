@@ -1,4 +1,4 @@
-"""Recordings: what marks, spans and events make of one, and the questions that it answers."""
+"""Tests of recordings: marks, spans and events, and the questions that a recording answers."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from labs.kit.watch.communication import Event
 from tests.kit.watch.common import recording
 
 
-# Marks, spans, joining --------------------------------------------------------------------------------------------
+# ---- marks, spans, joining -------------------------------------------------------------------------------
 def tape(start, end, marks=(), spans=()):
     return {"start": start, "end": end, "marks": list(marks), "spans": list(spans), "watched": None}
 
@@ -112,7 +112,7 @@ def test_what_some_kinds_held_during_a_step():
 
 
 class Walked(list):
-    """A list that counts how often somebody walks over the whole of it."""
+    """A list that counts how often it is walked from end to end."""
 
     walks = 0
 
@@ -122,7 +122,7 @@ class Walked(list):
 
 
 def test_many_steps_are_looked_at_once():
-    """Everything that is asked for step by step would else take a time that grows with their square."""
+    """Check that each list is walked once; otherwise, asking step by step would take a time quadratic in the steps."""
     steps = Walked(Span(0, "step", float(start), start + 1.0) for start in range(50))
     line = Walked((start + 0.5, ZEROS | {"G": 7}) for start in range(50))
     events = Walked(

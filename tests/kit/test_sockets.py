@@ -1,5 +1,6 @@
-"""Reference: a socket pair that was given so many bytes, and what gloo is known to send (gloo's reduce_scatter is an
-all_reduce that keeps one piece).
+"""Tests of sockets against a socket pair with a known number of bytes, and against what gloo is known to send.
+
+gloo's reduce_scatter is an all_reduce that keeps one piece.
 """
 
 import os
@@ -26,7 +27,7 @@ def test_what_a_connection_delivers_is_counted_once_it_is_there():
             received = 0
             while received < 100_000:
                 received += len(theirs.recv(1 << 16))
-            theirs.sendall(b"done")  # carries the acknowledgement of what came before
+            theirs.sendall(b"done")  # carries the acknowledgement of everything before
             ours.recv(4)
             assert 100_000 <= sockets.delivered() - before <= 100_004
 
@@ -40,7 +41,7 @@ def test_it_leaves_everything_open_and_nothing_more():
 
 
 def wire():
-    """Bytes delivered by this rank in tensors of 1 MiB, for each of three collectives."""
+    """Return the bytes that this rank delivers for tensors of 1 MiB, in each of three collectives."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     x = torch.ones(2**18)
     piece = torch.empty(2**16)
@@ -51,7 +52,7 @@ def wire():
     }
     sent = {}
     for name, way in ways.items():
-        way()  # the first one also connects
+        way()  # the first call also connects
         dist.barrier()
         before = sockets.delivered()
         way()

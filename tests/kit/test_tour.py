@@ -1,7 +1,8 @@
-"""The tour as a command. Its figures are held by the contract test; here the reference is what a reader is promised:
+"""Tests of the tour as a command: its output, its file, its errors, and its failures.
 
-one table that fits a terminal, a file with a fixed schema, one sentence for whatever cannot be done, and a failure,
-with its reason, where a strategy is not what the table says.
+The contract test checks its figures.  Here we check the promises to a reader: one table that fits a terminal; a file
+with a fixed schema; one sentence for everything that cannot be done; and a failure, with its reason, if a strategy
+differs from the table.
 """
 
 import json
@@ -32,12 +33,12 @@ KINDS = ["P", "G", "S", "A", "comm", "temporary", "peak"]
 
 
 def read_all(descriptor: int) -> str:
-    """All that comes through a pseudo-terminal."""
+    """Return everything that comes through a pseudo-terminal."""
     content = b""
     while True:
         try:
             piece = os.read(descriptor, 1 << 16)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # Linux raises this when the other end is closed
             piece = b""
         if not piece:
             os.close(descriptor)
@@ -47,7 +48,7 @@ def read_all(descriptor: int) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A tour from a shell: (folder, stdout through a pipe, stderr on a terminal)."""
+    """Run a tour from a shell: (folder, stdout through a pipe, stderr on a terminal)."""
     folder = tmp_path_factory.mktemp("tour")
     options = "tour --steps 3 --batch 2 --ranks 2 --strategies torch-ddp,ddp-bucketed"
     command = [warm.python(), "-m", "labs", *options.split()]
@@ -135,7 +136,7 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
             nobody = row["side"] == "native" and kind in ("A", "comm", "temporary", "peak")
             assert [type(value) for value in pair.values()] == [type(None) if nobody else int, int]
     sent = [row["sent"]["measured"] for row in told["rows"]]
-    assert sent[0] == 0 and sent[1] == sent[2] == told["rows"][1]["held"]["P"]["measured"]  # 2 (N-1)/N, and N = 2
+    assert sent[0] == 0 and sent[1] == sent[2] == told["rows"][1]["held"]["P"]["measured"]  # 2 (N-1)/N, with N = 2
 
 
 def test_the_loss_falls_below_the_unigram_entropy():
@@ -146,11 +147,11 @@ def test_the_loss_falls_below_the_unigram_entropy():
     assert rows[0].differs == []
 
 
-# ---- strategies that are not what the table says ---------------------------------------------------------
+# ---- strategies that differ from the table ---------------------------------------------------------------
 
 
 class SendsTwice(ddp.Bucketed):
-    """One collective more, whose result nobody uses."""
+    """A strategy with one more collective, whose result nobody uses."""
 
     def average(self):
         super().average()
@@ -158,7 +159,7 @@ class SendsTwice(ddp.Bucketed):
 
 
 class Sums(ddp.Bucketed):
-    """No division: torch.optim.AdamW hardly minds, one process does."""
+    """A strategy that does not divide: torch.optim.AdamW hardly changes, but the numbers differ from one process's."""
 
     def average(self):
         self.ranks = 1
@@ -178,7 +179,7 @@ def test_a_strategy_that_differs_fails_the_tour(monkeypatch, capsys, tmp_path):
         r"tour: sums, rank 0, 1: parameters differ from one process's by \d\.\de-\d\d, more than 1e-05", sums
     )
     assert "to the byte" not in out
-    assert (tmp_path / "tour.json").exists()  # to look into
+    assert (tmp_path / "tour.json").exists()  # the file stays for inspection
 
 
 HELD = Held(P=8, G=8, S=16, A=99, comm=0, temporary=5, peak=130)
@@ -212,7 +213,7 @@ def test_a_kind_that_is_not_as_predicted_is_said():
     assert tour.off(row) == "mine held, in bytes: peak 3,360,336 (predicted 3,442,252)."
 
 
-# ---- what cannot be done, in one sentence and before any training -----------------------------------------
+# ---- bad input, in one sentence and before any training --------------------------------------------------
 
 
 @pytest.mark.parametrize(

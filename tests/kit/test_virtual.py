@@ -1,4 +1,4 @@
-"""Reference: how many devices were asked for; a JAX that is pretended to be missing, or old."""
+"""Tests of virtual devices: as many as were asked for; and a JAX that is pretended to be missing, or old."""
 
 import sys
 import time
@@ -65,7 +65,7 @@ def test_processes_of_which_one_has_left_end_at_their_timeout():
 def hangs():
     import signal
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # JAX catches it where it knows of several processes
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # JAX catches the signal if it knows of several processes
     time.sleep(100)
 
 

@@ -1,6 +1,6 @@
-"""labs.llama.weights against transformers: the same file, the same tokens; and folders that are broken on purpose.
+"""Tests of labs.llama.weights against transformers: the same file, the same tokens; and broken folders.
 
-transformers takes seconds to import, and does it in one test alone.
+transformers takes seconds to import, so only one test does it.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def emptied(config, dtype=torch.float32):
     return model
 
 
-# ---- as transformers has it ------------------------------------------------------------------------------
+# ---- beside transformers ---------------------------------------------------------------------------------
 
 SIZES = {
     "vocab_size": 37,
@@ -109,7 +109,7 @@ def we_save_and_it_loads(transformers, folder, config):
     assert torch.allclose(llama(tokens).logits, model(tokens), rtol=0, atol=1e-5)
 
 
-# ---- out and in ------------------------------------------------------------------------------------------
+# ---- saving and loading ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -143,7 +143,7 @@ def test_a_rank_of_a_split_model_gets_its_slices(tmp_path):
 
 
 def on_ranks(folder):
-    """A model that is split while it still has other weights."""
+    """Split a model while it still has other weights, then load and generate."""
     mesh = Mesh((dist.get_world_size(),), ("tp",))
     model = parallelize(GPT(read_config(folder), seed=9).double(), mesh, gpt_plan(ODD))
     load(model, folder, slices(model))
@@ -152,7 +152,7 @@ def on_ranks(folder):
 
 def test_ranks_that_load_their_slices_generate_the_same(tmp_path):
     model = GPT(ODD, seed=2).double()
-    model.head.weight.data *= 20  # so that choices are clear
+    model.head.weight.data *= 20  # makes choices clear
     save(model, tmp_path)
     expected = generate(model, PROMPT, 20).tolist()
     assert list(run(on_ranks, tmp_path, ranks=3)) == [expected] * 3
@@ -176,7 +176,7 @@ def test_a_longer_context_takes_the_same_weights(tmp_path):
 
 
 def change(folder, added=None, dropped=None):
-    """The folder's tensors, with some changed."""
+    """Save the folder's tensors again, with some changed."""
     path = folder / "model.safetensors"
     tensors = load_file(path) | (added or {})
     save_file({name: tensor for name, tensor in tensors.items() if name != dropped}, path)

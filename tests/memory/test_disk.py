@@ -1,8 +1,7 @@
-"""labs.memory.disk where files are not what they were: a training goes on bit for bit, or says on all ranks why it does
-not.
+"""Tests of labs.memory.disk with damaged files: a training continues bit for bit, or every rank says why not.
 
-Two ranks train to step 3 and leave their folder; what befalls it is drawn from a seed.  Then the training is taken up
-and taken to step 5.  The reference is the same training with its state in memory.
+Two ranks train to step 3 and leave their folder, which then suffers a random damage.   The training is resumed, and
+taken to step 5.   The reference is the same training with its state in memory.
 """
 
 import json
@@ -23,7 +22,9 @@ TEXT = "somebody's notes"
 
 
 def trained(last, where=None, data=0):
-    """The parameters after step `last`, of which the second is used in every other step; each rank has its own data."""
+    """Return the parameters after step `last`; every other step uses the second layer, and each rank has its
+    own data.
+    """
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 4, bias=False)])
     optimizer = Offloaded(model.parameters(), ADAMW, where) if where else ADAMW(model.parameters())
@@ -36,7 +37,7 @@ def trained(last, where=None, data=0):
     return [p.detach() for p in model.parameters()]
 
 
-# ---- what may befall a folder ----------------------------------------------------------------------------
+# ---- damages to a folder ---------------------------------------------------------------------------------
 
 
 def files_of(where):
@@ -116,7 +117,7 @@ def empty(where):
 
 
 def another_training(draw, where, older):
-    """As many steps of it, and the same shapes."""
+    """Put in another training's files, with as many steps, and the same shapes."""
     rank = f"rank-{draw.randrange(2)}-of-2"
     shutil.rmtree(where / rank)
     shutil.copytree(older.parent / "other" / rank, where / rank)
@@ -141,7 +142,7 @@ def a_file_in_place(draw, where, older):
 
 
 def notes(draw, where, older):
-    """Beside the files, or alone in a folder that has no record yet."""
+    """Put other files beside the training's, or alone into a folder that has no record yet."""
     if draw.random() < 0.5:
         for rank in where.iterdir():
             shutil.rmtree(rank)
@@ -170,11 +171,11 @@ DAMAGE = [
 ]
 
 
-# ---- bit for bit, or told --------------------------------------------------------------------------------
+# ---- right bit for bit, or refused -----------------------------------------------------------------------
 
 
 def taken_up(last, folders):
-    """Of each folder: the parameters in the end, or the sentence."""
+    """Return the parameters in the end, or the sentence, for each folder."""
     found = []
     for where in folders:
         try:
@@ -185,7 +186,7 @@ def taken_up(last, folders):
 
 
 def require_right_or_told(tmp_path, seeds):
-    """Each seed draws a damage of its own, the first ones one of each kind."""
+    """Draw a damage from each seed; the first seeds draw one of each kind."""
     begun, older, other = (tmp_path / name for name in ("begun", "older", "other"))
     run(trained, 2, older, ranks=2)
     shutil.copytree(older, begun)

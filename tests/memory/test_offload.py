@@ -1,8 +1,7 @@
-"""labs.memory.offload and labs.memory.disk against the same training with its state in memory, bit by bit.
+"""Tests of labs.memory.offload and disk against the same training with its state in memory, bit by bit.
 
-Crashes are real: a rank kills itself in the middle of a step, at each of the moments between two looks at the disk,
-and what a new process finds in the folder goes on as if nothing had been.  Memory is what the kernel tells of the
-process.
+Crashes are real: a rank kills itself in the middle of a step, between any two accesses to the disk, and a new process
+continues from the folder as if nothing had happened.  Memory is what the kernel reports for the process.
 """
 
 import copy
@@ -46,7 +45,7 @@ def exactly_equal(mine, reference):
 
 
 class Net(nn.Module):
-    """Odd sizes, a scalar, and a branch that only some steps use."""
+    """A model with odd sizes, a scalar, and a branch that only some steps use."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -61,7 +60,7 @@ class Net(nn.Module):
 
 
 def train(model, optimizer, first=0, last=5):
-    """Steps first to last - 1, each told by its number alone."""
+    """Take steps first to last - 1, each determined by its number alone."""
     for step in range(first, last):
         x = torch.randn(3, 5, generator=torch.Generator().manual_seed(step)).to(model.scale.dtype)
         optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
@@ -94,7 +93,9 @@ def test_in_bfloat16_equal_to_masters_in_memory(tmp_path):
 
 
 def test_state_goes_from_one_to_the_other(tmp_path):
-    """Between a folder, another folder and memory: torch's format, with the master among the state."""
+    """Move state between a folder, another folder and memory, in torch's format, with the master as a part of the
+    state.
+    """
     first, second, third = (Net(torch.bfloat16) for _ in range(3))
     here = offloaded(first, tmp_path / "here")
     train(first, here, last=3)
@@ -150,7 +151,7 @@ def test_a_folder_is_taken_up_where_it_was_left(tmp_path):
 
 
 def events(at):
-    """From here on, call `at` before every copy, flush, renaming and removal; and in the middle of a copy."""
+    """Call `at` from here on before every copy, flush, renaming and removal, and in the middle of a copy."""
 
     def told(original):
         def call(*args, **kwargs):
@@ -174,7 +175,7 @@ def events(at):
 
 
 def killed_at(moment, where):
-    """Take up the training in a folder, and die at the nth event of the fourth step; or tell how many it has."""
+    """Resume the training in a folder, and die at the nth event of the fourth step, or return how many it has."""
     model = Net()
     optimizer = offloaded(model, where)
     train(model, optimizer, first=2, last=3)
@@ -206,7 +207,7 @@ def test_killed_at_every_moment_of_a_step(tmp_path):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_folder_is_taken_up_under_every_stage(stage, tmp_path):
-    """The other ranks' shards, too: what this one computes with is whole under stages 1 and 2."""
+    """Check the other ranks' shards, too: under stages 1 and 2 this rank computes with the whole."""
 
     def body(last, optimizer):
         return train_sharded(stage, optimizer, last)[0]
@@ -217,7 +218,7 @@ def test_a_folder_is_taken_up_under_every_stage(stage, tmp_path):
 
 
 def sharded_and_killed(where, rank=None, before=""):
-    """Train under stage 3; a rank dies just before it calls a method of its Disk for the fourth time."""
+    """Train under stage 3, and let a rank die just before it calls a method of its Disk for the fourth time."""
     calls = {}
 
     def die(name, original):
@@ -277,7 +278,7 @@ def test_a_step_that_fails_is_no_step(tmp_path, monkeypatch):
 
 
 def test_after_a_step_that_failed_half_way_only_an_earlier_state_goes_on(tmp_path):
-    """What fails is the optimizer, at the second parameter: the first one has taken the step already."""
+    """Let the optimizer fail at the second parameter, when the first one has already taken the step."""
 
     def failing(masters):
         if len(seen := [*masters]) and seen[0].shape == (7,):
@@ -321,7 +322,7 @@ def full_disk(path):
 
 
 def test_one_parameter_is_updated_while_its_neighbours_travel(tmp_path, monkeypatch):
-    """An update that does not end before its neighbours have travelled; were it alone, it would wait in vain."""
+    """Check with an update that does not end before its neighbours have travelled; alone, it would wait in vain."""
     seen, changed = [], threading.Condition()
 
     def note(*what):
@@ -359,7 +360,7 @@ def test_one_parameter_is_updated_while_its_neighbours_travel(tmp_path, monkeypa
         assert seen.index(("store over", i - 1)) < seen.index(("fetch", i + 2)), "three parameters at a time"
 
 
-LAYERS = 64  # of 1 MiB: what is claimed is many times what a process has more or less by chance
+LAYERS = 64  # of 1 MiB each: the claim is many times what a process varies by chance
 
 
 class Wide(nn.Module):
@@ -372,7 +373,7 @@ class Wide(nn.Module):
 
 
 def memory_of(optimizer):
-    """MiB of this process in a training, at rest and at most, beyond what it had when the model was there."""
+    """Return the MiB of this process in a training, at rest and at the peak, beyond those when the model was there."""
     ctypes.CDLL(None).mallopt(-3, 2**17)  # large blocks go back to the system as soon as they are freed
     model, status = Wide(), Path("/proc/self/status")
 
@@ -384,9 +385,9 @@ def memory_of(optimizer):
         optimizer.step()
         optimizer.zero_grad()
 
-    step(ADAMW([next(model.parameters())]))  # what torch loads and allocates once
+    step(ADAMW([next(model.parameters())]))  # loads and allocates what torch needs once
     model.zero_grad()
-    Path("/proc/self/clear_refs").write_text("5")  # the most begins here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = held("VmRSS")
     optimizer = optimizer(model.parameters())
     for _ in range(3):
@@ -433,7 +434,7 @@ def test_stage_3_with_its_shards_in_files_too(tmp_path):
 
 
 def test_the_host_tier_keeps_what_it_is_given():
-    """Its logic, without a GPU: parameters and tier are one memory here, which saves nothing."""
+    """Check the host tier's logic without a GPU: parameters and tier share one memory here, which saves nothing."""
     model, reference = Net(torch.bfloat16), Net(torch.bfloat16)
     optimizer = Offloaded.__new__(Offloaded)
     optimizer.params, optimizer.optimizer, optimizer.tier = list(model.parameters()), ADAMW, offload.Host()
@@ -448,7 +449,7 @@ def test_the_host_tier_keeps_what_it_is_given():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
 def test_beside_a_gpu(tier, tmp_path):
-    """The update is computed on the CPU, which rounds in its own way."""
+    """Compare with updates on the CPU, which rounds in its own way."""
     with torch.device("cuda"):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8))).bfloat16()
         reference = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8))).bfloat16()

@@ -1,8 +1,7 @@
-"""labs.memory.precision against torch's own AdamW and SGD in float32, which are fed the same gradients, cast: bit by
-bit.
+"""Tests of labs.memory.precision against torch's float32 AdamW and SGD, with the same gradients, cast, bit by bit.
 
-Across ranks the reference is one process in the same precision, which adds up the gradients of every rank's part in
-the order of the ranks. For the loss scale it is arithmetic by hand.
+With several ranks the reference is one process in the same precision, which adds up the gradients of every rank's part
+in the order of the ranks. The loss scale is checked against arithmetic by hand.
 """
 
 from functools import cache, partial
@@ -42,7 +41,7 @@ def feed(params, step):
 
 
 def lone(dtype=torch.bfloat16, value=1.0, lr=1e-3, scale=None):
-    """One parameter of two numbers, and its optimizer: plain gradient descent."""
+    """Return one parameter of two numbers, and its optimizer: plain gradient descent."""
     p = nn.Parameter(torch.full((2,), value, dtype=dtype))
     return p, Masters([p], partial(torch.optim.SGD, lr=lr), scale)
 
@@ -81,7 +80,7 @@ def test_full_precision_is_its_own_master(dtype):
 
 
 def test_small_steps_add_up_and_without_masters_are_lost():
-    # At 1.0 bfloat16 has steps of 2**-8 downwards; each of these is a quarter of one, and rounds away.
+    # Below 1.0 bfloat16 has steps of 2**-8; each update is a quarter of one, and rounds away.
     small = 2.0**-10
     p, masters = lone(lr=small)
     bare = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
@@ -229,7 +228,7 @@ def test_what_is_no_parameter_is_named(wrong, what):
         Masters(wrong, OPTIMIZERS["sgd"])
 
 
-# ---- across ranks ----------------------------------------------------------------------------------------
+# ---- with several ranks ----------------------------------------------------------------------------------
 
 CONFIG = Config(vocab=17, dim=12, depth=2, heads=2, kv_heads=1, hidden=20, context=6)
 STEPS = 10
@@ -246,7 +245,9 @@ def batch(step, rank):
 
 @cache
 def one_process(ranks, max_norm=None):
-    """In the same precision: each rank's gradient on its own, added in the order of the ranks, divided."""
+    """Train in one process in the same precision: each rank's gradient alone, added in the order of the ranks,
+    divided.
+    """
     return run(by_itself, ranks, max_norm, ranks=1)[0]
 
 
@@ -282,7 +283,7 @@ def with_zero(stage, max_norm=None):
 
 
 def test_with_ddp():
-    # On two ranks there is one way to add two numbers; on more, the ring's order rounds otherwise.
+    # Two ranks can add two numbers in only one way; on more ranks, the ring's order rounds differently.
     for result in run(with_ddp, ranks=2):
         torch.testing.assert_close(result, one_process(2), rtol=0, atol=0)
 
@@ -298,8 +299,8 @@ def test_with_zero(ranks):
 
 
 def test_clipped_with_zero():
-    # The norm is rounded otherwise, as it is added up in other pieces: where an element lies on the edge between two
-    # numbers of bfloat16, it may fall to the other side.
+    # The norm is added up in other pieces, and rounds differently: an element halfway between two numbers of bfloat16
+    # may round to the other one.
     for results in run(lambda: [with_zero(stage, 0.5) for stage in (1, 2, 3)], ranks=3):
         for result in results:
             torch.testing.assert_close(result, one_process(3, 0.5), rtol=2**-7, atol=1e-3)
@@ -378,7 +379,7 @@ def test_one_ranks_overflow_stops_all(value):
 
 
 def test_float16_with_zero_overflows_in_the_sum_and_recovers():
-    """The first scale is too large on purpose: some step must be skipped, on all ranks, and training go on."""
+    """Begin with a scale that is too large: some step must be skipped, on all ranks, and training continues."""
 
     def body(stage):
         scale = LossScale(2.0**24)

@@ -1,9 +1,8 @@
-"""labs.memory.recompute and labs.memory.selective: the same model without them, and beside it torch.utils.checkpoint on
-its layers.
+"""Tests of labs.memory.recompute and selective against the same model without them, and torch.utils.checkpoint.
 
-Computing twice is no reason to compute anything else: gradients must be equal bit by bit, with dropout inside.  Bytes
-are those that StorageWatch sees (it was held against the allocator in test_memory.py), torch's own checkpointing and
-a count by hand, per token and layer, stand beside them.
+Computing twice must not change results: gradients must be equal bit by bit, with dropout inside.  Bytes are those that
+StorageWatch sees, which test_memory.py checks against the allocator.  They are compared with torch's own checkpointing
+and with a count by hand, per token and layer.
 """
 
 import copy
@@ -33,7 +32,7 @@ KEEPS = {"full": frozenset(), "attention": ATTENTION, "both": MATMULS | ATTENTIO
 
 
 class WithDropout(nn.Module):
-    """A layer that draws random numbers, and takes an argument by keyword that needs a gradient, too."""
+    """A layer that draws random numbers, and has a keyword argument that also needs a gradient."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -46,7 +45,7 @@ class WithDropout(nn.Module):
 
 
 class Net(nn.Module):
-    """Three such layers, the first and the last of them tied, the middle one partly frozen."""
+    """A model of three such layers, the first and the last of them tied, the middle one partly frozen."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -67,7 +66,7 @@ def batch(dtype):
 
 
 def train(model, dtype=torch.float32, steps=3):
-    """Losses, parameters and the state of the random numbers after some steps."""
+    """Return losses, parameters and the state of the random numbers after some steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1)
     losses = []
@@ -86,7 +85,7 @@ def recomputed(model, keep=()):
 
 
 def torch_recomputed(model, keep=()):
-    """The same with torch's own, and its selective policy where operations are kept."""
+    """Recompute with torch's own, and its selective policy where operations are kept."""
 
     def policy(context, op, *args, **kwargs):
         return CheckpointPolicy.MUST_SAVE if str(op.overloadpacket) in keep else CheckpointPolicy.PREFER_RECOMPUTE
@@ -133,7 +132,7 @@ def test_autocast_is_that_of_the_forward(keep):
     def train_in_bfloat16(model):
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(*tokens(TINY))
-        loss.backward()  # outside of it, as torch's manual has it
+        loss.backward()  # outside of autocast, as torch's manual advises
         return [p.grad for p in model.parameters()]
 
     exactly_equal(train_in_bfloat16(recomputed(GPT(TINY), KEEPS[keep])), train_in_bfloat16(GPT(TINY)))
@@ -181,7 +180,7 @@ def test_arguments_of_any_nesting_and_outputs_of_any_kind():
 
 
 class Codebook(nn.Module):
-    """Two buffers, of which each forward replaces one and changes the other; both change what it gives."""
+    """A layer with two buffers, of which each forward replaces one and changes the other; both change its output."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +196,7 @@ class Codebook(nn.Module):
 
 
 class OfFunctions(nn.Module):
-    """Statistics that PyTorch changes without counting a version."""
+    """A layer with statistics that PyTorch changes without counting a version."""
 
     def __init__(self):
         super().__init__()
@@ -210,7 +209,7 @@ class OfFunctions(nn.Module):
 
 
 def remembering(how, make, keep):
-    """Parameters, buffers and losses of three steps with two micro-batches, whose backwards come after both."""
+    """Return parameters, buffers and losses of three steps with two micro-batches, whose backwards come after both."""
     torch.manual_seed(0)
     model = make()
     if how == "recompute":
@@ -261,7 +260,7 @@ def test_a_function_that_asks_autograd_itself():
 
 def test_in_forward_mode_and_under_the_forwards_default_device():
     with warnings.catch_warnings(), forward_ad.dual_level():
-        warnings.simplefilter("ignore")  # of PyTorch's own, as it begins
+        warnings.simplefilter("ignore")  # PyTorch itself warns when it begins
         x = forward_ad.make_dual(torch.ones(2, requires_grad=True), torch.full((2,), 3.0))
         exactly_equal(forward_ad.unpack_dual(checkpoint(torch.sin, x)).tangent, 3 * torch.ones(2).cos())
     x = torch.ones(2, requires_grad=True, device="meta")
@@ -348,7 +347,7 @@ def test_names_hooks_and_copies_are_those_of_the_module():
 
 
 def bytes_held(model, config, batch=2):
-    """(what the model's forward left for the backward, most of it in A at any time, the peak)."""
+    """Return (what the model's forward left for the backward, the most of A at any time, the peak)."""
     x, y = tokens(config, batch)
     with StorageWatch() as watch:
         loss = model(x, y)
@@ -360,7 +359,9 @@ def bytes_held(model, config, batch=2):
 
 
 def a_layer_more(apply):
-    """Bytes that one more layer leaves for the backward, without the rotation's tables, which no token adds to."""
+    """Return the bytes that one more layer leaves for the backward, without the rotation's tables, which are per
+    sequence.
+    """
     by_batch = []
     for batch in (2, 4):
         two, three = (replace(TINY, depth=depth) for depth in (2, 3))
@@ -393,7 +394,7 @@ def test_as_many_bytes_as_torchs_checkpointing(keep):
 
 
 def test_activations_of_one_layer_at_a_time():
-    """While backward runs, A is what the forward left, less what is done with, and one layer's own."""
+    """Check that A is at most what the forward left, plus one layer's own activations, while backward runs."""
     deep = replace(TINY, depth=8)
     left, most, _ = bytes_held(recomputed(GPT(deep)), deep)
     one_layer = a_layer_more(lambda model: model)
@@ -402,7 +403,7 @@ def test_activations_of_one_layer_at_a_time():
 
 
 def tensors_alive():
-    """Every tensor that Python knows of, other than parameters."""
+    """Count the tensors that Python knows of, other than parameters."""
     return sum(type(x) is torch.Tensor for x in gc.get_objects())
 
 
@@ -505,7 +506,7 @@ def test_a_change_in_place_is_told():
 
 
 def test_what_else_is_remembered_is_told():
-    """A generator of one's own, a number, a tensor that is no buffer."""
+    """Remember other things: a generator of one's own, a number, a tensor that is no buffer."""
 
     class Counting(nn.Module):
         seen, noise = 0, torch.Generator().manual_seed(0)
@@ -520,7 +521,7 @@ def test_what_else_is_remembered_is_told():
         with pytest.raises(RuntimeError, match=r"Counting.forward gave another output .*: it must depend on nothing"):
             layer(torch.ones(3, requires_grad=True), of).sum().backward()
     nan = layer(torch.full((3,), torch.nan, requires_grad=True), "seen").sum()
-    nan.backward()  # of which nothing can be said
+    nan.backward()  # NaN cannot be compared
 
 
 def test_a_shallow_copy_and_arguments_of_torchs_checkpoint_are_told():
@@ -558,7 +559,7 @@ def test_slips_of_the_pen():
 
 @pytest.mark.parametrize("keep", ["full", "both"])
 def test_under_every_stage_of_zero(keep):
-    """A stage gathers a layer before the backward's second run of it, as before the first."""
+    """Check that a stage gathers a layer before the backward's second run of it, as before the first."""
 
     def train_sharded(stage, apply):
         model = apply(GPT(TINY))
@@ -595,7 +596,7 @@ def test_stage_3_never_holds_more_than_its_layers_in_use_while_it_recomputes():
 
 
 def test_kept_operations_that_draw_and_views_in_place():
-    """A kept operation that draws moves the random numbers on; a matmul that squeezes in place has changed nothing."""
+    """Check a kept operation that draws, and so moves the random numbers on, and a matmul that squeezes in place."""
     w = torch.randn(4, 3)
 
     def draws(x):

@@ -1,7 +1,7 @@
-"""labs.mesh against torch's DeviceMesh, on torch's fake process group: each rank of a world in turn, in one process.
+"""Tests of labs.mesh against torch's DeviceMesh, on torch's fake process group: each rank in turn, in one process.
 
-Arithmetic is compared for every rank and every shape of 8 ranks up to four axes, and some of 12 and 16.  The groups
-that a job makes are asked for their members, and one is sent through, on 8 ranks.
+Arithmetic is compared for every rank and every shape of 8 ranks with up to four axes, and some of 12 and 16.   On 8
+ranks, a job's groups are compared by their members, and by a message through each.
 """
 
 import io
@@ -24,7 +24,7 @@ NAMES = ("pp", "dp", "cp", "tp")
 
 
 def shapes(ranks, axes):
-    """All ways to write `ranks` as a product of so many sizes, ones among them."""
+    """Return all ways to write `ranks` as a product of that many sizes, ones among them."""
     if axes == 1:
         return [(ranks,)]
     return [(n, *rest) for n in range(1, ranks + 1) if ranks % n == 0 for rest in shapes(ranks // n, axes - 1)]
@@ -40,7 +40,7 @@ def parts(names):
 
 @pytest.fixture
 def as_rank():
-    """Become a rank of a world that is not there."""
+    """Return a function that becomes a rank of a world that does not exist."""
 
     def become(rank, ranks):
         if dist.is_initialized():
@@ -98,7 +98,7 @@ def test_the_groups_of_a_job_are_those_of_the_grid():
         return total.item(), mesh["cp"].mesh.tolist(), len(mesh.groups)
 
     for total, members, groups in run(body, ranks=8):
-        assert total == sum(members) and groups <= 15  # of four axes
+        assert total == sum(members) and groups <= 15  # for four axes
 
 
 def test_one_rank_alone_is_a_mesh():
@@ -134,7 +134,7 @@ def test_every_picture_fits(shape):
 # ---- bad input -------------------------------------------------------------------------------------------
 
 
-REFUSED = [  # in a world of 4
+REFUSED = [  # refusals in a world of 4
     ((2, 3), ("dp", "tp"), "world size 4 is not dp 2 × tp 3: start 6 ranks, or change a size"),
     ((2,), ("dp",), "world size 4 is not dp 2: start 2 ranks, or change a size"),
     ((2, 2), ("dp", "dp"), "axis 'dp' appears twice in ('dp', 'dp')"),

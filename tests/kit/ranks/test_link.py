@@ -239,11 +239,13 @@ def steps(seen):
     return [[(span.start, span.end) for span in seen.step_spans(rank)] for rank in range(4)]
 
 
-# What is recorded -------------------------------------------------------------------------------------------------
+# ---- recordings ------------------------------------------------------------------------------------------
 
 
 def on_a_mesh(swapped):
-    """Much along one axis of a mesh, little along the other; which of them crosses nodes is the order of the axes."""
+    """Send much along one axis of a mesh and little along the other; the order of the axes decides which crosses
+    nodes.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("much", "little") if swapped else ("little", "much"))
     mark("step")
     dist.all_reduce(torch.ones(1000), group=mesh.get_group("much"))
@@ -311,7 +313,7 @@ def test_without_a_link_nothing_crosses_and_it_is_said():
     assert draw.traffic(seen).header == ("op", "calls", "bytes sent")
 
 
-# Failures and ends ------------------------------------------------------------------------------------------------
+# ---- failures and ends -----------------------------------------------------------------------------------
 
 
 def left_behind():
@@ -324,7 +326,7 @@ def left_behind():
     while time.monotonic() < end and (gone() is not None or timers()):
         time.sleep(0.01)
     left = timers()
-    dist.all_reduce(torch.ones(60 * N), async_op=True)  # 57 s, for which nobody waits
+    dist.all_reduce(torch.ones(60 * N), async_op=True)  # takes 57 s, for which nobody waits
     return gone() is None, left
 
 
@@ -348,7 +350,7 @@ def test_a_collective_that_fails_late_raises_where_it_is_waited_for():
         with pytest.raises(RuntimeError, match=r"Connection closed|closed by peer|Connection reset"):
             if dist.get_rank() == 0:
                 dist.all_reduce(torch.ones(4), async_op=True).wait()
-            else:  # which waits in C++
+            else:  # this one waits in C++
                 functional.wait_tensor(functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD))
         time.sleep(5)
 
@@ -424,7 +426,7 @@ def test_no_such_transfer(arguments, words):
         LINK.seconds(*arguments)
 
 
-# A real wire ------------------------------------------------------------------------------------------------------
+# ---- a real wire -----------------------------------------------------------------------------------------
 
 # Two networks and a shaped cable between them, all of which end with this shell.
 TWO_HOSTS = """
@@ -477,9 +479,9 @@ ON_A_HOST = """
 @pytest.mark.alone
 @WITHIN
 def test_a_real_shaped_wire_agrees_with_the_arithmetic(tmp_path, within):
-    """50 Mbit/s by the kernel's token bucket, between two network namespaces; it has no latency to speak of.
+    """Check 50 Mbit/s of the kernel's token bucket, between two network namespaces, with negligible latency.
 
-    Without all_to_all: gloo's took 0.33 s there, a third longer than the arithmetic has it.
+    all_to_all is left out: gloo's took 0.33 s there, a third longer than the arithmetic says.
     """
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(ON_A_HOST))

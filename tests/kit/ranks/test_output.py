@@ -1,4 +1,4 @@
-"""What a rank prints, shown at once, and cut where it is too much."""
+"""Tests of the output of ranks: it is shown at once, and cut if it is too long."""
 
 import time
 
@@ -23,7 +23,9 @@ LINES = {
 
 @pytest.mark.parametrize("kind", LINES)
 def test_of_50_mb_the_first_and_the_last_are_shown(kind, capsys):
-    """In under 2 s on a quiet machine.  The processor time of this process is what the load of others leaves alone."""
+    """Check that it takes under 2 s on a quiet machine, as this process's processor time, which others' load does not
+    change.
+    """
     began = time.process_time()
     run(LINES[kind], ranks=1, timeout=120)
     assert time.process_time() - began < 2

@@ -1,4 +1,4 @@
-"""What travels: a value's way back from its rank, errors and warnings with it."""
+"""Tests of the way back from a rank: values, and with them errors and warnings."""
 
 import time
 import warnings
@@ -23,7 +23,7 @@ def test_a_view_travels_without_its_storage():
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of PyTorch 2.11
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # PyTorch 2.11 warns
 def test_tensors_of_all_kinds_come_back_as_they_were():
     def make():
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def test_tensors_of_all_kinds_come_back_as_they_were():
 
 
 def test_large_values_do_not_pass_through_a_socket():
-    """Bytes that this process reads from descriptors of its own; through a socket a GiB took half a minute."""
+    """Check that this process reads the bytes from its own descriptors; through a socket a GiB took half a minute."""
     value = run(lambda: (torch.ones(1 << 24), bytearray(1 << 24), numpy.ones(1 << 20)), ranks=1)[0]
     assert value[0].sum() == 1 << 24 and len(value[1]) == 1 << 24 and value[2].flags.writeable
     began = time.process_time()
@@ -104,7 +104,7 @@ def test_where_warnings_are_errors_a_warning_is_one():
 
 
 def test_what_is_set_in_pytorch_is_set_on_the_ranks():
-    """labs/kit/ranks/settings.py lists it."""
+    """Check the settings that labs/kit/ranks/settings.py lists."""
     before = settings()
     try:
         torch.set_default_dtype(torch.float64)

@@ -1,6 +1,6 @@
-"""Under torchrun: the same words for the same faults, the timeout, and an end without an abort.
+"""Tests under torchrun: the same words for the same faults, the timeout, and an end without an abort.
 
-Reference: torchrun's own exit status, and faults planted in a known rank.
+References: torchrun's own exit status, and faults planted in a known rank.
 """
 
 import os
@@ -32,8 +32,9 @@ run(last, record="communication")
 print("done")
 """
 
-# To start torchrun takes longer than all jobs do: so each runs in a fork of its ranks, with keys of its own in their
-# store; where one ends badly the other is ended, as by torchrun. The last, which must not return, is torchrun's own.
+# Starting torchrun takes longer than all these jobs, so each job runs in a fork of its ranks, with its own keys in
+# their store. If one rank ends badly, the other is ended, as by torchrun. The last job, which must not return, is
+# torchrun's own.
 FAULTS = """
 import os, signal, sys, time
 from functools import partial
@@ -103,7 +104,7 @@ loops()
 
 
 def torchrun(folder, script):
-    """Run a script under torchrun, on two ranks; what has ended, and none of its temporary files is left."""
+    """Run a script under torchrun, on two ranks, and return the ended process; none of its temporary files is left."""
     file, temporary = folder / "job.py", folder / "temporary"
     file.write_text(script)
     temporary.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""What a rank is like: its random numbers, keyboard and limits, and its end.
+"""Tests of a rank's process: its random numbers, keyboard and limits, and its end.
 
-Reference: what a process started by hand would do, and the operating system's list of processes.
+References: what a process started by hand would do, and the operating system's list of processes.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ def numbers():
 
 
 def test_unseeded_random_numbers_differ_by_rank_and_by_job():
-    """As under torchrun, so that a forgotten broadcast, or the same dropout everywhere, shows here as well."""
+    """Check that numbers differ, as under torchrun, so that a forgotten broadcast, or equal dropout everywhere, shows
+    here.
+    """
     values = run(numbers, ranks=3) + run(numbers, ranks=3)
     for drawn in zip(*values, strict=True):
         assert len(set(drawn)) == 6
@@ -64,7 +66,7 @@ def test_a_rank_is_not_interrupted_by_what_it_wakes():
 
     for of_rank in run(policies, ranks=2):
         assert len(of_rank) > 3 and set(of_rank) == {os.SCHED_BATCH}
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the caller, a notebook's kernel, goes before its ranks
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the caller, a notebook's kernel, has priority over its ranks
 
 
 def test_a_coroutine_function_is_refused():
@@ -90,7 +92,7 @@ def test_an_environment_that_is_half_torchruns(monkeypatch):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A folder for temporary files on a disk without room."""
+    """Mount a folder for temporary files on a disk without room."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(tmp_path)]
     if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small disk takes root on Linux")
@@ -138,7 +140,7 @@ def test_a_stopped_process_is_told():
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_function_that_closes_what_it_had_not_opened(taken):
-    """gloo may end the process first; and what it opens next may get the number of the way to the caller."""
+    """Close descriptors: gloo may end the process first, or a new file may get the number of the way to the caller."""
 
     def job():
         os.closerange(3, 256)
@@ -188,7 +190,7 @@ def test_a_detached_process_of_a_living_rank_outlives_another_job(tmp_path):
 
 
 def script(folder, body):
-    """A caller of its own: with its own process that forks, and files in `folder`, which takes most of such a test."""
+    """Start a caller with its own process that forks, which takes most of such a test, and with files in `folder`."""
     file, temporary = folder / "script.py", folder / "temporary"
     temporary.mkdir()
     head = "import os, resource, subprocess, sys, time\nimport torch.distributed as dist\n"
@@ -258,7 +260,9 @@ def test_limits_on_open_files_are_raised_or_told_and_nothing_outlives_sigterm(tm
 @pytest.mark.alone
 @pytest.mark.parametrize("seconds", [20, pytest.param(1, marks=pytest.mark.soak)])
 def test_everything_is_gone_soon_after_the_caller_is_killed(tmp_path, seconds):
-    """Also what ignores SIGTERM in a session of its own, and where a child of the caller holds its descriptors."""
+    """Check processes that ignore SIGTERM in a session of their own, and a child of the caller that holds its
+    descriptors.
+    """
     body = f"""
     def job():
         ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + {DETACHED!r}

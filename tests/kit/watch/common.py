@@ -1,4 +1,4 @@
-"""What several tests of recordings use."""
+"""Shared code of several tests of recordings."""
 
 from labs.kit.launch import run
 

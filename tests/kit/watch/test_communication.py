@@ -1,5 +1,6 @@
-"""Reference: calls and bytes counted by hand on models of two layers, pieces as torch.tensor_split cuts them, what our
-own ring really sends, and the bytes that pass the wire.
+"""Tests of recorded communication: calls and bytes counted by hand, a real ring, and bytes on the wire.
+
+The models have two layers; pieces are as torch.tensor_split cuts them.
 """
 
 import json
@@ -32,7 +33,7 @@ def pieces(n, ranks):
     return [len(piece) for piece in torch.empty(n).tensor_split(ranks)]
 
 
-# Every call -------------------------------------------------------------------------------------------------------
+# ---- every call ------------------------------------------------------------------------------------------
 def each_collective(n):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     one, all_ = torch.ones(n), torch.ones(ranks * n)
@@ -56,7 +57,7 @@ def each_collective(n):
 
 
 def uneven(rank, ranks, n):
-    """Output and input splits of an all_to_all in which every rank keeps n - 1 and gives n to each other."""
+    """Return output and input splits of an all_to_all in which every rank keeps n - 1 and gives n to each other."""
     splits = [n - (r == rank) for r in range(ranks)]
     return splits, splits
 
@@ -150,7 +151,7 @@ def test_messages_name_their_peer_by_its_rank_in_the_job():
     assert around == {(r, op, peer % 3) for r in range(3) for op, peer in (("send", r + 1), ("recv", r - 1))}
 
 
-# Whoever issues it ------------------------------------------------------------------------------------------------
+# ---- callers of all kinds --------------------------------------------------------------------------------
 def two_layers():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))  # 2 x (64 + 8) parameters
@@ -234,7 +235,7 @@ def test_strategies_by_hand(strategy, counts, sent, issuer):
 
 
 def test_messages_about_shapes_are_no_part_of_a_step():
-    """PyTorch's pipelines send the sizes and the bytes of a few pickled objects, and a vote, as they begin."""
+    """Check PyTorch's pipelines, which begin by sending the sizes and bytes of a few pickled objects, and a vote."""
     seen = recording(by_pipeline)
     for rank in (0, 1):
         events = [event for event in seen.events if event.rank == rank]
@@ -290,7 +291,7 @@ def test_the_issuer_is_a_line_of_the_strategy():
     assert name.startswith("ddp.py:") and function.isidentifier()
 
 
-# Time -------------------------------------------------------------------------------------------------------------
+# ---- time ------------------------------------------------------------------------------------------------
 def late():
     dist.barrier()
     mark("step")
@@ -313,11 +314,12 @@ def test_clock_waits_and_ends():
     assert seen.events == sorted(seen.events, key=lambda event: event.start)
     assert all(0 <= event.start <= event.end for event in seen.events)
     _, first, hidden, message = seen.select(rank=0)
-    assert first.end - first.start > 0.2 and first.waited > 0.2  # it stood still for the late one
+    assert first.end - first.start > 0.2 and first.waited > 0.2  # it waited for the late one
     other = seen.select(rank=1)[1]
-    assert other.start > first.start + 0.2 and abs(other.end - first.end) < 0.15  # one clock
-    assert hidden.end - hidden.start < 0.2 and hidden.waited < 0.15  # done behind the sleep: its own end, not wait's
-    assert hidden.waits[0][0] - hidden.start > 0.2  # and it began to wait when that was over
+    assert other.start > first.start + 0.2 and abs(other.end - first.end) < 0.15  # both use one clock
+    # hidden behind the sleep: this is its own end, not wait's
+    assert hidden.end - hidden.start < 0.2 and hidden.waited < 0.15
+    assert hidden.waits[0][0] - hidden.start > 0.2  # the wait began when the sleep was over
     assert message.op == "recv" and message.waited > 0.15
 
 
@@ -334,7 +336,7 @@ def test_a_work_that_nobody_waits_for_or_that_fails_does_no_harm():
     assert seen.counts()["all_reduce"] == 3 and all(event.end >= event.start for event in seen.events)
 
 
-# On the wire ------------------------------------------------------------------------------------------------------
+# ---- on the wire -----------------------------------------------------------------------------------------
 WIRE = """
     import json
     import torch, torch.distributed as dist
@@ -388,7 +390,7 @@ WIRE = """
 
 
 def own_network():
-    """The command that runs another in a network of its own; skips where this machine does not allow it."""
+    """Return the command that runs another in a network of its own; skip where this machine does not allow it."""
     if not (sys.platform == "linux" and shutil.which("unshare") and shutil.which("ip")):
         pytest.skip("counting bytes on the wire needs Linux with unshare and ip")
     command = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]

@@ -1,4 +1,4 @@
-"""labs.kit.watch.folders: each call that changes the folder, or flushes, is a moment; and a crash at any of them."""
+"""Tests of labs.kit.watch.folders: each call that changes or flushes the folder is a moment, and a crash at each."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def two_saves(folder):
     with watched(folder, newest) as moments:
         save(folder, 1, Held(model))
         save(folder, 2, Held(model))
-    shutil.rmtree(folder / "step-1", ignore_errors=True)  # which nobody watches any more
+    shutil.rmtree(folder / "step-1", ignore_errors=True)  # nobody watches this call
     return moments
 
 

@@ -1,4 +1,4 @@
-"""Whose line it is: stacks that go through Python's own library, torch and the kit, back to this file."""
+"""Tests that find the caller's line in stacks that go through Python's own library, torch and the kit."""
 
 import concurrent.futures
 import contextlib
@@ -34,18 +34,18 @@ def test_torch_the_kit_and_the_standard_library_are_machinery_and_all_else_is_no
 
 
 def here():
-    """The line that is told of whoever called."""
+    """Return the line that is reported for the caller."""
     return source_line(learner_frame(sys._getframe(1)))
 
 
 class Lines(queue.Queue):
-    """A queue whose own methods ask, from the inside of the standard library."""
+    """A queue whose own methods ask, from inside the standard library."""
 
     def _put(self, item):
         super()._put(self.told())
 
     def told(self):
-        return source_line(learner_frame(sys._getframe(2)))  # as seen from queue.put
+        return source_line(learner_frame(sys._getframe(2)))  # the frame of queue.put
 
 
 def test_a_line_within_the_standard_library_is_told_as_the_line_that_called_it():
@@ -57,7 +57,7 @@ def test_a_line_within_the_standard_library_is_told_as_the_line_that_called_it()
 def test_a_thread_tells_its_own_line():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: here()).result().startswith("test_frames.py line ")
-        bare = pool.submit(sys._getframe).result()  # nobody's own code: threading.py and concurrent.futures alone
+        bare = pool.submit(sys._getframe).result()  # nobody's own code: only threading.py and concurrent.futures
     assert learner_frame(bare) is None and source_line(None) == "(inside torch)"
 
 

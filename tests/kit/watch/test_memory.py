@@ -1,5 +1,7 @@
-"""Reference: the CPU allocator's own events (torch.profiler, profile_memory), sizes of the tensors that a model, its
-gradients and its optimizer hold, and the same job without the watch.
+"""Tests of recorded memory against the CPU allocator's events (torch.profiler, profile_memory), and against sizes.
+
+The sizes are those of the tensors that a model, its gradients and its optimizer hold.  Numbers are compared with the
+same job without the watch.
 """
 
 import contextlib
@@ -38,7 +40,7 @@ KIB = 2**10
 
 
 def allocator(fn, folder):
-    """fn's value, and the most bytes and the last bytes that the allocator had given out for it."""
+    """Return fn's value, and the peak bytes and the last bytes that the allocator had given out for it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         value = fn()
     trace = folder / "trace.json"
@@ -53,7 +55,7 @@ def allocator(fn, folder):
 
 @contextlib.contextmanager
 def no_collection():
-    """What is in a cycle stays: it would go whenever Python happens to collect, sooner or later under a watch."""
+    """Keep cycles alive: otherwise they would go whenever Python collects, sooner or later under a watch."""
     gc.collect()
     gc.disable()
     try:
@@ -63,7 +65,7 @@ def no_collection():
 
 
 def watch(fn, *args):
-    """fn's value and the timeline."""
+    """Return fn's value and the timeline."""
     with StorageWatch() as watched:
         value = fn(*args)
     return value, timeline(pickle.loads(pickle.dumps(watched.tape)))
@@ -118,13 +120,13 @@ def checkpointed():
     return train(model)
 
 
-# Against the allocator --------------------------------------------------------------------------------------------
+# ---- against the allocator -------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of PyTorch 2.11
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11 warns
 @pytest.mark.parametrize("job", [train, checkpointed])
 def test_every_byte_of_the_allocator(job, tmp_path):
-    job()  # what torch allocates once and keeps
+    job()  # allocates what torch allocates once and keeps
     with no_collection():
         _, alone, _ = allocator(job, tmp_path)
     with no_collection():
@@ -151,7 +153,7 @@ def test_checkpointing_keeps_less_for_the_backward():
     assert 0 < little < 0.75 * plain
 
 
-# What is which kind -----------------------------------------------------------------------------------------------
+# ---- kinds -----------------------------------------------------------------------------------------------
 
 
 def chain():
@@ -282,7 +284,7 @@ def test_a_deep_copy_is_seen():
 def test_flex_attention():
     def attend():
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own: it is not compiled
+            warnings.simplefilter("ignore")  # torch warns that it is not compiled
             return flex_attention(*torch.ones(3, 1, 2, 128, 16))
 
     answer, line = watch(attend)
@@ -323,7 +325,7 @@ def test_what_is_compiled_runs_uncompiled_and_the_pass_says_so(fullgraph):
     assert len(calls) == 1, "afterwards it is compiled as ever"
 
 
-# Nothing is changed -----------------------------------------------------------------------------------------------
+# ---- nothing is changed ----------------------------------------------------------------------------------
 
 
 def test_same_numbers_as_without():
@@ -333,7 +335,7 @@ def test_same_numbers_as_without():
 
 
 def test_nothing_is_kept_alive():
-    gc.disable()  # a circle of references would be freed only by it
+    gc.disable()  # only the collector would free a reference cycle
     try:
         _, line = watch(lambda: train() and None)
     finally:
@@ -367,7 +369,7 @@ def test_no_hook_stays_behind():
     assert len(timeline(StorageWatch().tape)) == 0
 
 
-# In jobs ----------------------------------------------------------------------------------------------------------
+# ---- in jobs ---------------------------------------------------------------------------------------------
 
 
 def sizes(model, optimizer):
@@ -417,7 +419,7 @@ def ddp_and_the_allocator(folder):
     return max(sum(held.values()) for _, held in line), true_peak
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of PyTorch 2.11
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11 warns
 def test_every_byte_of_the_allocator_in_a_job(tmp_path):
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()
@@ -440,7 +442,7 @@ def test_what_ddp_keeps_beside_is_its_buckets():
 
 
 class KeepsLonger(tap.Listener):
-    """A backend's thread that comes to run 20 ms late, and holds its tensors until then."""
+    """A backend's thread that runs 20 ms late, and holds its tensors until then."""
 
     def lent(self, call, args):
         call.notes[self] = args
@@ -458,7 +460,8 @@ def overtaken(frame, event, argument):
 
 def gather_in_a_row(late):
     if late:
-        tap.listeners.append(KeepsLonger())  # behind the recorder's own: it holds what that gave the backend
+        # after the recorder's own listener, so that it holds what that one gave to the backend
+        tap.listeners.append(KeepsLonger())
         threading.settrace(overtaken)
     mark("step")
     for _ in range(5):
@@ -476,7 +479,7 @@ def test_what_is_held_does_not_depend_on_when_a_thread_runs():
 
 
 class KeepsForEver(tap.Listener):
-    """A backend that keeps what it got."""
+    """A backend that keeps its tensors."""
 
     def __init__(self):
         self.kept = []
@@ -510,7 +513,7 @@ def keep_handles():
 
 
 def test_a_program_may_keep_its_handles():
-    """Whoever waited for the backend to let go of their tensors would wait for the program itself."""
+    """Check a program that keeps its own handles: waiting for the backend to release them would never end."""
     run(keep_handles, ranks=2, device="cpu", record="memory")
 
 
@@ -539,7 +542,7 @@ def sum_and_let_go():
     del summed
     for _ in range(100):
         if not gone:
-            time.sleep(0.01)  # for the backend's thread
+            time.sleep(0.01)  # gives the backend's thread time
     return gone == [reference]
 
 

@@ -1,4 +1,4 @@
-"""Reference: what the recording says was sent meanwhile."""
+"""Tests of redistributions against the recording of what was sent during them."""
 
 import sys
 

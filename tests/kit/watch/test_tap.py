@@ -1,4 +1,4 @@
-"""labs.kit.watch.tap against the operators that torch has."""
+"""Tests of labs.kit.watch.tap against the operators that torch has."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from labs.kit.watch import tap
 
 
 def test_the_tap_knows_every_operator_that_torch_has():
-    """A collective that a new version brings must not pass unseen: it belongs in one of the two tables."""
+    """Check that no collective of a new version passes unseen: each belongs in one of the two tables."""
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     collectives = {name.removeprefix("c10d::") for name in names if name.startswith("c10d::")}
     assert collectives - tap.OPERATORS.keys() - tap.NO_COMMUNICATION == set()
@@ -29,7 +29,7 @@ def test_the_tap_knows_where_each_operator_has_its_tensors_and_its_group():
 
 
 def functional(pairs):
-    """Every functional collective of this torch, each in a step of its own; their names."""
+    """Call every functional collective of this torch, each in a step of its own, and return their names."""
     rank, name = dist.get_rank(), dist.group.WORLD.group_name
     ops = torch.ops._c10d_functional
     calls = {
@@ -60,7 +60,7 @@ def functional(pairs):
 
 
 def test_whatever_is_functional_comes_by_the_tap():
-    """torch.compile and DTensor issue these; each one ends in an operator of c10d."""
+    """Check the ones that torch.compile and DTensor issue; each ends in an operator of c10d."""
     prefix = "_c10d_functional::"
     names = sorted(
         {n.split(".")[0][len(prefix) :] for n in torch._C._dispatch_get_all_op_names() if n.startswith(prefix)}
@@ -86,7 +86,7 @@ def kept_by_the_tap():
 
 
 def test_the_tap_keeps_no_group_and_after_the_pass_nothing():
-    """A process group that lives until the interpreter's end aborts it there, now and then."""
+    """Check that groups are freed: one that lives until the interpreter ends aborts it there, now and then."""
     for groups, left in run(kept_by_the_tap, ranks=2, device="cpu"):
         assert len(groups) >= 2 and set(groups) == {None} and left == 0
 
@@ -99,7 +99,7 @@ class Counts(tap.Listener):
 
 
 def test_what_was_installed_goes_again():
-    """Before the course is imported anew, in a rank: or each collective would be shown twice."""
+    """Uninstall before the course is imported anew in a rank; otherwise each collective would be shown twice."""
 
     def body():
         with Counts() as counts:
