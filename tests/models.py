@@ -5,9 +5,10 @@ from torch import nn
 
 
 class Awkward(nn.Module):
-    """Tied, frozen, unused and odd-sized parameters, one without dimensions, one that the model itself holds, a buffer.
+    """A model with tied, frozen, unused and odd-sized parameters, one without dims, one of its own, and a buffer.
 
-    tokens: [batch, time] of `batch`.  branch: use the last layer, too, which starts frozen.
+    tokens: [batch, time], as `batch` makes them
+    branch: also use the last layer, which starts frozen
     """
 
     def __init__(self, dtype=torch.float32, seed=0):
@@ -36,14 +37,15 @@ class Awkward(nn.Module):
 
 
 def batch(step, micro_batch):
-    """Tokens for `Awkward`."""
+    """Return tokens for `Awkward`."""
     return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
 
 
 def trained_alone(model, optimizer, loss, ranks, steps, micro_batches=1, clip=None):
-    """Train it on one process that never communicates.
+    """Train a model on one process that never communicates.
 
-    Each rank's gradient by itself, of loss(step, number of the micro-batch), added in the order of the ranks, divided.
+    Each rank's gradient is computed separately, of loss(step, number of the micro-batch); the gradients are added in
+    the order of the ranks, and divided.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     for step in range(steps):
@@ -62,7 +64,7 @@ def trained_alone(model, optimizer, loss, ranks, steps, micro_batches=1, clip=No
 
 
 class Tied(nn.Module):
-    """Odd sizes, a weight used twice, a frozen one, and a parameter of one element; maps tokens to their loss."""
+    """A model from tokens to loss: odd sizes, a weight used twice, a frozen one, a parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +86,9 @@ class Tied(nn.Module):
 
 
 class Brought(nn.Module):
-    """A transformer as somebody else would name and build it: biases, LayerNorm, GELU, dropout, learned positions."""
+    """A transformer as somebody else would build it: other names, biases, LayerNorm, GELU, dropout, learned
+    positions.
+    """
 
     def __init__(self, vocabulary=24, width=16, heads=4, hidden=36, blocks=2, dropout=0.0):
         super().__init__()
@@ -135,7 +139,7 @@ class FeedForward(nn.Module):
 
 
 class GPT3Layer(nn.Module):
-    """As Korthikanti et al. draw it in figures 2 and 3: attention not fused, GELU, dropout after each of the three."""
+    """The layer of Korthikanti et al., figures 2 and 3: attention not fused, GELU, dropout after each of the three."""
 
     def __init__(self, h, a):
         super().__init__()
@@ -165,7 +169,7 @@ class GPT3Attention(nn.Module):
 
 
 class Masked(nn.Dropout):
-    """Its mask has one byte an element, as on a GPU."""
+    """A dropout whose mask has one byte per element, as on a GPU."""
 
     def forward(self, x):
         return torch.native_dropout(x, self.p, self.training)[0]

@@ -3,13 +3,13 @@
     Odd         such a training, as a value: a model, what happens to it between steps, and which strategies refuse it
     ODD         all of them
     ROWS        how a strategy is applied to any such model, and on how many ranks
-    REFUSED     what is refused, by which of them, and the sentence
+    REFUSED     the trainings that are refused, by which strategies, and the sentence
 
 All models are variations of `Stack`: three layers between an embedding and a head, so that tensor parallelism can split
-its matrices and a pipeline can cut it.  The reference is one process with the same micro-batches, in float64, and SGD
-without momentum, in which a gradient that is twice as large as it should be shows, and zero is as good as none.
+its matrices and a pipeline can cut it.  The reference is one process with the same micro-batches, in float64.  The
+optimizer is SGD without momentum: it reveals a gradient that is twice too large, and it treats a zero gradient as none.
 
-`python -m tests.odd` prints the table; `python -m tests.odd "frozen" zero` a part of it.
+`python -m tests.odd` prints the table; `python -m tests.odd "frozen" zero` prints a part of it.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """tokens, targets: [batch, time] -> the mean loss.  at: step, part of the batch, micro-batch."""
+    """A model from tokens and targets, [batch, time], to the mean loss. at: step, part of the batch, micro-batch."""
 
     at = (0, 0, 0)
-    one_group = False  # sharded as a whole, and not layer by layer
+    one_group = False  # sharded as a whole, not layer by layer
 
     def __init__(self, middle: Callable[[], nn.Module] = Layer, change: Callable[..., Any] = lambda model: None):
         super().__init__()
@@ -82,12 +82,12 @@ class Stack(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def parts(self) -> list[nn.Module]:
-        """For a pipeline."""
+        """Return the model's parts, for a pipeline."""
         return [nn.Sequential(self.embed, self.layers["0"]), self.layers["1"], self.layers["2"], self.head]
 
 
 def bodied(body: Callable[[Stack, Tensor], Tensor], **others: Any) -> Callable[[], Stack]:
-    """A Stack whose layers are used like this, as no pipeline can."""
+    """Return a Stack whose layers are used in this way, which no pipeline can do."""
     kind = type("Bodied", (Stack,), {"body": body, "parts": None})
     return partial(kind, **others)
 
@@ -97,15 +97,15 @@ def changed(change: Callable[[Stack], Any]) -> Callable[[], Stack]:
 
 
 def middle(forward: Callable[..., Tensor]) -> Callable[[], Stack]:
-    """A Stack whose layer in the middle computes this."""
+    """Return a Stack whose middle layer computes this."""
     return partial(Stack, middle=type("Middle", (Layer,), {"forward": forward}))
 
 
-# ---- what is between steps -------------------------------------------------------------------------------
+# ---- between steps ---------------------------------------------------------------------------------------
 
 
 def trained(path: str, value: bool) -> Callable[[nn.Module], None]:
-    """(Un)freeze a module, or one parameter where it stands, as people do it."""
+    """Return a function that freezes or unfreezes a module, or one parameter in its place, as people do it."""
 
     def act(model: nn.Module) -> None:
         owner, _, last = path.rpartition(".")
@@ -126,7 +126,7 @@ Back = Callable[..., None]
 
 @dataclass
 class Trainer:
-    """A model under a row, on one rank: what a loop needs of it."""
+    """A model under a row, on one rank, with everything that a loop needs."""
 
     model: Stack
     optimizer: Any = None
@@ -145,14 +145,14 @@ class Trainer:
         self.full = self.full or (lambda: dict(self.model.named_parameters()))
 
     def data(self, step: int) -> list[tuple[Tensor, Tensor]]:
-        """The micro-batches of a step that this rank reads."""
-        batch = math.lcm(BATCH, self.parts * self.micro_batches)  # all micro-batches are equally large
+        """Return the micro-batches of a step that this rank reads."""
+        batch = math.lcm(BATCH, self.parts * self.micro_batches)  # all micro-batches have the same size
         x, y = torch.randint(WORDS, (2, batch, TIME), generator=torch.Generator().manual_seed(step))
         own = (part.chunk(self.parts)[self.part].chunk(self.micro_batches) for part in (x, y))
         return list(zip(*own, strict=True))
 
     def backward(self, step: int, back: Back = backward, last: bool = True) -> None:
-        """The gradients of a step, by its micro-batches; unless it is the `last`, others are added to them."""
+        """Compute the gradients of a step, by micro-batches; unless it is the `last`, more will be added to them."""
         if self.pipeline:
             self.model.at = step, 0, 0
             self.pipeline.forward_backward(*map(torch.cat, zip(*self.data(step), strict=True)))
@@ -173,7 +173,7 @@ class Trainer:
 
 
 class Whole(Trainer):
-    """One process, which reads everybody's micro-batches one after the other."""
+    """A trainer in one process, which reads every rank's micro-batches one after the other."""
 
     def backward(self, step: int, back: Back = backward, last: bool = True) -> None:
         own = Trainer(self.model, self.optimizer, parts=self.parts, micro_batches=self.micro_batches)
@@ -185,7 +185,7 @@ sgd = partial(torch.optim.SGD, lr=RATE)
 
 
 def steps(t: Trainer, odd: "Odd") -> None:
-    """Where nothing happens between them, one that finds all new, and two that find what the one before has left."""
+    """Take three steps: the first finds everything new, and the other two find the traces of the one before."""
     for number in range(STEPS if odd.before else 3):
         odd.before.get(number, lambda model: None)(t.model)
         t.step(number)
@@ -193,7 +193,7 @@ def steps(t: Trainer, odd: "Odd") -> None:
 
 @dataclass(frozen=True, eq=False)
 class Odd:
-    """before: what is done to the model before a step, by its number.  train: instead of plain steps."""
+    """An odd training. before: what is done to the model before a step, by its number. train: replaces plain steps."""
 
     name: str
     make: Callable[[], Stack] = Stack
@@ -204,7 +204,9 @@ class Odd:
 
 
 class Refused(NamedTuple):
-    """What is said of these trainings by these rows (patterns); on every rank, or on one, with which the job ends."""
+    """A refusal: the sentence for these trainings in these rows (patterns), on every rank, or on one, which ends the
+    job.
+    """
 
     names: str
     rows: str
@@ -222,7 +224,7 @@ class Row(NamedTuple):
 
 
 def along(mesh: Mesh, *axes: str) -> dict[str, int]:
-    """The part of the batch that this rank reads, if the axes cut it."""
+    """Return the part of the batch that this rank reads, if the axes cut it."""
     part, parts = 0, 1
     for axis in axes:
         part, parts = part * mesh.size(axis) + mesh.get_local_rank(axis), parts * mesh.size(axis)
@@ -265,7 +267,9 @@ def hybrid(odd: Odd, model: Stack) -> Trainer:
 
 
 def plan_of(model: Stack, sequence: bool) -> tp.Plan:
-    """Of what is still as in `Layer`; on shards of the sequence the rest is computed as a norm is."""
+    """Return a plan for the layers that are still like `Layer`; on shards of the sequence the rest computes as a norm
+    does.
+    """
     x = {"input_layouts": Shard(1)} if sequence else {}
     y = {"output_layouts": Shard(1)} if sequence else {}
     plan = {"embed": tp.RowwiseParallel(**y)}
@@ -306,7 +310,7 @@ def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
 
 
 class Stage(nn.Module):
-    """A part of a Stack, whose parameters have the names that they have there."""
+    """A part of a Stack, whose parameters keep the names that they have in it."""
 
     def __init__(self, model: Stack, names: tuple[str, ...], first: bool):
         super().__init__()
@@ -321,7 +325,7 @@ class Stage(nn.Module):
 
 
 def composed(split: int, odd: Odd, model: Stack) -> Trainer:
-    """Two stages, each sharded, or split as well."""
+    """Return a trainer with two stages, each sharded, or split as well."""
     mesh = Mesh((2, 1, dist.get_world_size() // 2 // split, split), parallel.AXES)
     stages = [Stage(model, ("0", "1"), True), Stage(model, ("2",), False)]
     own = along(mesh, "replicate", "shard")
@@ -353,11 +357,11 @@ ROWS = {
 }
 
 
-# ---- what comes of it ------------------------------------------------------------------------------------
+# ---- outcomes --------------------------------------------------------------------------------------------
 
 
 def outcome(row: str, odd: Odd) -> Mapping[str, Tensor]:
-    """The parameters after the training."""
+    """Return the parameters after the training."""
     trainer = ROWS[row].apply(odd, odd.make())
     trainer.micro_batches = odd.micro_batches
     odd.train(trainer, odd)
@@ -365,9 +369,9 @@ def outcome(row: str, odd: Odd) -> Mapping[str, Tensor]:
 
 
 def outcomes(row: str, odds: list[Odd]) -> list[Mapping[str, Tensor] | str]:
-    """Of each the parameters, or what is said."""
+    """Return the parameters of each training, or the error's text."""
     found: list[Mapping[str, Tensor] | str] = []
-    gc.freeze()  # what was there before: only what a training leaves in cycles is looked for
+    gc.freeze()  # freezes earlier objects, so that the collector only looks for a training's own cycles
     for odd in odds:
         try:
             found.append(outcome(row, odd))
@@ -394,7 +398,7 @@ def refused(row: str, odd: Odd) -> Refused | None:
 
 
 def faults(row: str, odds: list[Odd], ranks: int | None = None) -> dict[str, str]:
-    """By the training's name, what is neither right nor refused as it should be, on some rank."""
+    """Return what is neither right nor properly refused, on some rank, by the training's name."""
     alone = [odd for odd in odds if (said := refused(row, odd)) and said.on_one_rank]
     found = together(row, [odd for odd in odds if odd not in alone], ranks or ROWS[row].ranks)
     for odd in alone:
@@ -407,7 +411,7 @@ def faults(row: str, odds: list[Odd], ranks: int | None = None) -> dict[str, str
 
 
 def together(row: str, odds: list[Odd], ranks: int) -> dict[str, str]:
-    """All in one job; by halves, if it ends with one of them."""
+    """Run all of them in one job; if one of them ends it, run two halves."""
     try:
         of_ranks = run(outcomes, row, odds, ranks=ranks, device="cpu")
     except RankError as error:
@@ -429,7 +433,8 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     if said:
         return {odd.name: "was not refused"}
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
-    stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1  # as many micro-batches
+    # a pipeline has as many micro-batches
+    stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1
     due = reference(odd, parts, odd.micro_batches * stages)
     off = {name: (came[name] - p).abs().max().item() for name, p in due.items() if p.numel()}
     worst = max(off, key=off.get)
@@ -439,7 +444,7 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     return {} if off[worst] <= bound else {odd.name: f"{worst} is off by {off[worst]:.1e}"}
 
 
-# ---- what is odd: a layer in the middle of the stack, of which `plain` is what others compute ----------------
+# ---- odd layers in the middle of the stack; the others compute `plain` -----------------------------------
 
 
 def plain(layer, x):
@@ -457,7 +462,7 @@ def once_without_gradient(layer, x):
 
 
 def force(layer, x, **how):
-    """As a model of atoms has it: the gradient of an energy."""
+    """Return the gradient of an energy, as a model of atoms does."""
     with torch.enable_grad():
         inner = x if how and x.requires_grad else x.detach().requires_grad_()
         return torch.autograd.grad(torch.tanh(layer.up(inner)).sum(), inner, **how)[0]
@@ -527,7 +532,7 @@ class Normed(Layer):
 
 
 class Holds(nn.Module):
-    """A parameter of its own, by which x is scaled; `.double()` leaves it as it is."""
+    """A module with a parameter of its own, which scales x; `.double()` leaves it as it is."""
 
     def __init__(self, p: Tensor, trained: bool = True):
         super().__init__()
@@ -553,7 +558,7 @@ class InLists(nn.Module):
 
 
 class Inside(nn.Module):
-    """x + what a module of PyTorch's makes of it."""
+    """A module that returns x plus the output of one of PyTorch's modules."""
 
     def __init__(self, make: Callable[[], nn.Module], use: Callable[..., Tensor]):
         super().__init__()
@@ -612,7 +617,7 @@ MODULES = {
 }
 
 
-# ---- what is odd: how the layers are used ----------------------------------------------------------------
+# ---- odd uses of the layers ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -682,7 +687,7 @@ def experts(model, x):
 
 
 def experts_before(model, x):
-    """The gradient of the group's last use comes at another moment on each rank."""
+    """Use a group last at a different moment on each rank, where its gradient then arrives."""
     return Stack.body(model, x + model.a if model.at[1] % 2 == 0 else x) + model.b
 
 
@@ -700,7 +705,7 @@ def with_own(model):
 
 
 def other_experts(model, x):
-    """Ranks use others of one group in each step, of other sizes, and once none."""
+    """Use other experts of one group on each rank and in each step, of other sizes, and once none."""
     number = (model.at[0] + model.at[1]) % 3
     return Stack.body(model, x if number == 2 else x + model.experts[number](x)[..., :WIDTH])
 
@@ -710,7 +715,7 @@ def with_other_experts(model):
 
 
 class Penalised(Stack):
-    """Its loss has the norm of its own gradient by x, as a WGAN's has."""
+    """A model whose loss contains the norm of its own gradient with respect to x, as a WGAN's does."""
 
     parts = None
 
@@ -721,7 +726,7 @@ class Penalised(Stack):
         return loss + gradient.square().sum()
 
 
-# ---- what is odd: what was done to the model before ------------------------------------------------------
+# ---- odd changes to the model beforehand -----------------------------------------------------------------
 
 
 def tie(model):
@@ -767,7 +772,7 @@ CHANGES = {
 }
 
 
-# ---- what is odd: how it is trained ----------------------------------------------------------------------
+# ---- odd ways to train -----------------------------------------------------------------------------------
 
 
 def going_back(back: Back) -> Callable[[Trainer, Odd], None]:
@@ -825,7 +830,7 @@ def fail(gradient):
 
 
 def fail_in_the_last(t, layer, given, output):
-    """Of the micro-batches."""
+    """Let the backward of the last micro-batch fail."""
     if t.model.at[2] + 1 == t.micro_batches:
         output.register_hook(fail)
 
@@ -841,7 +846,7 @@ def after_a_backward_that_failed(t, odd):
 
 
 def averaged(copy):
-    """An exponential moving average of the parameters."""
+    """Train with an exponential moving average of the parameters."""
 
     def train(t, odd):
         averages = copy(t.model)
@@ -912,7 +917,7 @@ WAYS = {
 }
 
 
-# ---- what is odd: what is trained, and with which optimizer ----------------------------------------------
+# ---- odd choices of parameters and optimizers ------------------------------------------------------------
 
 FROZEN = {
     "a layer": "layers.1",
@@ -948,7 +953,7 @@ def in_one_group(make):
 
 
 def turn(number, model):
-    """As a generator and a critic are trained."""
+    """Train in turns, as a generator and a critic are trained."""
     model.layers["1"].requires_grad_(number % 2 == 0)
     model.layers["2"].requires_grad_(number % 2 == 1)
 
@@ -1011,23 +1016,23 @@ ODD = [
     *(Odd(f"stepped by {name}", optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()),
 ]
 
-ZERO, FSDP = "zero-.", ".*fsdp.*|hsdp"  # by the names of rows
+ZERO, FSDP = "zero-.", ".*fsdp.*|hsdp"  # patterns of row names
 REFUSED = [
-    # what one stage finds in a step, while the others wait for what it makes
+    # one stage fails in a step, while the others wait for its output
     Refused("a weight normalised in place", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a table of bounded norms", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a new parameter later", "pp-fsdp.*", "was sharded as a DTensor of .* stands there now", on_one_rank=True),
     Refused("half of it used|its weight by hand|a weight of weights", "pp-fsdp-tp", "differs on ranks", True),
     Refused("a function of one's own", "pp-fsdp-tp", "something takes them for all", on_one_rank=True),
     Refused("a hook that computes with a weight", "pp-fsdp-tp", "must be whole there", on_one_rank=True),
-    # what has been split with another stage
+    # parameters that were split with another stage
     Refused("tied", "pp-fsdp-tp", "is tied to a parameter of an earlier part, which was split differently"),
     Refused("one module twice", "pp-fsdp-tp", "has been split by an earlier"),
-    # what no data parallelism can train
+    # trainings that no data parallelism can do
     Refused("a lazy layer", "ddp.*|zero.*|.*fsdp.*|hsdp|tp.*", "is lazy"),
     Refused("sparse gradients", "ddp.*|zero.*|.*fsdp.*|hsdp", "makes sparse gradients"),
     Refused("a table of bounded norms", "ddp.*|zero.*", "has a max_norm, and would shorten the rows"),
-    # what was decided when the model was wrapped, cut or split
+    # decisions made when the model was wrapped, cut or split
     Refused(".*unfrozen.*|a new parameter later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
     Refused("a new layer later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
     Refused("a new layer later", f"{ZERO}|{FSDP}", "was added after the model was sharded"),
@@ -1035,7 +1040,7 @@ REFUSED = [
     Refused("a new parameter later", FSDP, "was sharded as a DTensor of .* stands there now"),
     Refused("a new parameter later", "tp.*", "was replaced by one of shape"),
     Refused("data replaced", ZERO, "was given other memory"),
-    # one gradient of a parameter per step
+    # one gradient per parameter and step
     Refused(
         "reentrant,? .*(twice|outside).*|reentrant layers, one twice|two backwards.*", "ddp-overlapped", "a second gr"
     ),
@@ -1050,7 +1055,7 @@ REFUSED = [
     Refused(".*unfrozen.*", ZERO, "was unfrozen after it was sharded, and no optimizer has it"),
     Refused("a weight normalised in place", ZERO, "modified inplace"),
     Refused("a weight of another layer", "zero-3", "is dropped: rank . of . holds a shard of its layer"),
-    # a gradient that is not there whole
+    # a gradient that is never whole
     Refused("a hook on a weight", ZERO, "has a hook, which would not be called"),
     Refused("stepped by Adafactor", ZERO, "looks at matrices or norms"),
     Refused("stepped by Adafactor", "(?!.*tp).*fsdp.*|hsdp", "has no rule"),
@@ -1097,15 +1102,15 @@ REFUSED = [
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
     Refused("a new parameter later", "pp-.*", "that no stage of this rank had when the Pipeline", on_one_rank=True),
 ]
-# What nobody can see, as the docstrings of labs.zero and labs.tp.first_step say: an ordinary function on ordinary
-# tensors, each a rank's part.
+# Faults that nobody can see, as the docstrings of labs.zero and labs.tp.first_step say: an ordinary function of
+# ordinary tensors, each a rank's part.
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2")}
 UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
 UNSEEN |= {("a weight of another layer", "tp-sp")}
 UNSEEN |= {("a hook that computes with a weight", "tp-sp")}
 
 
-# The same, where all parameters are gathered, and reduced, at once.
+# The same trainings, with all parameters gathered, and reduced, at once.
 AT_ONCE = "twice|(?!one module).* twice|reentrant.*|a checkpoint.*|another order.*|.*(frozen later|for a while)"
 AT_ONCE += "|not in the last micro-batch|experts.*"
 ODD += [
@@ -1116,7 +1121,10 @@ ODD += [
 
 
 def takes(row: str, odd: Odd) -> bool:
-    """A pipeline drives itself, and takes what can be cut into stages."""
+    """Return whether a row takes a training.
+
+    A pipeline drives itself, and needs a model that can be cut into stages.
+    """
     if odd.name.startswith("at once") and not re.fullmatch(f"{ZERO}|fsdp|hsdp", row):
         return False
     return not row.startswith("pp-") or (can_be_cut(odd) and odd.name not in WAYS)

@@ -1,4 +1,4 @@
-"""labs.agree against numbers worked out by hand, and ranks made to differ."""
+"""Tests of labs.agree against numbers worked out by hand, and with ranks made to differ."""
 
 import math
 import threading
@@ -88,7 +88,7 @@ def ones(length, *places, value=1.0, dtype=torch.float32):
     return torch.zeros(length, dtype=dtype).index_fill(0, torch.tensor(places), value)
 
 
-EXCHANGED = [  # a regular mixture would take the two of a row for equal
+EXCHANGED = [  # a regular mixture would take the two of a row as equal
     (ones(1024, 1), ones(1024, 513)),
     (ones(8, 1, value=2), ones(8, 5, value=2)),
     (ones(4, 0, value=2, dtype=torch.float64), ones(4, 2, value=2, dtype=torch.float64)),
@@ -192,7 +192,7 @@ class MadeOtherwise(Exception):
 
 
 def errors():
-    return [  # what the ranks raise, and what each of them meets
+    return [  # what the ranks raise, and the error that each of them gets
         ({1: KeyError("a")}, [KeyError("a")] * 3),
         ({2: OSError(28, "No space left", "file")}, [OSError(28, "No space left", "file")] * 3),
         ({0: TypeError("this"), 2: ValueError("that")}, [TypeError("this")] * 3),

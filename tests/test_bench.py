@@ -1,7 +1,6 @@
-"""The bench's pipelines: a sleeping one, in which order it works, and with `make soak`, how long it idles; and one on
-shared cores.
+"""Tests of the bench's pipelines: the order of a sleeping one, with `make soak` its idle time, and shared cores.
 
-References: the lists themselves; and their simulation.
+References: the lists themselves, and their simulation.
 """
 
 from unittest import mock
@@ -18,7 +17,7 @@ from labs.pp.checker import stages_of
 
 
 def slept():
-    """For each schedule, the stages of a rank in the order in which they slept; the number of a stage is its time."""
+    """Return for each schedule the stages of a rank in the order in which they slept; a stage sleeps for its number."""
     found = []
     for schedule in SCHEDULES.values():
         lists = schedule(dist.get_world_size(), 4)
@@ -50,6 +49,6 @@ def test_what_ranks_that_share_cores_would_take_alone():
 @pytest.mark.soak
 @pytest.mark.alone
 def test_the_measured_bubble_is_the_simulated_one():
-    """Within 5 %."""
+    """Check within 5 %."""
     for figure in bubbles(list(SCHEDULES), 2):
         assert figure.met and figure.value > 0.95, figure

@@ -1,7 +1,7 @@
-"""Reference: what a person sees. A real Chromium opens the JupyterLab that `make learn` starts.
+"""Tests of what a person sees: a real Chromium opens the JupyterLab that `make learn` starts.
 
-The notebooks are copies in a temporary folder, as shipped; JupyterLab has a home of its own and the port and
-token that it chose itself.
+The notebooks are copies in a temporary folder, as shipped.   JupyterLab has a home of its own, and the port and token
+that it chose itself.
 """
 
 import os
@@ -60,7 +60,8 @@ ENDED = f"""() => {{
     const failed = cell => cell.errors.length && !cell.tags.includes("raises-exception");
     return cells.every(cell => cell.count) || cells.some(failed);
 }}"""
-# One notebook at a time; its kernel is the next one's, since to start another takes longer than most tests.
+# Only one notebook is open at a time. The next one takes over its kernel, since starting another takes longer than most
+# tests.
 OPEN = """async path => {
     const open = [...window.jupyterapp.shell.widgets("main")];
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.model;
@@ -76,7 +77,7 @@ KERNEL = """async () => {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A running JupyterLab over a copy of the notebooks: its address, token and folder."""
+    """Start JupyterLab over a copy of the notebooks, and return its address, token and folder."""
     folder, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
     for name in ("notebooks", "solutions"):
         shutil.copytree(learn.ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
@@ -98,7 +99,7 @@ def lab(tmp_path_factory):
 
 
 def taken(port: int) -> socket.socket:
-    """See to it that a port is in use, by us or by somebody else."""
+    """Make sure that a port is in use, by us or by somebody else."""
     holder = socket.socket()
     try:
         holder.bind(("127.0.0.1", port))
@@ -109,7 +110,7 @@ def taken(port: int) -> socket.socket:
 
 
 def printed_address(server: subprocess.Popen) -> re.Match:
-    """What `make learn` prints where there is no display."""
+    """Return the address that `make learn` prints where there is no display."""
     said = []
     for line in server.stderr:
         said.append(line)
@@ -127,7 +128,7 @@ def browser():
         reason = f"no Chromium or Chrome found, so no browser test runs. {GET_BROWSER}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     with (
-        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short,  # its socket's path must be
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short,  # its socket's path must be short
         sync_playwright() as playwright,
         playwright.chromium.launch(
             executable_path=path, args=ARGUMENTS, env={"HOME": short, **os.environ, "TMPDIR": short}
@@ -138,7 +139,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page(lab, browser):
-    """What the printed address opens."""
+    """Open the printed address."""
     _, address = lab
     page = browser.new_page(viewport={"width": 1280, "height": 1400})
     page.set_default_timeout(60 * SECONDS)
@@ -148,7 +149,7 @@ def page(lab, browser):
 
 
 def wait_for_notebook(page) -> None:
-    """With a kernel."""
+    """Wait for a notebook, with a kernel."""
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
     page.evaluate(KERNEL)
 
@@ -159,7 +160,7 @@ def open_notebook(page, path: str) -> None:
 
 
 def run_all(page) -> list[dict]:
-    """Run every cell; the code cells, with what went wrong in each."""
+    """Run every cell, and return the code cells, each with its errors."""
     page.evaluate(RUN_ALL)
     page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
     assert page.evaluate("() => window.labs") == "done"
@@ -196,7 +197,7 @@ def test_the_printed_address_opens_the_first_notebook_whose_cells_run_and_whose_
 
 
 def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
-    """A notebook as somebody else ran it: a cell for each of the outputs that are stored in it."""
+    """Return a notebook as somebody else ran it: a cell for each of the outputs that are stored in it."""
     cells = [
         nbformat.v4.new_code_cell(
             f"picture({number})",
@@ -210,7 +211,7 @@ def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
 
 @pytest.mark.parametrize("width", [1400, 1024])
 def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, page, width):
-    """Each with its alternative text, as wide as there is room for beside the sidebar, and not distorted."""
+    """Check that each has its alternative text, fits the room beside the sidebar, and is not distorted."""
     folder, _ = lab
     pictures = [picture() for picture in PICTURES.values()]
     notebooks.write(with_outputs(*(picture._repr_mimebundle_() for picture in pictures)), folder / "pictures.ipynb")

@@ -1,6 +1,6 @@
-"""labs.clip against torch.nn.utils.clip_grad_norm_ on one process that holds every gradient whole.
+"""Tests of labs.clip against torch.nn.utils.clip_grad_norm_ on one process that holds every gradient whole.
 
-The sharded side cuts the same gradients for its ranks as it likes: what one rank holds of them, it holds alone.
+The sharded side cuts the same gradients for its ranks in any way; no other rank holds what one rank holds of them.
 """
 
 from itertools import pairwise
@@ -19,7 +19,7 @@ SHAPES = [(7, 5), (1,), (13,), (), (0, 3), (2, 3, 4)]
 
 
 def with_gradients(dtype=torch.float32, scale=1.0):
-    """Parameters of awkward shapes; the fourth has no gradient."""
+    """Return parameters of awkward shapes, of which the fourth has no gradient."""
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES]
     for i, p in enumerate(parameters):
@@ -36,7 +36,7 @@ def flat(parameters):
 
 
 def one_process(max_norm, dtype=torch.float32, scale=1.0, change=lambda vector: None):
-    """torch's norm, and the gradients that it leaves, as one vector."""
+    """Return torch's norm, and the gradients after clipping, as one vector."""
     vector = flat(with_gradients(dtype, scale))
     change(vector)
     p = nn.Parameter(torch.zeros_like(vector))
@@ -46,7 +46,7 @@ def one_process(max_norm, dtype=torch.float32, scale=1.0, change=lambda vector: 
 
 
 def shard(vector, ranks, rank, cuts=None):
-    """This rank's part of a vector, as two parameters: where it is cut is up to `cuts`."""
+    """Return this rank's part of a vector, as two parameters. cuts: where the vector is cut."""
     cuts = cuts or [round(len(vector) * r / ranks) for r in range(ranks + 1)]
     begin, end = list(pairwise(cuts))[rank]
     parts = [nn.Parameter(torch.zeros_like(part)) for part in vector[begin:end].tensor_split(2)]
@@ -56,7 +56,7 @@ def shard(vector, ranks, rank, cuts=None):
 
 
 def clip_sharded(max_norm, dtype=torch.float32, scale=1.0, change=lambda vector: None, cuts=None, clip=clip_gradients):
-    """On every rank: the norm, and what its shard of the gradients has become."""
+    """Clip on every rank, and return the norm, and this rank's shard of the clipped gradients."""
     vector = flat(with_gradients(dtype, scale))
     change(vector)
     mine = shard(vector, dist.get_world_size(), dist.get_rank(), cuts)
@@ -142,14 +142,14 @@ def test_sharded(ranks):
 
 
 def per_shard(parameters, max_norm, groups):
-    """The classic mistake: nobody asks the others."""
+    """Clip without asking the other ranks: the classic mistake."""
     return clip_gradients(parameters, max_norm)
 
 
 @pytest.mark.parametrize("clip", [clip_gradients, per_shard])
 def test_clipping_each_shard_by_its_own_norm_would_be_seen(clip):
     def change(vector):
-        """Rank 0's part is 100 times as long as rank 1's, and rank 2 has nothing at all."""
+        """Make rank 0's part 100 times as long as rank 1's; rank 2 has nothing at all."""
         vector[:40] *= 100
 
     total = len(flat(with_gradients()))
@@ -202,7 +202,7 @@ def test_a_rank_without_any_gradient_takes_part():
 
 def test_a_grid_is_two_groups():
     def body():
-        """Four ranks, two by two, each with a quarter: the sum over rows, then over columns."""
+        """Clip on four ranks, two by two, each with a quarter: sum over rows, then over columns."""
         rows, columns = (
             [dist.new_group([0, 1]), dist.new_group([2, 3])],
             [dist.new_group([0, 2]), dist.new_group([1, 3])],

@@ -1,7 +1,7 @@
-"""labs.collectives against torch.distributed's own, and its traffic against the table in its docstring.
+"""Tests of labs.collectives against torch.distributed's own, and of its traffic against the table in its docstring.
 
-Values: the same tensors go through `torch.distributed` and must come out equal (small integers in every
-dtype, so that no order of summation matters).  Traffic: a counter wrapped around the sends, which knows
+Values: the same tensors go through `torch.distributed` and must come out equal.   They are small integers in every
+dtype, so that the order of summation does not matter.   Traffic: a counter wrapped around the sends, which knows
 nothing of the algorithms, against formulas written out here with `tensor_split`'s sizes.
 """
 
@@ -24,7 +24,7 @@ OPS = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 
 
 def local(size, dtype=torch.float32, rank=None, seed=0):
-    """What `rank` brings: small integers, of another kind on every rank."""
+    """Return a rank's input: small integers, different on every rank."""
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator().manual_seed(100 * seed + rank)
     return torch.randint(0, 2 if dtype is torch.bool else 4, (size,), generator=generator).to(dtype)
@@ -35,7 +35,7 @@ def same(mine, reference, what):
 
 
 class SendCounter:
-    """Count the elements and messages given to `isend`, on their way through `batch_isend_irecv`."""
+    """A counter of the elements and messages given to `isend`, on their way through `batch_isend_irecv`."""
 
     def __enter__(self):
         self.elements, self.messages, self.batch = 0, 0, dist.batch_isend_irecv
@@ -156,7 +156,7 @@ def test_all_reduce_beside_the_caller():
 def test_nobody_leaves_a_barrier_before_everybody_has_come():
     def body():
         time.sleep(0.1 * dist.get_rank())
-        came = time.monotonic()  # the same clock in all processes, which nobody sets
+        came = time.monotonic()  # all processes share this clock, which nobody sets
         ours.barrier()
         return came, time.monotonic()
 
@@ -169,7 +169,7 @@ def test_nobody_leaves_a_barrier_before_everybody_has_come():
 
 
 def traffic(size):
-    """(elements, messages) sent by this rank in each collective on `size` elements."""
+    """Return (elements, messages) sent by this rank in each collective on `size` elements."""
     x, ranks = torch.zeros(size), dist.get_world_size()
     matrix = [torch.zeros(len(piece)) for piece in x.tensor_split(ranks)]
     mine = len(matrix[dist.get_rank()])

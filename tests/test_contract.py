@@ -1,16 +1,16 @@
 """Every strategy of the table, ours and PyTorch's own, through the same four claims.
 
     numbers       the reference is one process on the same batch, cut into as many micro-batches as there are ranks:
-                  float32 bit by bit where the strategy promises that, else float64 within 1e-12 (in the soak both, the
-                  one that is not promised within 1e-5); of a row that computes in bfloat16, one that does so as well
+                  float32 bit by bit where the strategy promises that, else float64 within 1e-12 (in the soak both, and
+                  float32 within 1e-5 without that promise); for a row in bfloat16, one process in bfloat16
     bytes sent    the reference is labs.cost: exact, on every rank
-    bytes held    likewise: each kind exact, on a CPU; of PyTorch's rows, as of the awkward model (worked out by hand),
-                  P, G and S
-    order         what ran on gloo would neither hang on NCCL nor be wrong there: labs.kit.nccl
+    bytes held    the reference is labs.cost: each kind is exact on a CPU; PyTorch's rows, and the awkward model (worked
+                  out by hand), are compared in P, G and S
+    order         a job that ran on gloo would neither hang on NCCL nor be wrong there: labs.kit.nccl
 
-Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes);
-for a row that has a plan for the GPT alone, one of odd sizes in its place.
-Then the claims themselves are tried: a strategy that is changed in one place must fail the one that it breaks.
+Each strategy trains two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element
+alone, odd sizes).   A row with a plan for the GPT only trains a GPT of odd sizes instead.   Then the claims themselves
+are tested: a strategy that is changed in one place must fail the claim that it breaks.
 """
 
 import gc
@@ -39,7 +39,7 @@ GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
 RANKS = (2, 3, 4)
 
 
-# Under ZeRO, a vector each: embed (and head), inside, frozen, and the model itself with its scale.
+# Under ZeRO, one vector each: embed (and head), inside, frozen, and the model itself with its scale.
 ODD = Config(vocab=13, dim=8, depth=1, heads=2, kv_heads=2, hidden=6, context=CONTEXT)
 AWKWARD = [
     cost.Layer(((13, 7),), uses=2),
@@ -48,14 +48,15 @@ AWKWARD = [
     cost.Layer(((1,),)),
 ]
 EMBED, LAYER, *REST = cost.gpt_layers(GPT_CONFIG)
-LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # what a container has is by itself
+LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # a container's own parameters form a layer
 CONFIGS = {"GPT": GPT_CONFIG, "odd GPT": ODD}
-CONFIGS |= {f"deep {name}": replace(config, depth=4) for name, config in CONFIGS.items()}  # to be cut into stages
+# deep enough to be cut into stages
+CONFIGS |= {f"deep {name}": replace(config, depth=4) for name, config in CONFIGS.items()}
 MODELS = {name: (partial(GPT, config), config.vocab) for name, config in CONFIGS.items()} | {"awkward": (Tied, 13)}
 
 
 def batches(vocab: int, parts: int):
-    """[part][step]: the same random tokens, into however many parts they are cut."""
+    """Return [part][step]: the same random tokens, cut into any number of parts."""
     whole = torch.randint(vocab, (STEPS, 2, BATCH, CONTEXT), generator=torch.Generator().manual_seed(0))
     return [[tuple(step.chunk(parts, dim=1)[part]) for step in whole] for part in range(parts)]
 
@@ -65,44 +66,44 @@ def is_pipeline(strategy) -> bool:
 
 
 def models_of(strategy) -> tuple[str, str]:
-    """Two that it can train."""
+    """Return two models that the strategy can train."""
     if is_pipeline(strategy):
         return "deep GPT", "deep odd GPT"
     return "GPT", "awkward" if strategy.takes is nn.Module else "odd GPT"
 
 
 def trainings_of(strategy, ranks: int) -> tuple[tuple, ...]:
-    """(model, dtype, 1): where float32 is promised no more than rounding, float64 tells of numbers and bytes."""
+    """Return (model, dtype, 1) for each; if float32 only agrees up to rounding, float64 checks numbers and bytes."""
     dtype = torch.float32 if ranks in strategy.bitwise else strategy.dtypes[0]
     return tuple((name, dtype, 1) for name in models_of(strategy))
 
 
 def train_all(strategies, data, trainings, keep=STEPS):
-    """All trainings with all strategies, one after the other in one job: {strategy's name: the parameters of each}."""
+    """Train each model with each strategy in one job, and return {strategy's name: the parameters of each training}."""
     trained = {}
     for strategy, (name, dtype, micro_batches) in product(strategies, trainings):
         make = MODELS[name][0]
         after = train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data[name], micro_batches, keep)[1]
         trained.setdefault(strategy.name, []).append(after)
-        gc.collect()  # what the one before has left in cycles
+        gc.collect()  # frees the cycles of the training before
     return trained
 
 
 def run_all(strategies, ranks: int, record=None, *, trainings, **options):
-    parts = strategies[0].parts(ranks)  # those of a family cut the batch alike, and train the same models
-    data = {name: batches(vocab, parts) for name, (_, vocab) in MODELS.items()}  # made here: ranks only look at it
+    parts = strategies[0].parts(ranks)  # a family's strategies cut the batch alike, and train the same models
+    data = {name: batches(vocab, parts) for name, (_, vocab) in MODELS.items()}  # made here: ranks only read it
     return run(train_all, strategies, data, trainings, **options, ranks=ranks, record=record)
 
 
 def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1, name: str = "GPT") -> cost.Job:
-    """What labs.cost is asked about."""
+    """Return the job for which labs.cost predicts."""
     name = f"deep {name}" if is_pipeline(strategy) and "deep" not in name else name
     each = BATCH // strategy.parts(ranks) // micro_batches
     return cost.Job(CONFIGS[name], each, ranks, rank, context=CONTEXT, accumulation=micro_batches)
 
 
 def in_bfloat16(model, mesh):
-    """Each micro-batch goes through a copy of the model in bfloat16; its gradients are added up at full length."""
+    """Return a backward that runs each micro-batch through a bfloat16 copy, and adds gradients up in full precision."""
 
     def backward(x, y, micro_batches, over=None):
         losses = []
@@ -123,7 +124,7 @@ ONE = {torch.float32: ONE_DEVICE, torch.bfloat16: replace(ONE_DEVICE, apply=in_b
 
 @lru_cache
 def one_process(trainings: tuple, ranks: int, computes=torch.float32) -> list[dict[str, torch.Tensor]]:
-    """The parameters after each of them, in as many micro-batches as all ranks have."""
+    """Return the parameters after each training on one process, with as many micro-batches as all ranks have."""
     whole = [(name, dtype, ranks * micro_batches) for name, dtype, micro_batches in trainings]
     return run_all([ONE[computes]], 1, trainings=whole)[0][ONE_DEVICE.name]
 
@@ -132,17 +133,17 @@ def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
     if dtype == torch.float32 and ranks in strategy.bitwise:
         return 0.0
     if strategy.computes == torch.bfloat16:
-        # PyTorch 2.15 does not round the gradients of norms; to compute all in float32 would make 2e-3 of a difference.
+        # PyTorch 2.15 does not round the gradients of norms; computing everything in float32 would differ by 2e-3.
         return 1e-5 if strategy.side == "ours" else 2e-4
     return 1e-12 if dtype == torch.float64 else 1e-5
 
 
 def differences(job, trainings, strategy, ranks: int) -> list[tuple]:
-    """(rank, model, dtype, micro-batches) whose parameters are not one process's."""
+    """Return (rank, model, dtype, micro-batches) of each training whose parameters differ from one process's."""
     found, whole = [], one_process(trainings, ranks, strategy.computes)
     for rank, trained in enumerate(job):
         for training, ours, one in zip(trainings, trained[strategy.name], whole, strict=True):
-            in_order = ranks if training[2] == 1 else 0  # else sums are in another order than one process's
+            in_order = ranks if training[2] == 1 else 0  # other sums have another order than one process's
             if not same(ours, one, bound_of(strategy, in_order, training[1])):
                 found.append((rank, *training))
     return found
@@ -153,12 +154,12 @@ def same(ours: dict[str, torch.Tensor], one: dict[str, torch.Tensor], bound: flo
 
 
 def sent(job, place: int, dtype: torch.dtype) -> list[float]:
-    """Bytes sent in the last step of the training at this place in its job, in float32, by rank."""
+    """Return the bytes sent in the last step of the training at this place in its job, in float32, by rank."""
     return [job.recording.sent(rank, (place + 1) * STEPS - 1) * 4 / dtype.itemsize for rank in range(len(job))]
 
 
 def expected(strategy, ranks: int, name: str, micro_batches: int = 1) -> list[int]:
-    """The same as predicted, from the shapes alone where they tell it."""
+    """Return the predicted bytes, computed from shapes alone where they suffice."""
     if strategy.sent is None or micro_batches > 1:
         jobs = [job_of(strategy, ranks, rank, micro_batches, name) for rank in range(ranks)]
         return [strategy.predict(job).sent for job in jobs]
@@ -166,16 +167,16 @@ def expected(strategy, ranks: int, name: str, micro_batches: int = 1) -> list[in
 
 
 def held(strategy, ranks: int, *names: str) -> list[list[dict[str, int]]]:
-    """Bytes held in a steady step in float32, [model][rank]: measured, in a job that trains nothing but these.
+    """Measure the bytes held in a steady step in float32, as [model][rank].
 
-    What the first one left would be seen of the second.
+    The job trains nothing else, since the second training would also show what the first one left.
     """
     job = run_all([strategy], ranks, "memory", trainings=[(name, torch.float32, 1) for name in names], keep=0)
     return [[steady(job.recording, rank, place) for rank in range(ranks)] for place in range(len(names))]
 
 
 def steady(recording, rank: int, place: int) -> dict[str, int]:
-    """`recording.steady(rank)`, of the training at this place in its job."""
+    """Return `recording.steady(rank)` for the training at this place in its job."""
     later = [recording.held(rank, place * STEPS + step) for step in range(1, STEPS)]
     return {kind: min(held[kind] for held in later) for kind in later[0]}
 
@@ -187,27 +188,27 @@ def require_sound(job) -> None:
 
 # ---- the claims ------------------------------------------------------------------------------------------
 
-# Strategies of a family share their jobs: to start the processes takes as long as to train with one of them.
+# Strategies of a family share their jobs: starting the processes takes as long as training with one strategy.
 FAMILIES = {}
 for row in (*STRATEGIES, *WITH_AN_EXTRA):
     FAMILIES.setdefault(re.match("(torch-)?((pp-)?fsdp-tp|pp-fsdp|[a-z]+)", row.name)[2], []).append(row)
 
 
 def takes(strategy, ranks: int) -> bool:
-    """All of so many ranks."""
+    """Return whether the strategy takes all of this many ranks."""
     if strategy in WITH_AN_EXTRA:
         need_deepspeed()
     return strategy.fits(ranks) and strategy.ranks(ranks) == ranks
 
 
 def told_on_fewer(family: str, ranks: int) -> bool:
-    """By two ranks and three."""
+    """Return whether two ranks and three already test this family."""
     on_four = [strategy for strategy in FAMILIES[family] if strategy.fits(4) and strategy.ranks(4) == 4]
     return ranks == 4 and all(strategy.fits(3) and strategy.ranks(3) == 3 for strategy in on_four)
 
 
 ON_RANKS = [*product(FAMILIES, RANKS)]
-NOT_TWICE = "zero", "fsdp"  # as many bytes in float64: flags travel, too, or bfloat16
+NOT_TWICE = "zero", "fsdp"  # float64 does not send twice as many bytes: flags travel, too, or bfloat16
 
 
 @pytest.mark.parametrize("family, ranks", [each for each in ON_RANKS if not told_on_fewer(*each)])
@@ -224,7 +225,7 @@ def test_numbers_and_bytes_sent_in_every_dtype(family, ranks):
 
 
 def in_parts(family: str, ranks: int) -> tuple[tuple, ...]:
-    """The first model, in two micro-batches on each of two ranks, or in three on each of four."""
+    """Return the first model's training in micro-batches: two on each of two ranks, or three on each of four."""
     first = FAMILIES[family][0]
     on_two = any(strategy.fits(2) for strategy in FAMILIES[family])
     dtype = torch.float32 if family in NOT_TWICE else first.dtypes[0]
@@ -246,28 +247,28 @@ def as_one_process_and_predicted(family: str, ranks: int, trainings: tuple) -> N
 
 
 def by_hand(rank: int) -> dict[str, dict[str, int]]:
-    """Bytes of P, G and S of the awkward model on a rank of 3, in a step; under HSDP on one of 2 × 2."""
+    """Return the bytes of P, G and S of the awkward model in a step, on a rank of 3; under HSDP, on one of 2 × 2."""
     everything, sizes = 91 + 56 + 49 + 1, [91, 49, 7, 1]
     copies = {"P": 4 * everything, "G": 4 * sum(sizes), "S": 8 * sum(sizes) + 4 * len(sizes)}
-    # ZeRO pads 91, 56, 49 (frozen) and 1 elements to multiples of 3. The embedding is the first that sync() reduces,
-    # and the last but the scale whose gradient is ready.
+    # ZeRO pads 91, 56, 49 (frozen) and 1 elements to multiples of 3. sync() reduces the embedding first, whose gradient
+    # becomes ready last but one, before the scale.
     trained, frozen, state = 93 + 57 + 3, 51, 8 * 153 // 3 + 4 * 3
-    # fully_shard cuts 13, 7, 7, 1 and 7 (frozen) rows in chunks of 5, 3, 3, 1 and 3. The padding has no state; in ours
-    # it is not held with the parameters, either.
+    # fully_shard cuts 13, 7, 7, 1 and 7 (frozen) rows in chunks of 5, 3, 3, 1 and 3. Padding has no optimizer state,
+    # and in ours it is not held with the parameters, either.
     chunks, own = 5 * 7 + 3 * 7 + 3 + 1, (5 * 7 + 3 * 7 + 3 + 1, 5 * 7 + 3 * 7 + 3, 3 * 7 + 7 + 1, 0)[rank]
     chunked = {"P": 4 * (chunks + 3 * 7), "G": 4 * chunks, "S": 8 * own + 4 * len(sizes)}
     unpadded = chunked | {"P": 4 * (own + (3, 3, 1, 0)[rank] * 7)}
-    # Along two shards they are 7 and 6, 4 and 3, 4 and 3, 1 and none, 4 and 3; ranks 2 and 3 have those of 0 and 1.
+    # Two shards have 7 and 6, 4 and 3, 4 and 3, 1 and none, 4 and 3 rows; ranks 2 and 3 hold those of 0 and 1.
     pairs, pair = 7 * 7 + 4 * 7 + 4 + 1, (7 * 7 + 4 * 7 + 4 + 1, 6 * 7 + 3 * 7 + 3)[rank % 2]
     in_pairs = {"P": 4 * (pairs + 4 * 7), "G": 4 * pairs, "S": 8 * pair + 4 * len(sizes)}
     return {
         ONE_DEVICE.name: copies,
         "ddp-naive": copies,
         "ddp-bucketed": copies,
-        "ddp-overlapped": copies | {"G": 4 * sum(sizes) + 4 * max(sizes)},  # one on its way into its bucket
+        "ddp-overlapped": copies | {"G": 4 * sum(sizes) + 4 * max(sizes)},  # one gradient is on its way into its bucket
         "torch-ddp": copies,
         "zero-1": {"P": 4 * (trained + frozen), "G": 4 * (trained + 31), "S": state},
-        "torch-zero-1": copies | {"S": (8 * 91 + 4, 8 * 49 + 4, 8 * (7 + 1) + 8, 0)[rank]},  # dealt out whole
+        "torch-zero-1": copies | {"S": (8 * 91 + 4, 8 * 49 + 4, 8 * (7 + 1) + 8, 0)[rank]},  # assigned whole to ranks
         "zero-2": {"P": 4 * (trained + frozen), "G": 4 * (19 + 93 + 31), "S": state},
         "fsdp-no-reshard": unpadded,
         "torch-fsdp-no-reshard": chunked,
@@ -278,8 +279,8 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "torch-hsdp": in_pairs,
         "fsdp-bf16": unpadded,  # at rest, all is in float32
         "torch-fsdp-bf16": chunked,
-        # One vector of all that is trained, padded to a multiple of 6, and masters besides; in stage 2 the embedding's
-        # gradient, 91, is more than the shard of 50.  Stage 3 pads each to a multiple of 3: 93, 51, 9 and 3.
+        # DeepSpeed keeps one vector of all that is trained, padded to a multiple of 6, and masters. In stage 2 the
+        # embedding's gradient, 91, exceeds the shard of 50. Stage 3 pads each to a multiple of 3: 93, 51, 9 and 3.
         "deepspeed-1": {"P": 4 * (150 + 49), "G": 4 * sum(sizes), "S": 12 * 50 + 4},
         "deepspeed-2": {"P": 4 * (150 + 49), "G": 4 * 91, "S": 12 * 50 + 4},
         "deepspeed-3": {"P": 4 * (52 + 17), "G": 4 * 52, "S": 12 * 52 + 4},
@@ -290,7 +291,7 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
 
 
 def split_by_hand(rank: int) -> dict[str, dict[str, int]]:
-    """Likewise of the odd GPT on a rank of 2; where it is sharded, too, of 2 × 2, whose rows are 0 and 1, 2 and 3.
+    """Return the same for the odd GPT, on a rank of 2, or of 2 × 2 if sharded, whose rows are 0 and 1, 2 and 3.
 
     Embedding and head have 7 and 6 of 13 rows, the mlp 3 of 6, attention one head of 2, which is 4 wide.
     """
@@ -314,7 +315,7 @@ def split_by_hand(rank: int) -> dict[str, dict[str, int]]:
 
 
 def piped_by_hand(rank: int) -> dict[str, dict[str, int]]:
-    """Likewise of the deep odd GPT, of whose 4 layers 3 ranks have 2, 1 and 1, and 2 ranks with two stages 2 each."""
+    """Return the same for the deep odd GPT: 3 ranks have 2, 1 and 1 of its 4 layers, 2 ranks with two stages 2 each."""
     layer, table, norm = 2 * 8 + 4 * 8 * 8 + 3 * 6 * 8, 13 * 8, 8
     in_three = (table + 2 * layer, 19), (layer, 9), (layer + norm + table, 11)  # elements, tensors
     in_loops = (table + 2 * layer, 19), (2 * layer + norm + table, 20)
@@ -329,10 +330,10 @@ def piped_by_hand(rank: int) -> dict[str, dict[str, int]]:
 
 
 def composed_by_hand(rank: int) -> dict[str, dict[str, int]]:
-    """Likewise on 2 × 2 ranks, of which 0 and 1 have embedding and 2 layers, 2 and 3 have 2 layers, norm and head.
+    """Return the same on 2 × 2 ranks: 0 and 1 have embedding and 2 layers, 2 and 3 have 2 layers, norm and head.
 
-    Of 13, 8 and 6 rows, shards have 7 and 6, 4 and 4, 3 and 3.  What is split is a layer's q, k, v and o, which have
-    heads, 4 wide, and its mlp of 6; embedding and head, of which the ranks have 7 and 6 rows.
+    Shards of 13, 8 and 6 rows have 7 and 6, 4 and 4, 3 and 3.   Tensor parallelism splits a layer's q, k, v and o by
+    heads, which are 4 wide, its mlp of 6, and embedding and head, of which the ranks have 7 and 6 rows.
     """
     at, first, tensors = rank % 2, rank < 2, 19 if rank < 2 else 20
     rows, layer = (7, 6)[at], 2 * 4 + 4 * 4 * 8 + 2 * 3 * 8 + 4 * 6
@@ -360,7 +361,9 @@ def some_ranks(strategy) -> int:
 
 @pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES, *WITH_AN_EXTRA), ids=lambda strategy: strategy.name)
 def test_bytes_held(strategy):
-    """By the GPT all kinds, as predicted; by the awkward model P, G and S, as worked out by hand."""
+    """Compare all kinds of the GPT with the prediction, and P, G and S of the awkward model with those worked out by
+    hand.
+    """
     ranks = some_ranks(strategy)
     names = models_of(strategy)
     if strategy in WITH_AN_EXTRA:  # it keeps an engine for good
@@ -390,11 +393,11 @@ def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[
     assert measured == predicted, rank
 
 
-# ---- the claims, tried -----------------------------------------------------------------------------------
+# ---- tests of the claims ---------------------------------------------------------------------------------
 
 
 class SendsTwice(ddp.Bucketed):
-    """One collective more, whose result nobody uses."""
+    """A strategy with one more collective, whose result nobody uses."""
 
     def average(self):
         super().average()
@@ -402,7 +405,7 @@ class SendsTwice(ddp.Bucketed):
 
 
 class Sums(ddp.Naive):
-    """One division less."""
+    """A strategy with one division less."""
 
     def average(self):
         for p in self.trainable.values():
@@ -410,7 +413,7 @@ class Sums(ddp.Naive):
 
 
 class SkipsOne(ddp.Naive):
-    """One collective less."""
+    """A strategy with one collective less."""
 
     def average(self):
         *others, _ = self.trainable.values()
@@ -420,7 +423,7 @@ class SkipsOne(ddp.Naive):
 
 
 class SendsFirst(ddp.Naive):
-    """Two ranks that swap gradients, each by a send and then a receive."""
+    """A strategy of two ranks that swap gradients, each by a send and then a receive."""
 
     def average(self):
         other = 1 - dist.get_rank()
@@ -432,7 +435,7 @@ class SendsFirst(ddp.Naive):
 
 
 class HoldsTwice(ddp.Naive):
-    """One copy of every parameter more."""
+    """A strategy with one more copy of every parameter."""
 
     def __init__(self, model, **options):
         super().__init__(model, **options)
@@ -444,7 +447,7 @@ TWO = trainings_of(NAIVE, 2)
 
 
 def tried(broken):
-    """Its job, and the bytes that it sent with the awkward model, predicted and measured."""
+    """Return a broken strategy's job, and its bytes sent with the awkward model, predicted and measured."""
     job = run_all([broken], 2, "communication", trainings=TWO)
     return job, expected(broken, 2, "awkward"), sent(job, 1, torch.float32)
 

@@ -1,6 +1,7 @@
-"""The corpus against the files themselves and hashlib; batches against a plain list of windows, and against
-PyTorch's own DistributedSampler where the two differ. The hub is played by a module in its place: tests go to
-no network.
+"""Tests of the corpus against its files and hashlib, and of batches against a list of windows.
+
+Where PyTorch's own DistributedSampler differs, it is compared, too. A module takes the hub's place: tests use no
+network.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ NUMBERS = torch.arange(1000)
 
 
 def windows_of(batches: Batches, steps: range) -> list[tuple[int, ...]]:
-    """The windows of these steps, inputs and last target together."""
+    """Return the windows of these steps, inputs and last target together."""
     found = []
     for step in steps:
         x_BT, y_BT = batches[step]
@@ -177,7 +178,7 @@ def test_a_step_below_zero_is_refused():
 
 
 def sampled(samples: int, ranks: int, epoch: int | None = None, drop_last: bool = False) -> list[list[int]]:
-    """What each rank reads by DistributedSampler."""
+    """Return what each rank reads with DistributedSampler."""
     found = []
     for rank in range(ranks):
         sampler = DistributedSampler(range(samples), ranks, rank, drop_last=drop_last)

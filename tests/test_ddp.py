@@ -1,9 +1,8 @@
-"""labs.ddp against one process that sees the same micro-batches one after the other.
+"""Tests of labs.ddp against one process that sees the same micro-batches one after the other.
 
-The reference never communicates: for each step it takes the gradient of every rank's part of the batch on its
-own, adds them in the order of the ranks and divides.  With two ranks there is one way to add two numbers, so
-float32 must be bitwise equal; with more, rounding depends on the order, and float64 shows that nothing else
-does.
+The reference never communicates: for each step it computes the gradient of each rank's part of the batch, adds the
+gradients in the order of the ranks, and divides.   Two numbers can be added in only one way, so with two ranks float32
+must be bitwise equal.   With more, rounding depends on the order, and float64 shows that nothing else does.
 """
 
 import contextlib
@@ -30,13 +29,13 @@ CASES = [(dtype, accumulation) for dtype in (torch.float32, torch.float64) for a
 
 
 def of(variant):
-    """A message of assert_close that says whose numbers differ."""
+    """Return a message for assert_close that says whose numbers differ."""
     return lambda message: f"{variant}: {message}"
 
 
 @functools.cache
 def references(ranks):
-    """`reference` in each dtype and accumulation, in a process like those of the ranks (as many threads)."""
+    """Return `reference` in each dtype and accumulation, from a process like those of the ranks (as many threads)."""
     return run(lambda: [reference(ranks, *case) for case in CASES], ranks=1)[0]
 
 
@@ -93,7 +92,7 @@ def test_within_a_subgroup():
         groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         gradients = {}
         for variant, wrap in VARIANTS.items():
-            model = Awkward(seed=dist.get_rank() % 2)  # replicas within each group, and no others
+            model = Awkward(seed=dist.get_rank() % 2)  # replicas within each group only
             model = wrap(model, group=groups[dist.get_rank() % 2])
             model(batch(0, dist.get_rank())).backward()
             model.sync()
@@ -110,7 +109,7 @@ def test_within_a_subgroup():
 
 
 def with_branch(variant, used, find_unused=True):
-    """One step in which only the ranks in `used` take the branch; gradients by name, and parameters."""
+    """Take a step in which only the ranks in `used` use the branch: gradients by name, and parameters."""
     model = Awkward(torch.float64)
     model.branch.requires_grad_(True)
     model = VARIANTS[variant](model, find_unused=find_unused)
@@ -159,7 +158,8 @@ def test_tied_parameters_travel_once_and_complete():
             sent.append(tensor.numel())
             return dist.all_reduce(tensor, **options)
 
-        single = Awkward()  # its hook comes before the wrapper's, whose all-reduce changes the gradient meanwhile
+        # its hook comes before the wrapper's, whose all-reduce changes the gradient at the same time
+        single = Awkward()
         single.embed.weight.register_post_accumulate_grad_hook(lambda p: states.append(p.grad.clone()))
         model = Overlapped(single, bucket_bytes=1, all_reduce=all_reduce)
         model(batch(0, 0)).backward()  # the same batch on both ranks: the mean is each rank's own gradient
@@ -187,7 +187,7 @@ def test_buffers_are_rank_0s_in_training():
         model.eval()
         with torch.no_grad():
             if dist.get_rank() == 0:
-                model(torch.zeros(1, 3))  # no collective here: rank 0 may evaluate alone
+                model(torch.zeros(1, 3))  # sends nothing: rank 0 may evaluate alone
         return seen
 
     results = run(lambda: [statistics(wrap) for wrap in VARIANTS.values()], ranks=2)
@@ -211,7 +211,7 @@ def test_a_buffer_of_another_rank_is_overwritten():
 
 
 class Views(nn.Module):
-    """Every rank holds other numbers in its buffers, and its weight in another order in memory."""
+    """A model whose ranks have other numbers in their buffers, and their weight in another order in memory."""
 
     def __init__(self):
         super().__init__()
@@ -247,7 +247,7 @@ def test_what_lies_in_memory_in_another_way_is_sent_as_well():
 
 
 def order_of_events(variant, bucket_bytes):
-    """("gradient", elements), ("all_reduce", elements), ("end of backward",) as one step meets them."""
+    """Return ("gradient", elements), ("all_reduce", elements), ("end of backward",) in the order of one step."""
     events = []
 
     def all_reduce(tensor, **options):

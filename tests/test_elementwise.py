@@ -1,4 +1,4 @@
-"""labs.elementwise: PyTorch's own optimizers, and some that look at more than an element."""
+"""Tests of labs.elementwise with PyTorch's own optimizers, and some that look at more than an element."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ INSTEAD = "Take SGD"
 
 
 class Trust(torch.optim.Optimizer):
-    """LARS: each parameter steps by a part of its own norm."""
+    """LARS: each parameter takes a step proportional to its own norm."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})

@@ -1,4 +1,6 @@
-"""Reference: conda's own grammar (py-rattler), pip's own resolver and make itself; files broken on purpose."""
+"""Tests of the environment with conda's own grammar (py-rattler), pip's own resolver and make itself, and broken
+files.
+"""
 
 import os
 import re
@@ -28,7 +30,7 @@ def test_pip_finds_a_solution():
 
 
 def test_setuptools_is_one_that_each_pytorch_takes():
-    """2.11 none from 82 on; the later ones none before 77.0.3."""
+    """Check its limits: PyTorch 2.11 takes none from 82 on, later ones none before 77.0.3."""
     pins = dict(line.split("==") for line in (environment.ROOT / "constraints.txt").read_text().split() if "==" in line)
     assert Version("77.0.3") <= Version(pins["setuptools"]) < Version("82")
 
@@ -76,12 +78,12 @@ def test_a_browser_is_opened_only_where_it_would_be_seen(variables, platform, se
 
 @pytest.mark.parametrize(("before", "after"), [({}, ""), ({"JUPYTER_CONFIG_PATH": "/mine"}, ":/mine")])
 def test_jupyter_reads_the_configuration_of_the_course_besides_the_readers(before, after):
-    """What it does, test_browser shows: saving an untouched notebook changes nothing."""
+    """Check only the path; test_browser shows the effect: saving an untouched notebook changes nothing."""
     assert learn.settings(before)["JUPYTER_CONFIG_PATH"] == f"{learn.ROOT}/tools/jupyter{after}"
 
 
 def test_an_exported_page_carries_its_pictures_with_it():
-    """As JupyterLab exports one: by its own configuration."""
+    """Export a page with JupyterLab's own configuration, as JupyterLab does."""
     config = PyFileConfigLoader("jupyter_server_config.py", path=f"{learn.ROOT}/tools/jupyter").load_config()
     page, _ = HTMLExporter(config=config).from_filename(learn.ROOT / learn.FIRST)
     pictures = (learn.ROOT / learn.FIRST).read_text(encoding="utf-8").count("../images/")
@@ -106,32 +108,32 @@ def test_make_learn_opens_a_notebook_that_is_there():
     assert (Path(learn.ROOT) / learn.FIRST).exists()
 
 
-# ---- the Makefile ---------------------------------------------------------------------------------------
+# ---- the Makefile ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def make(tmp_path):
-    """make, in a folder that holds what setting up needs, and names of tests; returns what it printed."""
+    """Return make, in a folder with the files for setting up, and names of tests; it returns what was printed."""
     for name in ["Makefile", "pyproject.toml", "constraints.txt"]:
         shutil.copy(environment.ROOT / name, tmp_path / name)
     notebooks = "solutions/07b_b.ipynb", "solutions/07_a.ipynb", "notebooks/07b_b.ipynb"
     for name in [*notebooks, "tests/test_ddp.py", "tests/fsdp/test_order.py"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    # Not what the make that runs these tests was told.
+    # Remove the variables of the make that runs these tests.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU", "CUDA", "VENV"}}
 
     def run(*arguments, status=0):
         done = subprocess.run(["make", *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
-        return done.stdout + (done.stderr if status else "")  # else it may speak of clocks
+        return done.stdout + (done.stderr if status else "")  # otherwise stderr may mention clocks
 
     return run
 
 
 def ready(folder, version):
-    """As if setting up had ended a moment from now."""
+    """Make the stamps, as if setting up had ended a moment from now."""
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     for name in ["bin/python", f"course-{version}"]:
         (folder / ".venv" / name).touch()
@@ -196,7 +198,7 @@ def test_an_extra_is_set_up_when_asked_for(make, tmp_path):
 
 
 def test_what_is_not_there_is_not_tested(make):
-    """Without a file to test, pytest would take all of them."""
+    """Check names: without a file to test, pytest would take all of them."""
     assert make("-n", "notebook", "N=07b").split()[-2:] == ["solutions/07b_b.ipynb", "notebooks/07b_b.ipynb"]
     assert "N=99 is no notebook: there are 07 07b." in make("-n", "notebook", "N=99", status=2)
     for name, tests in (

@@ -1,6 +1,6 @@
-"""labs.generate against the whole model run anew for every token, and frequencies against the softmax.
+"""Tests of labs.generate against the whole model run anew for every token, and of frequencies against the softmax.
 
-What the caches hold is told by their storages, what ranks send by the recorder; both are as `labs.cost` says, exactly.
+Storages show what the caches hold, the recorder what ranks send. Both are exactly what `labs.cost` says.
 """
 
 import re
@@ -20,20 +20,20 @@ from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.tp import gpt_plan, parallelize
 
-# Every size different, so that no axis can be mistaken for another.
+# Every size is different, so that no axis can be mistaken for another.
 ODD = Config(vocab=23, dim=48, depth=3, heads=4, kv_heads=2, hidden=20, context=30)
 PROMPT = torch.randint(ODD.vocab, (3, 5), generator=torch.Generator().manual_seed(1))
 
 
 def sharpened(config=ODD):
-    """A model whose choices are clear: the spread of its logits is far beyond rounding."""
+    """Return a model whose choices are clear: the spread of its logits is far beyond rounding."""
     model = GPT(config, seed=3).double()
     model.head.weight.data *= 20
     return model
 
 
 def anew(model, prompt, count, temperature=0.0, seed=0):
-    """All tokens through the model for each new one."""
+    """Generate with all tokens through the model for each new one."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         with torch.no_grad():
@@ -96,7 +96,7 @@ def test_little_warmth_is_hardly_a_choice(temperature):
     assert choose(logits, temperature, torch.Generator().manual_seed(0)).tolist() == [[2]]
 
 
-# ---- what is held, and what is left ----------------------------------------------------------------------
+# ---- memory, during and after ----------------------------------------------------------------------------
 
 
 def held(caches):
@@ -141,7 +141,7 @@ def test_training_goes_on_behind_it_as_if_nothing_had_been():
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
-# ---- ranks that have split it ----------------------------------------------------------------------------
+# ---- split over ranks ------------------------------------------------------------------------------------
 
 SHAPES = {
     2: replace(ODD, heads=6, kv_heads=3),  # two heads of keys and values on one rank, one on the other
@@ -151,7 +151,7 @@ SHAPES = {
 
 
 def on_ranks(config):
-    """Tokens at two temperatures; then a prompt and a token by hand: what the caches hold of it."""
+    """Return tokens at two temperatures, and what the caches hold of a prompt and a token by hand."""
     ranks, rank, found = dist.get_world_size(), dist.get_rank(), []
     model = parallelize(sharpened(config), Mesh((ranks,), ("tp",)), gpt_plan(config))
     for temperature in (0.0, 0.7):
@@ -177,7 +177,7 @@ def test_a_split_model_generates_the_same_and_holds_and_sends_what_was_predicted
             assert results.recording.counts(rank, step=step) == {"all_reduce": 7, "all_gather": 1}
 
 
-# ---- what cannot be --------------------------------------------------------------------------------------
+# ---- bad input -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reference: small sources written here, and what the two notebooks made from them must be."""
+"""Tests of the generator with small sources written here, and the two notebooks expected from each."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ print(f"{os.getpid() / 1000:.3f} s, 24 bytes")
 
 @pytest.fixture
 def course(tmp_path):
-    """A course of one notebook; returns a function that (over)writes its source."""
+    """Make a course of one notebook, and return a function that (over)writes its source."""
     (tmp_path / "solutions").mkdir()
 
     def write(text=SOURCE):
@@ -53,7 +53,7 @@ def course(tmp_path):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The course of one notebook, built once."""
+    """Build the course of one notebook once."""
     root = tmp_path_factory.mktemp("built")
     (root / "solutions").mkdir()
     (root / "solutions/03_small.py").write_text(SOURCE)
@@ -66,7 +66,9 @@ def texts(root):
 
 
 def test_the_solution_is_executed_and_the_learners_notebook_is_open(built):
-    """Building again changes nothing: the process id, printed as a time, is another one; the rules call that noise."""
+    """Check that another build changes nothing: the process id differs, but is printed as a time, which the rules
+    ignore.
+    """
     solved = nbformat.read(built / "solutions/03_small.ipynb", as_version=4)
     unsolved = nbformat.read(built / "notebooks/03_small.ipynb", as_version=4)
     assert [cell.id for cell in solved.cells] == [cell.id for cell in unsolved.cells]
@@ -100,7 +102,7 @@ print(f"{{run / 1000:.3f}} s")
 
 
 def runs_in(path):
-    """The process ids that the pictures, their alternative texts, and the texts of a notebook tell of."""
+    """Return the process ids in the pictures, their alternative texts, and the texts of a notebook."""
     cells = notebooks.code_cells(nbformat.read(path, as_version=4))
     image = cells[1].outputs[0].data["text/html"]
     picture = base64.b64decode(re.search(r"base64,([^\"]*)", image)[1]).decode()
@@ -108,7 +110,7 @@ def runs_in(path):
 
 
 def test_texts_and_pictures_come_from_one_run(course):
-    """A word printed elsewhere is news: nothing of the run before is kept. Noise and prose are not: all of it is."""
+    """Check that a changed word replaces all outputs of the run before, and that noise and prose replace none."""
     root = course(MEASURED.format(words="4 ranks"))
     path = root / "solutions/03_small.ipynb"
     assert notebooks.build([], root=root) == []
@@ -240,7 +242,7 @@ def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
     assert "there is no no-such-notebook in solutions/" in capsys.readouterr().err
 
 
-# ---- the rules ------------------------------------------------------------------------------------------
+# ---- the rules -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`make gpu`, walked through without one: each verdict, the report, and that no part hides another."""
+"""Tests of `make gpu` without a GPU: each verdict, the report, and that no part hides another."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def test_each_part_has_its_own_verdict(tmp_path, capsys):
     assert status == 1
     assert verdicts == ["passed", "failed", "stopped", "passed"]
     assert outputs[0] == "on cuda" and outputs[1] == "1 < 2" and outputs[3] == "still here"
-    assert int(outputs[2]) not in running()  # what it had started is gone, too
+    assert int(outputs[2]) not in running()  # the process that it had started is gone, too
     page = (tmp_path / "new" / "folder" / "report.html").read_text()
     assert "1 &lt; 2" in page and "<b>hangs</b>: stopped after" in page
     assert "1 < 2" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""labs.group against torch's own reduce-scatter."""
+"""Tests of labs.group against torch's own reduce-scatter."""
 
 import pytest
 import torch

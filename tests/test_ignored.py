@@ -1,6 +1,6 @@
-"""Targets that are ignored (-100): every row of the table takes the steps of one process that reads the whole batch.
+"""Tests of ignored targets (-100): every row of the table takes the steps of one process that reads the whole batch.
 
-Reference: model(x, y) on the whole batch, in one process, float64.
+The reference is model(x, y) on the whole batch, in one process, in float64.
 """
 
 import pytest
@@ -23,7 +23,7 @@ def build():
 
 
 def whole():
-    """Batches of which one sequence has no target at all, and others have few."""
+    """Return batches in which one sequence has no target at all, and others have few."""
     x, y = torch.randint(23, (2, STEPS, 8, 8), generator=torch.Generator().manual_seed(0))
     y[:, 0], y[:, 1, 2:], y[:, 5, :7] = -100, -100, -100
     return [*zip(x, y, strict=True)]
@@ -35,7 +35,7 @@ def in_parts(parts):
 
 
 def due():
-    """The losses of one process, and its parameters by name."""
+    """Return the losses of one process, and its parameters by name."""
     model, losses = build(), []
     optimizer = torch.optim.AdamW(model.parameters(), **strategies.ADAMW)
     for x, y in whole():
@@ -80,7 +80,7 @@ def test_every_row_weighs_by_the_targets_that_count_in_the_whole_batch(ranks):
 
 
 def by_hand():
-    """A part is refused where its gradient is averaged, and right where it is told what counts."""
+    """Check that a part is refused where its gradient is averaged, and right where the number of targets is passed."""
     rank, (x, y) = dist.get_rank(), whole()[0]
     reference = build()
     reference(x, y).backward()

@@ -1,4 +1,4 @@
-"""Reference: the layers as the design draws them. Imports are read from the source; nothing is executed."""
+"""Tests of the layers that the design draws. Imports are read from the source; nothing is executed."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import pytest
 
 from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 
-# A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
+# A chapter is a file or a folder.  Its files import only from lower levels, and from their own folder.
 LEVELS = [
     {"rope", "data", "cost", "collectives", "group", "hooks", "dropped", "clip"},
     {"model", "agree"},
@@ -32,9 +32,9 @@ LEVELS = [
         "__main__",
     },
 ]
-WAYS_OUT = {"native", "deepspeed", "xla"}  # the same as others ship it
+WAYS_OUT = {"native", "deepspeed", "xla"}  # the same, as others ship it
 TEXTBOOK = set().union(*LEVELS[:6]) - WAYS_OUT
-# What a file may import besides.
+# Other packages that a file may import.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
     "llama.weights": {"safetensors"},  # the format of the weights
@@ -83,7 +83,7 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
 
 
 def test_only_xla_needs_jax():
-    """It is not installed with the course."""
+    """Check JAX, which is not installed with the course."""
     anywhere, needs = (
         {name_of(path) for path in FILES if "jax" in {module.split(".")[0] for module in imports(path, at_top)}}
         for at_top in (False, True)

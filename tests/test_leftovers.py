@@ -1,4 +1,4 @@
-"""Reference: what was left behind on purpose: an orphan, a file, a segment of shared memory."""
+"""Tests of tools.leftovers with things left behind on purpose: an orphan, a file, a segment of shared memory."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The mistakes that tests/mistakes.py puts into the textbook can be made: what they change stands there, once."""
+"""Tests of tests/mistakes.py: each line that a mistake changes stands in the textbook, once."""
 
 from tests.mistakes import MISTAKES
 

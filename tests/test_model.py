@@ -1,8 +1,8 @@
-"""The GPT against the formulas of its sources, written out a second time here in float64, without fused
-kernels: softmax over an explicit mask, keys and values repeated head by head, rotations as complex numbers.
+"""Tests of the GPT against its sources' formulas, written out a second time in float64, without fused kernels.
 
-Llama's parameter counts are those of the published checkpoints. What has no formula is held to its
-definition: logits do not see the future, weights depend on (seed, name) alone.
+They use softmax over an explicit mask, keys and values repeated head by head, and rotations as complex numbers. Llama's
+parameter counts are those of the published checkpoints. Properties without a formula follow from their definition:
+logits do not see the future, weights depend on (seed, name) alone.
 """
 
 import math
@@ -16,7 +16,7 @@ from labs.data import Batches, corpus
 from labs.model import GPT, PRESETS, Config, initialise, parameters
 
 TINY = PRESETS["tiny"]
-# Every size different, so that no axis can be mistaken for another.
+# Every size is different, so that no axis can be mistaken for another.
 ODD = Config(vocab=11, dim=24, depth=2, heads=4, kv_heads=2, hidden=14, context=7)
 
 
@@ -25,7 +25,7 @@ def tokens_of(config: Config, batch: int = 3, time: int = 5) -> torch.Tensor:
 
 
 def written_out(weights: dict, config: Config, tokens_BT: torch.Tensor) -> torch.Tensor:
-    """logits_BTV by the formulas; `weights` is a state_dict in float64."""
+    """Return logits_BTV by the formulas; `weights` is a state_dict in float64."""
     x = weights["embed.weight"][tokens_BT]
     for i in range(config.depth):
         own = {name.removeprefix(f"layers.{i}."): weight for name, weight in weights.items()}

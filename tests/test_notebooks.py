@@ -1,4 +1,4 @@
-"""Reference: the sources in solutions/, and the design's template. nbval runs the notebooks themselves."""
+"""Tests of the notebooks against the sources in solutions/, and the design's template. nbval runs the notebooks."""
 
 import re
 
@@ -12,7 +12,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "TEACHING.md"]
 
 
 def shown(text: str) -> str:
-    """What the comparison of outputs sees of a text."""
+    """Return what the comparison of outputs sees of a text."""
     return notebooks.without_noise(text)
 
 

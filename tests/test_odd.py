@@ -1,4 +1,6 @@
-"""The table of odd trainings (odd.py): under every strategy, each is right or refused as it says, on all ranks."""
+"""Tests of the odd trainings (odd.py): under every strategy, each is right or refused as the table says, on
+all ranks.
+"""
 
 from dataclasses import replace
 
@@ -8,8 +10,8 @@ from labs.kit.strategies import STRATEGIES
 from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
-# Of what zero-3 and fsdp share, each takes a half, and so does tp; of rows whose code others have, too, an eighth is
-# taken, and where 8 ranks are needed a sixteenth.
+# zero-3 and fsdp share many trainings, and each takes half of them, as does tp. Rows whose code others have, too, take
+# an eighth, and a sixteenth if they need 8 ranks.
 EVERY = {"ddp-overlapped": 1, "zero-3": 2, "fsdp": 2, "tp": 2, "pp-1f1b": 1}
 SOME = {
     row: TABLE[row][number % every :: every]
@@ -42,7 +44,7 @@ def test_right_or_refused_on_more_ranks(row, ranks):
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:grad and param do not obey:UserWarning")  # a transposed weight: only slower
+@pytest.mark.filterwarnings("ignore:grad and param do not obey:UserWarning")  # a transposed weight is only slower
 @pytest.mark.parametrize("row", ROWS)
 def test_right_or_refused_in_micro_batches(row):
     assert faults(row, [replace(odd, micro_batches=3) for odd in TABLE[row]]) == {}

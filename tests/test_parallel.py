@@ -1,4 +1,4 @@
-"""Reference: one process on the whole batch, in float64."""
+"""Tests of labs.parallel against one process on the whole batch, in float64."""
 
 from dataclasses import replace
 from math import prod
@@ -30,18 +30,18 @@ def parallel(mesh, config=SMALL, schedule="1f1b", sequence=False, stages=1, micr
 
 
 def in_order(shape, order):
-    """Sizes and names of a mesh of this shape with its axes in another order."""
+    """Return sizes and names of a mesh of this shape with its axes in another order."""
     return tuple(shape[AXES.index(axis)] for axis in order), order
 
 
 def part_of(mesh, batch):
-    """What this rank reads."""
+    """Return this rank's part of a batch."""
     parts, part = mesh.size("replicate") * mesh.size("shard"), mesh["replicate", "shard"]._flatten().get_local_rank()
     return [each.chunk(parts)[part] for each in batch]
 
 
 def one_process(config):
-    """Of each batch the loss, of each step the norm, and the parameters after all."""
+    """Return the loss of each batch, the norm of each step, and the final parameters."""
     model = GPT(config).double()
     optimizer, losses, norms = torch.optim.AdamW(model.parameters(), 1e-2), [], []
     for step in range(STEPS):
@@ -55,7 +55,9 @@ def one_process(config):
 
 
 def differences(reference, shape, order=AXES, **case):
-    """How far this rank's losses, norms and parameters are from one process's: steps of two batches each, clipped."""
+    """Return how far this rank's losses, norms and parameters are from one process's, after clipped steps of two
+    batches.
+    """
     (losses, norms, due), mesh = reference, Mesh(*in_order(shape, order))
     ours, off = parallel(mesh, **case), []
     optimizer = torch.optim.AdamW(ours.parameters(), 1e-2)
@@ -96,7 +98,7 @@ EIGHT = [
     ((2, 2, 1, 2), {"order": ("tp", "replicate", "shard", "pp")}),
     ((1, 2, 2, 2), TIED | {"sequence": True}),
 ]
-BACKWARDS = 2 * STEPS  # of a case
+BACKWARDS = 2 * STEPS  # of one case
 
 
 def all_differences(references, cases):
@@ -104,7 +106,7 @@ def all_differences(references, cases):
 
 
 def natively(shape, schedule):
-    """PyTorch's own: how far the norm and clipped gradients are from one process's."""
+    """Return how far the norm and clipped gradients of PyTorch's own are from one process's."""
     mesh, whole, model = Mesh(shape, AXES), GPT(SMALL).double(), GPT(SMALL).double()
     mine, grid = pp.cut(model, 2)[mesh.get_local_rank("pp")], native.device_mesh(mesh)
     native.parallel([mine], grid, tp.gpt_plan(SMALL))
@@ -126,7 +128,7 @@ def natively(shape, schedule):
 
 @pytest.fixture(scope="module")
 def references():
-    """Tied or not."""
+    """Return the references of the untied and of the tied model."""
     return [run(one_process, config, ranks=1)[0] for config in (SMALL, TIED["config"])]
 
 
@@ -151,21 +153,21 @@ def test_one_process_has_the_same_numbers_and_cost_the_bytes(cases, references):
 
 
 def predicted(shape, rank, config=SMALL, schedule="1f1b", sequence=False, stages=1, microbatches=2, order=AXES):
-    """In float32."""
+    """Predict the job of a rank, in float32."""
     axes = dict(zip(AXES, shape, strict=True))
     seats = Mesh(*in_order(shape, order)).mesh.permute([order.index(axis) for axis in AXES])
-    rank = seats.flatten().tolist().index(rank)  # as cost numbers them
+    rank = seats.flatten().tolist().index(rank)  # the number of the rank in labs.cost
     lists = pp.SCHEDULES[schedule](shape[0], microbatches)
     each = SIZE // axes["replicate"] // axes["shard"] // microbatches
     job = cost.Job(config, each, prod(shape), rank, context=6, accumulation=microbatches)
     return cost.parallel(job, pp.plan(lists), axes, sequence)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 def refused():
-    """By each rank, what is said."""
+    """Return the refusals' sentences on this rank."""
     mesh, said = Mesh((2, 1, 2, 1), AXES), []
 
     def attempt(do, *args, kind=ValueError):

@@ -1,6 +1,6 @@
-"""PyTorch's private names that the course uses: a PyTorch without one of them, or where it does another thing, is told.
+"""Tests of PyTorch's private names that the course uses: each exists in the installed PyTorch, and does the same.
 
-Reference: the installed PyTorch, and the course's own source, which is searched for names that are missing here.
+The course's own source is searched for names that are missing from the table here.
 """
 
 import operator
@@ -77,7 +77,7 @@ OF_A_MODULE = (
 OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {
     "_exit",
-    "_asdict",  # of a NamedTuple, as are the next three
+    "_asdict",  # a NamedTuple has this name and the next three
     "_replace",
     "_fields",
     "_field_defaults",
@@ -88,15 +88,15 @@ NOT_PYTORCHS = {
     "_like",
     "_foreach_",
     "_fused_",
-    "_DYNAMIC_CLASS_TRACKER_BY_CLASS",  # of cloudpickle, as is the next
+    "_DYNAMIC_CLASS_TRACKER_BY_CLASS",  # cloudpickle has this name and the next
     "_class_setstate",
-    "_lru_cache_wrapper",  # of functools
+    "_lru_cache_wrapper",  # functools has this name
 }
 SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # for a later PyTorch that asks for it
 
 
 def names():
-    """(module, dotted name)."""
+    """Yield (module, dotted name)."""
     module = ""
     for word in NAMES.split():
         if word.startswith("torch"):
@@ -128,7 +128,7 @@ def test_the_table_names_them_all():
     assert used - own - told - NOT_PYTORCHS == set()
 
 
-# ---- that they do what they are used for -----------------------------------------------------------------
+# ---- what they do ----------------------------------------------------------------------------------------
 
 
 def test_a_version_is_set_back():

@@ -1,4 +1,4 @@
-"""tools.quick: which tests a change can have touched."""
+"""Tests of tools.quick: the tests that a change can affect."""
 
 import pytest
 

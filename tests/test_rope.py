@@ -1,7 +1,7 @@
-"""Rotary positions, held to their definition: lengths stay, and products depend on distances alone.
+"""Tests of rotary positions by their definition: lengths stay, and products depend on distances alone.
 
-Reference: the numbers before they were turned.  tests/test_model.py has the formula, written out as complex numbers,
-tests/llama what transformers makes of RopeScaling.
+The reference is the numbers before they were turned.  tests/test_model.py has the formula, written out as complex
+numbers, and tests/llama compares RopeScaling with transformers.
 """
 
 import math

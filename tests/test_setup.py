@@ -1,4 +1,6 @@
-"""tools.setup: a real server for the index, real processes for the installers, and what pip and uv do print."""
+"""Tests of tools.setup with a real server for the index, real processes as installers, and pip's and uv's real
+output.
+"""
 
 import http.server
 import os
@@ -37,7 +39,9 @@ def test_which_build(monkeypatch, asked, remembered, platform, nvidia, index, bu
 
 @pytest.fixture
 def index():
-    """The address of a server: /there/ answers, /gone/ is an error, /late/ answers when the test is over."""
+    """Start a server, and return its address: /there/ answers, /gone/ is an error, /late/ answers when the test is
+    over.
+    """
     over = threading.Event()
 
     class Index(http.server.BaseHTTPRequestHandler):
@@ -100,7 +104,7 @@ def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):
     monkeypatch.setattr(setup.shutil, "which", {}.get)
     [(pip, _)] = setup.installers((), "")
     assert pip[1:3] == ["-m", "pip"] and setup.CPU_INDEX not in pip and pip[-1] == "."
-    monkeypatch.setattr(setup, "cpu_index", lambda: "")  # pip would ask it, and wait, for every package
+    monkeypatch.setattr(setup, "cpu_index", lambda: "")  # otherwise pip would ask it, and wait, for every package
     [(pip, _)] = setup.installers((), "cpu")
     assert "--extra-index-url" not in pip
 
@@ -123,7 +127,7 @@ def test_another_build_than_the_one_asked_for_is_told(monkeypatch, tmp_path, bui
     assert re.fullmatch(said, setup.other_build(build))
 
 
-# ---- what is seen of it ----------------------------------------------------------------------------------
+# ---- its output ------------------------------------------------------------------------------------------
 
 RESOLVED = "Using Python 3.11.7\nResolved 127 packages in 2.84s\n"
 
@@ -162,7 +166,7 @@ def test_a_bar_keeps_to_its_line(monkeypatch):
 
 @pytest.fixture
 def empty(monkeypatch, tmp_path):
-    """A .venv with nothing in it, in a folder of its own, and a list of installers to put into it."""
+    """Make an empty .venv in a folder of its own, and return a list of installers for it."""
     found = []
     monkeypatch.setattr(setup, "VENV", tmp_path)
     monkeypatch.setattr(setup, "choose_build", lambda asked, remembered: ("cpu", " without CUDA"))

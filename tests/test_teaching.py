@@ -1,4 +1,4 @@
-"""TEACHING.md's table of mistakes is what the checks say; and the rows of the checks themselves."""
+"""Tests that TEACHING.md's table of mistakes is what the checks say, and of the checks' rows themselves."""
 
 import re
 

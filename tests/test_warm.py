@@ -1,4 +1,4 @@
-"""A warm Python is started, told, asked and ended as Python is; a job of one notebook is not run again by another."""
+"""Tests that a warm Python starts, runs and ends as Python does, and that no notebook runs another's job again."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tools import warm
 from tools.warm.once import Once
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Python that forks others is warmed up on Linux only")
-LONG = 300  # seconds: ends a hang
+LONG = 300  # seconds after which a hang ends
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The scripts at the end of notebooks, without the laboratory.  Reference: one process that takes the same steps."""
+"""Tests of the scripts at the end of notebooks, without the kit, against one process that takes the same steps."""
 
 import io
 import os
@@ -22,20 +22,21 @@ from labs.model import GPT, PRESETS
 from tests.extras import need_deepspeed
 from tools import notebooks, warm
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports what runs notebooks
+# otherwise each rank imports the modules that run notebooks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FOLDER = notebooks.ROOT / "scripts"
 SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
-TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # what notebooks 01 to 04 train
+TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # notebooks 01 to 04 train this
 SMALL = ("small", 16, True, (("lr", 2e-3),))
 TRAINS = {"ddp": TINY}  # the others train SMALL
-DEEPSPEED = "train_with_deepspeed"  # which trains in no float64
+DEEPSPEED = "train_with_deepspeed"  # this one trains in no float64
 LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
 CONFIG = re.compile(r"(?<=config = )PRESETS\S+")
 LOSS = re.compile(r"step (\d+): loss (\S+)")
-# In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient.
+# In float32, AdamW turns rounding errors, which differ between CPUs, into full-size steps.
 IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
-STEPS, CONTEXT = 4, 16  # of texts as long as the scripts' each step would take seconds
+STEPS, CONTEXT = 4, 16  # with texts as long as the scripts', each step would take seconds
 
 
 @cache
@@ -54,7 +55,7 @@ def one_process(size, batch, clip, settings):
 
 
 def printed(scripts, folder):
-    """By rank 0 of a job that has its process group already, in which one follows the other."""
+    """Run the scripts one after the other on a rank of a job that has its process group, and return rank 0's output."""
     os.chdir(folder)
     dist.init_process_group = dist.destroy_process_group = lambda: None
     told = {}
@@ -93,7 +94,7 @@ def test_deepspeed_s_script_prints_one_processs_losses(tmp_path):
     script = {DEEPSPEED: short(SCRIPTS[DEEPSPEED], 3)}
     told = run(printed, script, tmp_path, ranks=2, device="cpu")[0][DEEPSPEED]
     losses = [float(loss) for _, loss in LOSS.findall(told)]
-    # In float32, but for an eps with which AdamW makes little of rounding.
+    # The dtype is float32, but the eps is so large that AdamW makes little of rounding.
     assert losses == pytest.approx(one_process(*SMALL[:3], (*SMALL[3], ("eps", 1e-4)))[:3], abs=1e-3)
 
 
@@ -109,7 +110,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_pat
     expected = one_process(*SMALL)
     assert [*map(float, losses)] == pytest.approx([*expected[:3], *expected[2:]], abs=6e-5)
     more = subprocess.run([*torchrun, "--nproc-per-node=3", "job.py"], **job)
-    assert more.returncode == 0, more.stderr  # a rank that has not saved
+    assert more.returncode == 0, more.stderr  # this rank has not saved
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

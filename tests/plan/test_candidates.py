@@ -1,4 +1,4 @@
-"""Every layout multiplies out, and what cannot be run says why."""
+"""Tests of layouts: every candidate multiplies out, and those that cannot be run say why."""
 
 from math import prod
 
@@ -96,13 +96,13 @@ def test_layers_are_dealt_out_by_work():
         dealt(Config(51_200, 25_600, 128, 160, 160, 25_600 * 8 // 3, context=2048), 64, "interleaved", 2)[0]
         == (2,) * 64
     )
-    # eight stages, the head with a single layer: dealt round, and in a V
+    # eight stages, the head with a single layer: round robin, and in a V
     assert dealt(config, 4, "interleaved", 2) == ((5, 4, 4, 3), 3)
     assert dealt(config, 4, "zbv", 2) == ((4, 4, 4, 4), 0)
 
 
 def test_layers_are_dealt_out_as_a_pipeline_can_be_cut():
-    """A head that is larger than all layers together leaves each stage one layer, and stays with the last one."""
+    """Check that a head larger than all layers together leaves one layer to each stage, and stays with the last one."""
     heavy, even = Config(50_257, 64, 11, 4, 4, 170, context=64), Config(128, 64, 11, 4, 4, 170, context=64)
     assert dealt(heavy, 2) == ((10, 1), 1) and dealt(even, 2) == ((6, 5), 1)
     for config in (heavy, even):

@@ -1,4 +1,4 @@
-"""The field's scenarios, and what the search says where nothing fits."""
+"""Tests of the plan in the field's scenarios, and of its answer if nothing fits."""
 
 import re
 from dataclasses import replace
@@ -11,7 +11,7 @@ from labs.plan.layout import Setup
 from labs.plan.reasons import crossings, fsdp_wins, with_cluster
 
 H100 = CLUSTERS["H100, InfiniBand"]
-GPT4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)  # some 690 billion
+GPT4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)  # some 690 billion parameters
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def llama():
 
 
 def test_70b_on_four_nodes_takes_tensor_parallelism_inside_a_node(llama):
-    """TP 8 inside a node and DP 4 across is among the best."""
+    """Check that TP 8 inside a node with DP 4 across is among the best."""
     field = llama.best_where(tp=8, pp=1)
     assert field.layout.dp == 4 and field.seconds < 1.25 * llama.best.seconds
     assert 1 < llama.best.layout.tp <= 8
@@ -94,7 +94,7 @@ def test_a_layout_is_timed_alone_as_in_the_search(llama):
 
 
 def test_16384_gpus_have_a_plan():
-    """TP 8 and a long pipeline are near the best; so is how Llama 3 was trained [arXiv 2407.21783, table 4]."""
+    """Check that TP 8 with a long pipeline is near the best, as is Llama 3's layout [arXiv 2407.21783, table 4]."""
     found = search(PRESETS["llama3-405b"], H100.of(16_384), batch=2048)
     assert found.best_where(tp=8, pp=32).seconds < 1.1 * found.feasible[0].seconds
     llama3 = plan(found.setup, Layout(8, True, 16, "interleaved", 4, 1, 128, 1, 1, 16, "selective"))

@@ -1,4 +1,4 @@
-"""Published runs, and the plan's errors against them: the targets of the course, on the half that it was fitted on."""
+"""Tests of the plan's errors against published runs: the course's targets, on the half that it was fitted on."""
 
 import json
 import re
@@ -21,7 +21,9 @@ def playbook():
 
 
 def test_the_playbook(playbook):
-    """The issue's targets: 12 %, 0.9, 9 of 10 groups, 10 %, none beyond 5 %.  Where one is not reached, what is."""
+    """Check the targets: 12 %, 0.9, 9 of 10 groups, 10 %, none beyond 5 %; where one is missed, check the value
+    reached.
+    """
     assert len(playbook.time_errors) == 437 and len(playbook.memory_errors) == 1026
     assert median(playbook.time_errors) < 0.12 and median(playbook.memory_errors) < 0.10
     assert median(playbook.orders.values()) > 0.88
@@ -38,7 +40,7 @@ def test_other_tables(name):
 
 
 def test_old_runs_of_nanotron_are_slower_than_planned():
-    """The constants are those of PyTorch, and these runs are half as quick: all that is held to is what they hold."""
+    """Check only the memory: the constants are PyTorch's, and these runs reach half the speed."""
     told = check(TABLES / "nanotron.csv")
     assert median(told.time_errors) > 0.3 and median(told.memory_errors) < 0.15
 
@@ -142,7 +144,9 @@ LLAMA2 = {
 
 @pytest.mark.parametrize("gpus, shards, tp, measured", [(8, 8, 1, 5762), (128, 128, 1, 5605), (64, 8, 8, 4378)])
 def test_torchtitans_own_layouts_on_its_own_machine(gpus, shards, tp, measured, capsys):
-    """The range that is printed has what was measured [torchtitan, arXiv 2410.06511]; the last of them is compiled."""
+    """Check that the printed range contains the measurement [torchtitan, arXiv 2410.06511]; the last row is
+    compiled.
+    """
     batch = shards * (12 if tp > 1 else 2)
     layout = f"shards={shards},tp={tp},zero=3,batch={batch // shards},accumulation=1,recompute=selective"
     words = ["llama3-8b", "--gpus", f"{gpus}", "--batch", f"{batch}", "--cluster", "H100, 96 GB, 500 W"]

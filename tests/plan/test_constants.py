@@ -1,4 +1,4 @@
-"""The constants in `fitted.py` are the tool's: it would write the same text, and no step away from them is better."""
+"""Tests of `fitted.py`: the tool would write the same text, and no step away from its constants is better."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_every_software_and_source_of_the_tables_has_its_constants():
 
 
 def test_the_goals():
-    """15 % in the median for software that the fit has seen; 25 % for a source that is left out."""
+    """Check the medians: 15 % for software that the fit has seen; 25 % for a source that is left out."""
     for told in fitted.EVIDENCE.values():
         assert told["fitted"] < 0.15 and told["left_out"] < 0.25
         assert told["least"] < 1 < told["most"]
@@ -29,7 +29,7 @@ def test_the_goals():
 
 @pytest.mark.parametrize("name", ["matmul", "passes", "launch"])
 def test_no_step_away_is_better(name):
-    """Of all sources of PyTorch, for the constants that matter most."""
+    """Check the constants that matter most, over all sources of PyTorch."""
     cases = [case for case in tool.cases_of(tool.OTHERS + tool.PLAYBOOK) if case.tokens]
     cases = [case for case in cases if case.setup.software == "pytorch"]
     constants = fitted.FITTED["pytorch"]

@@ -1,4 +1,4 @@
-"""A cluster says what is wrong with it, in a sentence with the value and the way out."""
+"""Tests of clusters: a wrong one says so in a sentence with the value and a remedy."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_a_field_that_is_left_out():
 def test_a_ring_leaves_the_node_over_the_links_of_all_that_are_on_it():
     within, across = H100.link(8, 1), H100.link(16, 1)
     assert within.bandwidth == H100.inside and across.bandwidth == 8 * H100.between
-    assert H100.link(4, 8).bandwidth == H100.between  # one on each node, as data parallelism beside TP 8
+    assert H100.link(4, 8).bandwidth == H100.between  # one rank on each node, as data parallelism beside TP 8
     assert H100.link(4, 2).bandwidth == H100.inside  # every second GPU of one node
     assert H100.link(16, 1, reached=0.5).bandwidth == 4 * H100.between
 

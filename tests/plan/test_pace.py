@@ -1,4 +1,4 @@
-"""Seconds by hand where they are simple, and how they move where they are not."""
+"""Tests of the planned seconds: by hand where they are simple, and by their trends where they are not."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def setup(gpus, batch=32, constants=IDEAL, cluster=H100, config=LLAMA):
 
 
 def test_computation_is_operations_over_what_the_gpu_does():
-    """Beside them only weights move: gradients are added up, 12 bytes a number and micro-batch, and logits."""
+    """Check operations and moved bytes: 12 per number and micro-batch to accumulate gradients, and the logits."""
     operations = cost.model_operations(LLAMA, 8192) - 32 * cost.attention_operations(LLAMA, 8192)
     step = seconds(setup(1), Layout(accumulation=32))
     moved = 32 * (12 * (32 * cost.layer_matrices(LLAMA) + 128_256 * 4096) + 14 * 8192 * 128_256)
@@ -45,9 +45,10 @@ def test_gradients_take_what_a_ring_takes():
     messages = 4 * n / (25 * cost.MiB) * (link.begin + 30 * link.latency)
     assert step.data == pytest.approx(2 * 15 / 16 * 4 * n / link.bandwidth + messages)
     sharded = seconds(setup(16), Layout(shards=16, zero=1, accumulation=2))
-    assert sharded.data == pytest.approx(step.data * 3 / 4, rel=0.1)  # half of it, and parameters of half the bytes
+    # half of its all-reduce, and parameters of half the bytes
+    assert sharded.data == pytest.approx(step.data * 3 / 4, rel=0.1)
     gathered = seconds(setup(16), Layout(shards=16, zero=3, accumulation=2))
-    messages = 3 * 32 * (link.begin + 15 * link.latency)  # two gathers and a scatter of each layer
+    messages = 3 * 32 * (link.begin + 15 * link.latency)  # two all-gathers and a reduce-scatter of each layer
     assert gathered.data == pytest.approx(2 * (15 / 16 * 8 * n / link.bandwidth + messages))  # for each micro-batch
 
 

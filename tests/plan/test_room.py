@@ -1,4 +1,6 @@
-"""Reference: cost's exact predictions, Megatron-LM's rule of 6 + 12 / dp bytes a parameter, and published memory."""
+"""Tests of planned memory: cost's exact predictions, Megatron-LM's 6 + 12 / dp bytes per parameter, published
+memory.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -50,10 +52,10 @@ def test_activations_are_those_of_cost():
 
 
 def test_sequence_parallelism_divides_them_all():
-    """34 s b h / t [Korthikanti, 4.2.2]: nothing is whole, while without it some of it is."""
+    """Check 34 s b h / t [Korthikanti, 4.2.2]: nothing stays whole, while without it some activations do."""
     whole = held(setup(1), Layout(batch=8)).A
     apart, plain = (held(setup(), Layout(tp=8, sequence_parallel=sp, batch=8)).A for sp in (True, False))
-    assert whole < 8 * apart < 1.01 * whole and apart < plain  # but for the angles of rotary positions
+    assert whole < 8 * apart < 1.01 * whole and apart < plain  # except for the angles of rotary positions
 
 
 def test_the_peak_is_the_sum_of_the_kinds_on_the_fullest_rank():
@@ -64,7 +66,7 @@ def test_the_peak_is_the_sum_of_the_kinds_on_the_fullest_rank():
 
 
 def test_the_peak_is_on_the_fullest_rank_of_each_schedule():
-    """Also where that is neither the first nor the one with the head: in a V, and where a rank has a layer more."""
+    """Check ranks that are neither the first nor the one with the head: in a V, and with a layer more."""
     for config in (PLAYBOOK, PRESETS["llama3-8b"], replace(PRESETS["llama3-8b"], depth=33)):
         for (schedule, stages), pp in product(SCHEDULES, (2, 4)):
             asked, m = setup(pp, 16, config), 16
@@ -74,7 +76,7 @@ def test_the_peak_is_on_the_fullest_rank_of_each_schedule():
 
 
 def test_a_405b_model_as_it_was_trained():
-    """Llama 3's own layout fits its 80 GB cards; without a pipeline it would not [arXiv 2407.21783, table 4]."""
+    """Check that Llama 3's own layout fits its 80 GB cards, and none without a pipeline [arXiv 2407.21783, table 4]."""
     llama = Setup(PRESETS["llama3-405b"], H100.of(8192), 2048, 8192)
     layout = Layout(8, True, 16, "interleaved", 4, 1, 64, 2, 1, 32, "selective")
     assert 0.6 < peak(llama, layout) / llama.cluster.card < 1
@@ -83,14 +85,14 @@ def test_a_405b_model_as_it_was_trained():
 
 
 def test_playbook_memory():
-    """Two rows of the Ultra-Scale Playbook: 24.0 and 36.7 GiB with and without ZeRO-1."""
+    """Check two rows of the Ultra-Scale Playbook: 24.0 and 36.7 GiB with and without ZeRO-1."""
     nanotron = Setup(PLAYBOOK, CLUSTERS["H100, EFA"].of(16), 256, 4096, replace(FITTED["pytorch"], **NANOTRON))
     with_zero, without = Layout(shards=16, zero=1, accumulation=16), Layout(replicas=16, accumulation=16)
     assert peak(nanotron, with_zero) / 2**30 == pytest.approx(24.0, rel=0.1)
     assert peak(nanotron, without) / 2**30 == pytest.approx(36.7, rel=0.1)
 
 
-LAYOUTS = {  # of 64 ranks: a row of the table and its mesh, and the stage of ZeRO
+LAYOUTS = {  # for 64 ranks: a row of the table and its mesh, and the stage of ZeRO
     ("fsdp", (("dp", 64),)): 3,
     ("fsdp-tp", (("dp", 8), ("tp", 8))): 3,
     ("zero-1", (("dp", 64),)): 1,
@@ -112,7 +114,7 @@ def two_steps(row, config, axes):
 
 @pytest.mark.parametrize("row, axes, model", CASES)
 def test_the_state_is_what_a_dry_run_holds(row, axes, model):
-    """Parameters, gradients and optimizer state, of 2 layers and both tables, in float32, but for norms' weights.
+    """Check parameters, gradients and optimizer state of 2 layers and both tables, in float32, except norms' weights.
 
     Under stage 2 the dry run's gradients are those of a part of the model, whole, and the shards of all.
     """

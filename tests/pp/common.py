@@ -1,4 +1,4 @@
-"""What several tests of labs.pp use: lists, a small model in parts, and its trainings."""
+"""Shared code of several tests of labs.pp: lists, a small model in parts, and its trainings."""
 
 from unittest import mock
 
@@ -19,7 +19,7 @@ PYTORCHS = {
 
 
 def pytorchs(name, ranks, microbatches, stages_per_rank):
-    """PyTorch's schedule; its stages have no model, and are on no rank."""
+    """Return PyTorch's schedule, with stages that have no model, and are on no rank."""
     kind, _ = PYTORCHS[name]
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.submod = 0, ranks, None
@@ -29,7 +29,7 @@ def pytorchs(name, ranks, microbatches, stages_per_rank):
 
 
 def random_lists(draw, ranks, stages, microbatches):
-    """A schedule that can be run: all that there is to do, in any order that is possible; draw: a random.Random."""
+    """Return a random valid schedule, with all instructions in any possible order. draw: a random.Random."""
     rank_of = [draw.randrange(ranks) for _ in range(stages)]
     split = draw.choice([0, 0.5, 1])
     lists, ready = [[] for _ in range(ranks)], [F(0, m) for m in range(microbatches)]
@@ -46,12 +46,12 @@ def random_lists(draw, ranks, stages, microbatches):
     return lists
 
 
-DICE = st.randoms(use_true_random=True)  # each choice an example's own would take a hundred times as long
+DICE = st.randoms(use_true_random=True)  # drawing each choice with Hypothesis would take a hundred times as long
 LISTS = st.builds(random_lists, DICE, st.integers(1, 4), st.integers(1, 6), st.integers(1, 5))
 
 
 def changed(name, *changes, sizes=(2, 3)):
-    """A schedule in which these (rank, from, to) have been moved, or, where there is no `to`, left out."""
+    """Return a schedule in which these (rank, from, to) were moved, or, without a `to`, left out."""
     lists = [list(order) for order in SCHEDULES[name](*sizes)]
     for rank, place, *to in changes:
         x = lists[rank].pop(place)

@@ -1,4 +1,4 @@
-"""labs.pp.checker: lists are refused if, and only if, they cannot be run, and why."""
+"""Tests of labs.pp.checker: it refuses lists exactly if they cannot be run, and says why."""
 
 import re
 from graphlib import CycleError, TopologicalSorter
@@ -14,7 +14,7 @@ from tests.pp.common import DICE, LISTS, changed
 
 
 def can_be_run(lists):
-    """Whether a graph, with an edge to each instruction from all that must be before it, has a topological order."""
+    """Return whether the graph of all "must come before" has a topological order."""
     stages = 1 + max(x.stage for order in lists for x in order)
     all_of_it = {x for order in lists for x in order}
     graph = {x: set() for x in all_of_it}
@@ -45,7 +45,7 @@ def test_lists_are_refused_if_and_only_if_they_have_no_order():
         validate(lists)
         assert can_be_run(lists) and sum(1 for _ in in_order(lists)) == sum(map(len, lists))
         for order in lists:
-            if way:  # two neighbours exchanged; or all of them in any order
+            if way:  # two neighbours exchanged, or all instructions in any order
                 i = draw.randrange(len(order)) if order else 0
                 order[i : i + 2] = reversed(order[i : i + 2])
             else:

@@ -1,6 +1,6 @@
-"""labs.pp in jobs.
+"""Tests of labs.pp in jobs.
 
-References: the same micro-batches one after another on one process, bit by bit; PyTorch's own pipelining, bit by bit.
+References, bit by bit: the same micro-batches one after another on one process, and PyTorch's own pipelining.
 """
 
 import os
@@ -37,7 +37,7 @@ from tests.pp.trainings import (
     train,
 )
 
-# ---- numbers -------------------------------------------------------------------------------------------------------
+# ---- numbers ---------------------------------------------------------------------------------------------
 
 
 def all_schedules(references, config, dtype, microbatches):
@@ -72,7 +72,7 @@ def by_pytorch(config, microbatches, reference, schedules):
 
 
 def test_pytorch_has_the_same_bits():
-    """As ours: both have one process's.  (Micro-batches are a power of two, since PyTorch divides at the very end.)"""
+    """Check PyTorch against one process. Micro-batches are a power of two, since PyTorch divides at the very end."""
     case = SMALL, torch.float32, 8, 1
     run(by_pytorch, SMALL, 8, expected(case)[case], PYTORCHS, ranks=4)
 
@@ -85,7 +85,9 @@ def test_a_v_that_pytorch_cannot_run_is_refused(name):
 
 
 def sharded_stages():
-    """A stage of FSDP's on each rank; stay: whether it, and whether its layers, are told to stay gathered."""
+    """Check one of FSDP's stages on each rank. stay: whether it, and whether its layers, stay gathered after
+    forward.
+    """
     said = r"zb1p splits the backward, and FSDP reshards stage \d{} after forward: PyTorch's gradients would be wrong"
     for schedule, stay, where in [
         ("zb1p", (True, True), None),
@@ -118,7 +120,7 @@ def tied(references, config):
 
 
 def test_a_tied_embedding_has_the_whole_gradient_wherever_it_is():
-    """One process adds up the two parts of its gradient micro-batch by micro-batch, we do so once a step."""
+    """Compare with one process, which adds up the two parts of the gradient per micro-batch; we do so once per step."""
     config = replace(SMALL, depth=4, tied=True)
     (first, ours), (last, theirs) = run(tied, expected((config, torch.float64, 4)), config, ranks=2)
     assert max(first + last) < 1e-12
@@ -128,7 +130,7 @@ def test_a_tied_embedding_has_the_whole_gradient_wherever_it_is():
 
 
 def clipped(config):
-    """A step of 2 micro-batches, and one of 4 with the same pipeline: norms and gradients, beside one process's."""
+    """Take a step of 2 micro-batches and one of 4 with the same pipeline: norms and gradients beside one process's."""
     ranks = dist.get_world_size()
     model, whole = GPT(config).double(), GPT(config).double()
     pipeline, found = Pipeline(cut(model, ranks), pp.one_f_one_b(ranks, 2), model.loss), []
@@ -150,11 +152,13 @@ def test_gradients_are_clipped_by_the_norm_of_one_process_after_steps_of_other_s
     assert max(run(clipped, replace(SMALL, depth=2, tied=tied), ranks=2)) < 1e-12
 
 
-# ---- any lists -----------------------------------------------------------------------------------------------------
+# ---- any lists -------------------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
-    """A stage with a matrix that is used twice, one of which its input has no gradient, and a width of its own."""
+    """A stage with a matrix that is used twice, one parameter apart from the path of its input, and a width of its
+    own.
+    """
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -198,7 +202,7 @@ def any_lists(all_lists):
 
 
 def test_any_lists_that_can_be_run_are():
-    """With the gradients of one process, and exactly the activations alive that the lists have."""
+    """Check the gradients of one process, and exactly as many activations alive as the lists have."""
     draw = random.Random(3)
     lists = [random_lists(draw, 3, draw.randint(1, 6), draw.randint(1, 5)) for _ in range(24)]
     assert max(run(any_lists, lists, ranks=3)) < 1e-12
@@ -240,7 +244,7 @@ def test_cuts_need_not_be_even_nor_all_of_it_be_trained_nor_the_model_ever_be_wh
 
 
 def subgroup(references, config):
-    """Two pipelines side by side, each of the ranks of one group, as along an axis of a mesh."""
+    """Run two pipelines side by side, each on the ranks of one group, as along an axis of a mesh."""
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     model = GPT(config)
     pipeline = Pipeline(cut(model, 2), pp.zb1p(2, 2), model.loss, groups[dist.get_rank() % 2])
@@ -254,7 +258,7 @@ def test_a_pipeline_along_one_axis():
     assert found == [(0, 0), (0, 0), (0, 4), (0, 4)]
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 class Two(nn.Module):
@@ -310,7 +314,7 @@ def test_what_does_not_fit_together_is_told_in_a_sentence():
 
 
 class Fails(nn.Module):
-    """Works `well` times, then does something else."""
+    """A module that works `well` times, then does something else."""
 
     def __init__(self, well, otherwise):
         super().__init__()

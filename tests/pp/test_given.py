@@ -1,5 +1,7 @@
-"""What a pipeline is given, and what happened to it since: parameters that it does not have, wrapped stages, losses and
-batches of other kinds.  Reference for what is evaluated: one process, bit by bit."""
+"""Tests of a pipeline's inputs, and of changes to them: missing parameters, wrapped stages, other losses and batches.
+
+The reference for what is evaluated is one process, bit by bit.
+"""
 
 import copy
 import pickle
@@ -110,7 +112,7 @@ class Normed(nn.Module):
 
 
 def evaluated():
-    """Between two steps, on a batch of another size: losses and outputs of one process, and nothing else changes."""
+    """Evaluate between two steps, on a batch of another size: one process's losses and outputs, and no other change."""
     for name, schedule in SCHEDULES.items():
         lists = schedule(2, M)
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""labs.pp.messages: who waits for whom, and what is sent, in jobs and on paper."""
+"""Tests of labs.pp.messages: which rank waits for which, and what is sent, in jobs and on paper."""
 
 from collections import Counter
 from dataclasses import replace
@@ -28,13 +28,13 @@ def messages_between(steps, other):
 @settings(max_examples=200)
 @given(MANY)
 def test_each_pair_of_ranks_has_its_messages_in_one_order(lists):
-    """Both directions in one: a backend may have one queue for a pair."""
+    """Check both directions in one order: a backend may have one queue per pair."""
     plans = plan(lists)
     assert [[x for x in steps if isinstance(x, F | B | I | W)] for steps in plans] == list(map(list, lists))
     for a, steps in enumerate(plans):
         for b, others in enumerate(plans):
             assert a == b or messages_between(steps, b) == messages_between(others, a)
-        # Others may wait for it: nothing comes before it.
+        # Others may wait for the message: nothing comes before it.
         assert all(isinstance(x, F | B | I) for x, step in pairwise(steps) if isinstance(step, Send))
         made = [step.message for step in steps if isinstance(step, Send)]
         over = [step.message for step in steps if isinstance(step, Sent)]
@@ -100,7 +100,7 @@ def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
 
 
 def two_steps(config, side):
-    """Of each schedule, one after the other."""
+    """Take two steps with each schedule, one after the other."""
     for name, schedule in (SCHEDULES if side == "ours" else PYTORCHS).items():
         lists, model = schedule(dist.get_world_size(), 4), GPT(config)
         stages, mine = stages_of(lists), {x.stage for x in lists[dist.get_rank()]}
@@ -126,10 +126,11 @@ CROSSED = {"gpipe": 1, "1f1b": 1, "interleaved": 3, "zb1p": 1, "zbv": 2, "dualpi
 
 
 def test_what_crosses_a_cut_is_sent_and_nothing_else():
-    """Of a micro-batch, its activations one way and their gradient the other; in the first step, once, what is coming.
+    """Check that a micro-batch sends its activations one way and their gradient the other.
 
-    (Before that, in the first step, the ranks compare what they were given: an all-gather.)
-    Each rank sends one of the two over each cut.  PyTorch sends the same, and tells what is coming in its own way.
+    In the first step, once, each cut is also told the shapes to come.   Before that, the ranks compare their inputs
+    with an all-gather.   Each rank sends one of the two over each cut.   PyTorch sends the same, and announces shapes
+    in its own way.
     """
     x = 2 * 5 * SMALL.dim * 4  # bytes of a micro-batch of 2 sequences
     recordings = {
@@ -139,7 +140,7 @@ def test_what_crosses_a_cut_is_sent_and_nothing_else():
     for number, (name, cuts) in enumerate(CROSSED.items()):
         for rank in (0, 1):
             steady = Counter({x: 4 * cuts})
-            told = Counter({80: (cuts + 1 - rank) // 2})  # by those who send forward
+            told = Counter({80: (cuts + 1 - rank) // 2})  # from the ranks that send forward
             assert sends(recordings["ours"], rank, 2 * number) == steady + told
             assert sends(recordings["ours"], rank, 2 * number + 1) == steady
             if name in PYTORCHS:

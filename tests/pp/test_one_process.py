@@ -1,4 +1,4 @@
-"""labs.pp.one_process.
+"""Tests of labs.pp.one_process.
 
 References: the same model on one device, bit by bit; for the lists, that only one rank ever works.
 """

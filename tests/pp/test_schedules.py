@@ -1,4 +1,4 @@
-"""labs.pp.schedules against the lists that PyTorch's schedules print, and their text, in and out."""
+"""Tests of labs.pp.schedules against the lists that PyTorch's schedules print, and of their text, in and out."""
 
 import csv
 import io
@@ -13,13 +13,13 @@ from tests.pp.common import PYTORCHS, pytorchs
 
 
 def printed(schedule):
-    """As text, a row for each rank."""
+    """Return a schedule as text, a row for each rank."""
     file = io.StringIO()
     csv.writer(file).writerows(schedule.pipeline_order[rank] for rank in sorted(schedule.pipeline_order))
     return file.getvalue().splitlines()
 
 
-# ---- lists ---------------------------------------------------------------------------------------------------------
+# ---- lists -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -31,10 +31,10 @@ def test_lists_are_those_that_pytorch_prints(name):
                 try:
                     text = printed(pytorchs(name, ranks, microbatches, stages_per_rank))
                 except ValueError:
-                    continue  # sizes that it refuses, or that its list is wrong for
+                    continue  # PyTorch refuses these sizes, or its list is wrong for them
                 expected = read_csv(text)
                 ours = list(SCHEDULES[name](ranks, microbatches, stages_per_rank))
-                # PyTorch 2.13 runs 1F1B rightly on the last rank, but prints another list there.
+                # PyTorch 2.13 runs 1F1B correctly on the last rank, but prints another list there.
                 last = ranks - 1 if name == "1f1b" else ranks
                 assert ours[:last] == expected[:last], (ranks, microbatches, stages_per_rank)
                 compared += 1
@@ -47,7 +47,7 @@ def test_warm_up_is_clamped_where_there_are_few_micro_batches():
         for ranks in range(1, 6):
             for microbatches in range(1, 10):
                 try:
-                    SCHEDULES[name](ranks, microbatches)  # is checked as it is made
+                    SCHEDULES[name](ranks, microbatches)  # a schedule is checked when it is made
                 except ValueError as refused:
                     assert not isinstance(refused, WrongSchedule)
 
@@ -75,7 +75,7 @@ def test_pytorchs_files_are_read(name, form, tmp_path: Path):
 
 def test_a_cell_that_is_no_instruction_is_named():
     assert read_csv(["0F0,,0UNSHARD,0SEND_F0,(0F1;1B0)OVERLAP_F_B, 0REDUCE_GRAD"]) == [[F(0, 0), F(0, 1), B(1, 0)]]
-    assert read_csv(["0F0,0WAIT_SEND_F0,0WAIT_REDUCE_GRAD"]) == [[F(0, 0)]]  # as PyTorch 2.15 writes
+    assert read_csv(["0F0,0WAIT_SEND_F0,0WAIT_REDUCE_GRAD"]) == [[F(0, 0)]]  # PyTorch 2.15 writes this
     with pytest.raises(ValueError, match="'0X0' is no instruction"):
         read_csv(["0F0,0X0"])
 
@@ -104,7 +104,7 @@ def test_sizes_that_do_not_fit(name, sizes, text):
         SCHEDULES[name](*sizes)
 
 
-# ---- what can be run -------------------------------------------------------------------------------------------------
+# ---- lists that can be run -------------------------------------------------------------------------------
 
 
 def test_all_names_are_at_hand():

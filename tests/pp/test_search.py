@@ -1,7 +1,7 @@
-"""labs.pp.search.
+"""Tests of labs.pp.search.
 
-References: all lists that there are, one after the other, of a few ranks and micro-batches, which are told apart there;
-published schedules and their closed forms; and for what is found, the same numbers as one process in a real job.
+References: all lists for a few ranks and micro-batches, one after the other, in which micro-batches are distinguished;
+published schedules and their closed forms; and, for the results, the numbers of one process in a real job.
 """
 
 import random
@@ -19,7 +19,7 @@ from tests.pp.trainings import SMALL, expected, largest_difference, piped
 
 
 def merged(queues):
-    """All ways to merge these, each of which stays in order."""
+    """Yield all ways to merge these queues, each of which stays in order."""
     queues = [queue for queue in queues if queue]
     if not queues:
         yield []
@@ -29,7 +29,9 @@ def merged(queues):
 
 
 def all_lists(rank, microbatches, split, most, told_apart):
-    """Of one rank: each micro-batch in its own order, and any of them before any other; or each kind in its own."""
+    """Yield all lists of one rank: each micro-batch in its own order, before or after any other; or each kind in its
+    own.
+    """
     kinds = (F, I, W) if split else (F, B)
     each = [[kind(rank, m) for kind in kinds] for m in range(microbatches)]
     orders = merged(each if told_apart else list(map(list, zip(*each, strict=True))))
@@ -72,12 +74,12 @@ def test_of_all_lists_that_there_are_none_is_quicker(ranks, microbatches, split,
         assert all(max(rank) <= most for rank, most in zip(alive(best.schedule), limits, strict=True))
 
 
-# ---- what is known -------------------------------------------------------------------------------------------------
+# ---- known optima ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (3, 2), (3, 6), (4, 6)])
 def test_whole_backwards_leave_a_bubble_whatever_may_be_alive(p, m):
-    """1F1B's, (p - 1) / m: its last rank has to wait for the first F, and all others for the last B."""
+    """Check 1F1B's bubble, (p - 1) / m: its last rank has to wait for the first F, and all others for the last B."""
     for limits in ([min(m, p - rank) for rank in range(p)], m):
         best = search(p, m, limits)
         assert best.proven and best.simulation.bubble == pytest.approx((p - 1) / m)
@@ -86,9 +88,10 @@ def test_whole_backwards_leave_a_bubble_whatever_may_be_alive(p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (6, 10)])
 def test_zero_bubble(p, m):
-    """ZB-H1 with its p activations alive, and ZB-H2 with its 2 p - 1: Qi et al. 2023, arXiv 2401.10241, section 2.
+    """Check ZB-H1 with its p activations alive, and ZB-H2 with its 2 p - 1.
 
-    Under ZB-H2 ranks that have begun never wait, and the last one begins after p - 1 Fs.
+    Under ZB-H2 ranks that have begun never wait, and the last one begins after p - 1 Fs.  Source: Qi et al. 2023,
+    arXiv 2401.10241, section 2.
     """
     costs = {"F": 2, "B": 5, "I": 3, "W": 2}
     ideal = 7 * m
@@ -101,14 +104,14 @@ def test_zero_bubble(p, m):
 
 
 def test_where_messages_take_time_published_schedules_can_be_beaten():
-    """1F1B begins with just as many Fs as ranks are behind: with one or two more, it need not wait for messages."""
+    """Check that one or two more Fs at the start than 1F1B's, one per later rank, avoid waits for messages."""
     of_1f1b = simulate(SCHEDULES["1f1b"](4, 6), send=0.5)
     same, more = (search(4, 6, most, send=0.5) for most in ([4, 3, 2, 1], [5, 4, 3, 1]))
     assert same.proven and same.simulation.time == of_1f1b.time == 33
     assert more.proven and more.simulation.time == 30
 
 
-# ---- the search itself ---------------------------------------------------------------------------------------------
+# ---- the search itself -----------------------------------------------------------------------------------
 
 HARD = {"F": [1, 3, 5, 2], "I": [2, 3, 3, 3], "W": [2, 5, 3, 5], "send": 2}
 
@@ -123,7 +126,7 @@ def test_it_stops_and_says_so():
     best = search(4, 6, [6, 4, 3, 6], split=True, **HARD)
     assert best.proven and best.simulation.time == 83 and 100 < best.looked_at < 10_000
     assert repr(best).startswith("rank 0   0F0") and repr(best).endswith(f"(beginnings looked at: {best.looked_at})")
-    assert len(search(4, 6, 6, split=True, **HARD, beginnings=0).schedule) == 4  # some lists it always finds
+    assert len(search(4, 6, 6, split=True, **HARD, beginnings=0).schedule) == 4  # it always finds some lists
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""labs.pp.simulation: published closed forms and tables, each named where it is used, and longest paths."""
+"""Tests of labs.pp.simulation: published closed forms and tables, each cited where it is used, and longest paths."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -12,10 +12,11 @@ P_AND_M = [(1, 1), (1, 5), (2, 4), (3, 6), (4, 4), (4, 8), (8, 16)]
 
 @pytest.mark.parametrize(("p", "m"), P_AND_M)
 def test_bubbles_are_the_published_ones(p, m):
-    """(p - 1) / m and (p - 1) / (v m): Narayanan et al. 2021, arXiv 2104.04473, section 2.2, equations of t_pb / t_id.
+    """Check (p - 1) / m and (p - 1) / (v m).
 
-    ZB-H1, (p - 1)(F + I - W): Qi et al. 2023, arXiv 2401.10241, table 2, and the README of DeepSeek's DualPipe, which
-    writes it (PP - 1)(F + B - 2W).  It holds where W is not longer than F, nor than I.
+    Source: Narayanan et al.  2021, arXiv 2104.04473, section 2.2, equations of t_pb / t_id.   ZB-H1, (p - 1)(F + I -
+    W): Qi et al.  2023, arXiv 2401.10241, table 2, and the README of DeepSeek's DualPipe, which writes it (PP - 1)(F +
+    B - 2W).   It holds if W is not longer than F, nor than I.
     """
     for forward, half, weights in [(1, 1, 1), (2, 2, 1), (3, 4, 2), (2, 1, 1), (5, 4, 3)]:
         costs = {"F": forward, "B": half + weights, "I": half, "W": weights}
@@ -31,10 +32,11 @@ def test_bubbles_are_the_published_ones(p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in P_AND_M if m >= 2 * p])
 def test_the_schedules_in_a_v(p, m):
-    """ZB-V, no bubble: arXiv 2401.10241, section 6, where F = I = W, and a rank's time counts from its own beginning.
+    """Check ZB-V, which has no bubble, and DualPipeV.
 
-    DualPipeV, (PP / 2 - 1)(F&B + B - 3W) with PP / 2 ranks, where a pair F&B takes F + B and is one step: the README of
-    DeepSeek's DualPipe.  Here a pair is two steps, and what the first one makes goes before the second.
+    ZB-V: arXiv 2401.10241, section 6, with F = I = W, where a rank's time counts from its own beginning.  DualPipeV,
+    (PP / 2 - 1)(F&B + B - 3W) with PP / 2 ranks, where a pair F&B takes F + B and is one step: the README of DeepSeek's
+    DualPipe.  Here a pair is two steps, and the output of the first one is sent before the second.
     """
     zbv = simulate(SCHEDULES["zbv"](p, m), F=1, I=1, W=1)
     for order, busy in zip(zbv.lists, zbv.busy, strict=True):
@@ -50,9 +52,11 @@ def test_the_schedules_in_a_v(p, m):
 
 @pytest.mark.parametrize(("p", "m"), P_AND_M)
 def test_activations_alive_are_the_published_ones(p, m):
-    """1F1B: arXiv 2104.04473, section 2.2.1.  Interleaved, on the first rank L (1 + (p - 1) / (p v)) layers:
-    Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.3.  ZB-H1 and ZB-V, as 1F1B: arXiv 2401.10241, table 2 and
-    section 6.  DualPipeV, PP + 1 where PP = 2 p: the README of DeepSeek's DualPipe.
+    """Check the peaks of 1F1B, interleaved, ZB-H1, ZB-V and DualPipeV.
+
+    1F1B: arXiv 2104.04473, section 2.2.1.   Interleaved, on the first rank L (1 + (p - 1) / (p v)) layers: Korthikanti
+    et al.  2022, arXiv 2205.05198, section 4.2.3.   ZB-H1 and ZB-V, as 1F1B: arXiv 2401.10241, table 2 and section 6.
+    DualPipeV, PP + 1 where PP = 2 p: the README of DeepSeek's DualPipe.
     """
 
     def most(name, v=1):
@@ -76,7 +80,7 @@ def test_activations_over_time():
 
 
 def longest_path(groups, cost, send):
-    """Start and end of each instruction, by relaxation until nothing changes.
+    """Return start and end of each instruction, by relaxation until nothing changes.
 
     groups: for each rank, tuples of instructions that begin together and end together.
     """

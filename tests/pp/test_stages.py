@@ -1,7 +1,7 @@
-"""labs.pp with stages as somebody else would write them.
+"""Tests of labs.pp with stages as somebody else would write them.
 
-Reference: one process, the same micro-batches one after another, bit by bit; within 1e-12 where a parameter has two
-uses, which one process adds up in another order.
+The reference is one process with the same micro-batches one after another, bit by bit.   A parameter with two uses
+agrees within 1e-12, because one process adds them up in another order.
 """
 
 import re
@@ -36,7 +36,7 @@ class Plain(nn.Module):
 
 
 class WeightsOfOthers(Plain):
-    """Matrices that are no parameters, but made of them."""
+    """A stage with matrices that are not parameters, but made of them."""
 
     def forward(self, x):
         x = torch.tanh(functional.linear(x, 2 * self.a.weight, self.a.bias))
@@ -59,7 +59,7 @@ class BatchNormed(Plain):
 
 
 class Drops(Plain):
-    """From a stream of its own, as a rank has one."""
+    """A stage with dropout from a stream of its own, as a rank has one."""
 
     def forward(self, x):
         if not hasattr(self, "stream"):
@@ -84,7 +84,7 @@ class Checkpointed(Plain):
 class Autocast(Plain):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(x)  # so that bfloat16 crosses the cuts
+            return super().forward(x)  # bfloat16 crosses the cuts
 
 
 class PartlyFrozen(Plain):
@@ -95,7 +95,7 @@ class PartlyFrozen(Plain):
 
 
 class Passes(Plain):
-    """Every other stage does nothing, and has parameters that nobody uses."""
+    """A stage that, as every other one, does nothing, and has parameters that nobody uses."""
 
     def forward(self, x):
         return x if self.number % 2 else super().forward(x)
@@ -107,7 +107,7 @@ class Transposes(Plain):
 
 
 class Chooses(Plain):
-    """Its way depends on what it sees."""
+    """A stage whose path depends on its input."""
 
     def forward(self, x):
         return self.a(x) if x.sum() > 0 else self.b(x)
@@ -119,7 +119,7 @@ class BeginsInPlace(Plain):
 
 
 class Steers(Plain):
-    """Uses a gradient that it asks for in its forward, as a number."""
+    """A stage that asks for a gradient in its forward, and uses it as a number."""
 
     create_graph = False
 
@@ -131,13 +131,13 @@ class Steers(Plain):
 
 
 class Forces(Steers):
-    """Trains by such a gradient."""
+    """A stage that trains by such a gradient."""
 
     create_graph = True
 
 
 class TrainsInside(Plain):
-    """A backward of its own, of another loss."""
+    """A stage with a backward of its own, of another loss."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -178,7 +178,9 @@ def stages(kind, count, shared=False):
 
 
 def differences(kind, lists, freeze=lambda stages, step: None, **others):
-    """Of gradients and buffers after two batches; and the names of parameters that have one on one side alone."""
+    """Return the largest difference of gradients and buffers after two batches, and the parameters with only one
+    gradient.
+    """
     mine, theirs = (stages(kind, stages_of(lists), **others) for _ in range(2))
     torch.manual_seed(1)
     x, y = torch.randn(2 * M, WIDTH).double(), torch.randn(2 * M).double()
@@ -201,13 +203,13 @@ def differences(kind, lists, freeze=lambda stages, step: None, **others):
 
 
 def learners(ranks, microbatches):
-    """Somebody's own, as a file has it: one rank splits its backwards, and does all its Ws at the end."""
+    """Return somebody's own lists, as in a file: one rank splits its backwards, and does all its Ws at the end."""
     rows = ["0F0,0F1,,,0I0,0F2,0I1,0F3,0I2,,0I3,0W0,0W1,0W2,0W3", ",1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"]
     return tuple(map(tuple, read_csv(rows)))
 
 
 def freezing(stages, step):
-    """The first stages, from the second batch on; and the bias of another one."""
+    """Freeze the first stages from the second batch on, and the bias of another one."""
     for stage in stages[: step * len(stages) // 2]:
         stage.requires_grad_(False)
     stages[-1].a.bias.requires_grad_(step == 0)
@@ -226,7 +228,7 @@ def odd_ones():
         for name in ("1f1b", "zb1p", "dualpipev", "a learner's"):
             schedule = SCHEDULES.get(name, learners)
             largest, alone = differences(kind, schedule(2, M))
-            # A sum over what lies transposed, or of several gradients, is rounded in another order.
+            # A sum over a transposed tensor, or of several gradients, is rounded in another order.
             rounded = kind in (Transposes, Forces, TrainsInside)
             assert largest == 0 or (rounded and largest < 1e-12), (kind.__name__, name, largest)
             assert not alone, (kind.__name__, name, alone)
@@ -240,7 +242,7 @@ def test_odd_stages_have_one_processs_gradients():
 
 
 def sharded(kind, name):
-    """Two pipelines side by side; each stage is sharded over the ranks that have it."""
+    """Run two pipelines side by side, with each stage sharded over the ranks that have it."""
     mesh, model, whole = Mesh((2, 2), ("dp", "pp")), GPT(SMALL).double(), GPT(SMALL).double()
     lists = SCHEDULES[name](2, 2)
     all_stages = cut(model, stages_of(lists))
@@ -267,15 +269,15 @@ def all_sharded():
 
 
 def test_fsdp_drops_its_parameters_and_no_gradient_is_lost():
-    """FSDP has reduced the gradients of a layer when its backward is over: a W would come too late."""
+    """Check with FSDP, which reduces a layer's gradients when its backward is over: a W would come too late."""
     run(all_sharded, ranks=4)
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 def of_two_batches():
-    """Every rank is told, in the same words; and the pipeline goes on with a batch that is one."""
+    """Check that every rank raises the same words, and that the pipeline goes on with a proper batch."""
     rank, model = dist.get_rank(), GPT(SMALL)
     pipeline = Pipeline(cut(model, 2), SCHEDULES["1f1b"](2, M), model.loss)
     (x, y), (other_x, other_y) = batch(0, M), batch(1, M)
@@ -306,7 +308,7 @@ def test_batches_that_do_not_belong_together_are_refused():
 
 
 class CutOff(Plain):
-    """A stage of three that lets no gradient back: to its matrices, or to what it takes."""
+    """A stage of three that lets no gradient back: to its matrices, or to its input."""
 
     def __init__(self, number, way):
         super().__init__(number)
@@ -336,7 +338,7 @@ ON_ONE = [[x for m in range(2) for x in (*(F(s, m) for s in range(3)), *(B(s, m)
 
 
 def cut_off(lists, cuts, frozen=0, loss=loss_of):
-    """Gradients are those of one process, where nothing is refused."""
+    """Check that gradients are those of one process, if nothing is refused."""
     mine, whole = three(cuts, frozen), three(cuts, frozen)
     torch.manual_seed(1)
     x, y = torch.randn(2, WIDTH).double(), torch.randn(2).double()
@@ -367,7 +369,7 @@ def no_gradient():
 
 
 def test_a_stage_that_lets_no_gradient_back_is_refused_unless_nothing_before_it_is_trained():
-    """It would train the stages before it on zeros."""
+    """Check the refusal: the stage would train the stages before it on zeros."""
     run(no_gradient, ranks=1)
 
 

@@ -1,4 +1,4 @@
-"""What several tests of labs.pp in jobs use: a small GPT in parts, and its training on one process and on many."""
+"""Shared code of several tests of labs.pp in jobs: a small GPT in parts, trained on one process and on many."""
 
 import torch
 
@@ -7,7 +7,7 @@ from labs.model import GPT, Config
 from labs.pp import SCHEDULES, Pipeline, cut
 from labs.pp.checker import microbatches_of, stages_of
 
-# Every size different, so that no axis can be mistaken for another.
+# Every size is different, so that no axis can be mistaken for another.
 SMALL = Config(vocab=23, dim=16, depth=8, heads=4, kv_heads=2, hidden=20, context=30)
 V, HAS_V = ("zbv", "dualpipev"), torch.__version__ >= "2.12"
 PYTORCHS = {name: schedule for name, schedule in SCHEDULES.items() if HAS_V or name not in V}
@@ -22,7 +22,7 @@ def named(pipeline):
 
 
 def train(backward, parameters, batches):
-    """A step with the gradients of so many batches: losses, gradients, and the parameters after it."""
+    """Take a step with the gradients of this many batches: losses, gradients, and the parameters after it."""
     losses = [loss for number in range(batches) for loss in backward(number)]
     torch.optim.AdamW(dict.fromkeys(parameters.values()), 1e-2).step()
     return losses, {name: p.grad for name, p in parameters.items()}, {name: p.data for name, p in parameters.items()}
@@ -46,7 +46,7 @@ def references(*cases):
 
 
 def expected(*cases):
-    return run(references, *cases, ranks=1)[0]  # in a job, where kernels have as many threads as on every rank
+    return run(references, *cases, ranks=1)[0]  # runs in a job, where kernels have as many threads as on every rank
 
 
 def piped(config, dtype, lists, layers=None):
@@ -59,7 +59,7 @@ def piped(config, dtype, lists, layers=None):
 
 
 def largest_difference(found, reference):
-    """Of losses, parameters and gradients that this rank has."""
+    """Return the largest difference of the losses, parameters and gradients that this rank has."""
     losses = zip(found[0], reference[0], strict=True) if found[0] else ()
     numbers = [(mine[name], whole[name]) for mine, whole in zip(found[1:], reference[1:], strict=True) for name in mine]
     return max((a - b).abs().max().item() for a, b in [*losses, *numbers])

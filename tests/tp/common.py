@@ -1,4 +1,4 @@
-"""What several tests of labs.tp use: shapes, a batch, and how far a split model is off."""
+"""Shared code of several tests of labs.tp: shapes, a batch, and how far a split model differs."""
 
 import re
 
@@ -26,7 +26,7 @@ def batch(vocabulary, tokens=8, seed=0):
 
 
 def largest_difference(model, reference):
-    """Of every gradient, this rank's part."""
+    """Return the largest difference of this rank's part of every gradient."""
     cuts, rank = model.tensor_parallel.cuts, dist.get_rank()
     whole = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
     parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in whole.items()}

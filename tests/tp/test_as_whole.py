@@ -1,4 +1,4 @@
-"""labs.tp.as_whole and labs.tp.own_part: the reference is the same model in one process, or what is refused."""
+"""Tests of labs.tp.as_whole and own_part against the same model in one process, and of refusals."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def given():
 
 
 class Fused(nn.Module):
-    """Attention with q, k and v as one matrix, cut into three in one of several ways."""
+    """An attention with q, k and v as one matrix, cut into three in one of several ways."""
 
     def __init__(self, cut, dropout=0.0):
         super().__init__()
@@ -78,7 +78,7 @@ OF_EACH = {
 
 
 def off(make, plan, x=None):
-    """The largest difference of the output and of gradients from one process's."""
+    """Return the largest difference of the output and of gradients from one process's."""
     outputs, models = [], []
     for number in range(2):
         torch.manual_seed(0)
@@ -135,11 +135,11 @@ def losses_outside():
         loss(head()(x)).backward()
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------------
 
 
 def taken(in_loss=None, between_steps=None, drawn=None, plan=PAIR):
-    """A step, whose penalty, change of gradients or numbers look at a rank's parts."""
+    """Take a step whose penalty, change of gradients, or numbers use a rank's parts."""
     torch.manual_seed(0)
     model = parallelize(Between(torch.tanh), tp_mesh(), plan)
     if drawn:
@@ -164,7 +164,7 @@ def parts_for_the_whole():
         lambda m: m.up.bias.std(),
     ):
         refuse(lambda penalty=penalty: taken(penalty), "is split, and was used outside of its module", RuntimeError)
-    taken(lambda m: m.down.bias.norm())  # all of it
+    taken(lambda m: m.down.bias.norm())  # this is whole
     own_norm = partial(clip_each, max_norm=0.01)
     refuse(lambda: taken(between_steps=own_norm), "and each has a part of one parameter: clip with", RuntimeError)
     for way in (
@@ -181,7 +181,7 @@ def clip_each(model, max_norm):
     clip_grad_norm_([model.up.weight], max_norm)
 
 
-# ---- a model that changes ----------------------------------------------------------------------------------------
+# ---- a model that changes --------------------------------------------------------------------------------
 
 
 def replaced(model):
@@ -207,11 +207,13 @@ def changed_later():
             refuse(lambda use=use, m=model: use(m), "was changed after parallelize()", RuntimeError)
 
 
-# ---- a module on shards that calls itself; the model's own input in parts ----------------------------------------
+# ---- a module on shards that calls itself; the model's own input in parts --------------------------------
 
 
 class Scale(nn.Module):
-    """It calls itself: with its own weight, with another one, or reads its bias where modules keep it."""
+    """A module that calls itself: with its own weight, with another one, or with its bias read where modules
+    keep it.
+    """
 
     def __init__(self, how):
         super().__init__()
@@ -226,7 +228,7 @@ class Scale(nn.Module):
 
 
 def off_of_parts(make, plan, dim, loss=torch.sum):
-    """The largest difference where each rank gives the model its part of x."""
+    """Return the largest difference if each rank gives the model its part of x."""
     x, models, found = torch.arange(16.0).view(4, 4).sin(), [], []
     for number in range(2):
         torch.manual_seed(0)
@@ -257,7 +259,7 @@ def on_shards():
 
 
 class OwnLars(torch.optim.SGD):
-    """It scales each gradient by the norm of its weight."""
+    """An optimizer that scales each gradient by the norm of its weight."""
 
     @torch.no_grad()
     def step(self, closure=None):

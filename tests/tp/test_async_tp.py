@@ -1,4 +1,4 @@
-"""Reference: gather, multiply, scatter one after the other (labs.tp.conjugate)."""
+"""Tests of labs.tp.async_tp against gather, multiply, scatter one after the other (labs.tp.conjugate)."""
 
 import re
 
@@ -43,7 +43,7 @@ def both():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_numbers_and_bytes_are_those_of_one_after_the_other(ranks):
-    """And x's shard alone is kept, so that it is gathered once more for the gradients of its weights."""
+    """Check also that only x's shard is kept, so that it is gathered once more for the gradients of its weights."""
     results = run(both, ranks=ranks, record="communication")
     assert max(results) < 1e-12
     seen, again = results.recording, (ranks - 1) * 8 * B * T // ranks * D

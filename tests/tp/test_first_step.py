@@ -1,4 +1,4 @@
-"""Reference: each plan or job is made wrong in one place, and what is right is not refused."""
+"""Tests of labs.tp.first_step: a plan or job made wrong in one place is refused, and a right one is not."""
 
 import re
 
@@ -20,7 +20,9 @@ WHOLE, SEQUENCE = Replicate(), Shard(1)
 
 
 class Model(nn.Module):
-    """tokens -> logits, or the mean square of them; in between a block with a norm, a gate, a pair and two dropouts."""
+    """A model from tokens to logits or their mean square, through a block with a norm, a gate, a pair and two
+    dropouts.
+    """
 
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -78,7 +80,7 @@ def wrong_plans():
 
 
 def a_gate_of_all_for_a_piece():
-    """Each rank knows only its piece's part of the gate's gradient, and of that of x."""
+    """Check a gate of which each rank knows only its piece's part of the gradient, and of x's gradient."""
     gradient = "the gradient of what 'embed' makes whole differs on ranks 0 and 1"
     refuse(lambda: step(split(PAIR, gated=True)), gradient)
     refuse(lambda: step(split({**PAIR, "gate": SequenceParallel()}, gated=True)), gradient)
@@ -137,18 +139,18 @@ def random_numbers():
 
 
 def right_ones():
-    """Compared once, and not taken for wrong: tokens that are all the same, gradients that are spoiled or zero."""
+    """Check right ones, which are compared once: tokens that are all the same, gradients that are spoiled or zero."""
     model = step(split(SHARDS)).tensor_parallel
     assert model.inputs_compared and model.gradients_compared
     zeros = torch.zeros(2, 12, dtype=torch.long)
-    for dtype in (torch.float32, torch.bfloat16):  # in which gradients of both shards are equal, bit by bit
+    for dtype in (torch.float32, torch.bfloat16):  # both shards have equal gradients in this dtype, bit by bit
         parallelize(GPT(SMALL).to(dtype), Mesh((2,), ("tp",)), gpt_plan(SMALL, True))(zeros, zeros).backward()
     for factor in (float("nan"), float("inf"), 0.0):
         model = split(SHARDS)
         (model(zeros % 7).sum() * factor).backward()
     model = split(but(SHARDS, "norm"))
     (model(torch.arange(6)[None]).square().sum() * float("inf")).backward()
-    refuse(lambda: step(model), "parameter 'norm.weight' is not split")  # nothing could be told before
+    refuse(lambda: step(model), "parameter 'norm.weight' is not split")  # nothing could be detected before
 
 
 JOBS = [

@@ -1,4 +1,4 @@
-"""labs.tp.parallel_layers: blocks, masks and borders, against the same model on one process."""
+"""Tests of labs.tp.parallel_layers: blocks, masks and borders, against the same model on one process."""
 
 import copy
 
@@ -19,7 +19,7 @@ from labs.tp.parallel_layers import Region, Watched
 from labs.tp.shares import Queries
 from tests.tp.common import SMALL, batch, largest_difference, refuse, split, tp_mesh
 
-# ---- random numbers ----------------------------------------------------------------------------------------------
+# ---- random numbers --------------------------------------------------------------------------------------
 
 
 class Masks(nn.Module):
@@ -48,7 +48,7 @@ def test_masks_are_the_same_where_x_is_whole_and_different_where_it_is_in_shards
     assert torch.equal(again, torch.ones_like(again))
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 def different_batches():
@@ -61,7 +61,7 @@ def different_masks():
 
 
 class Normed(nn.Module):
-    """Heads are normalised, by a norm that the plan forgets."""
+    """A model whose heads are normalised by a norm that the plan forgets."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_residual_and_a_second_pair_inside_of_a_prepared_block_are_right():
 
 
 class Gated(nn.Module):
-    """Two columns of one x; with `inner`, a block within it."""
+    """A block with two columns of one x and, with `inner`, a block within it."""
 
     def __init__(self, inner=None):
         super().__init__()
@@ -160,7 +160,7 @@ def block_in_a_block():
     reference = nn.Sequential(Gated(Gated()))
     inside = {f"{block}.{name}": style for block in blocks for name, style in pair.items()}
     model = split(blocks | inside, copy.deepcopy(reference))
-    model.tensor_parallel.compared_as_whole = True  # which takes all-reduces of its own
+    model.tensor_parallel.compared_as_whole = True  # skips a comparison that takes all-reduces of its own
     for each in (model, reference):
         each(torch.ones(3, 8, requires_grad=True)).square().sum().backward()
     return largest_difference(model, reference)

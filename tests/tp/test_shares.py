@@ -1,4 +1,4 @@
-"""labs.tp.shares: heads, which are dealt out whole."""
+"""Tests of labs.tp.shares: ranks get whole heads."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from labs.tp import (
 from labs.tp.shares import Keys, Queries
 from tests.tp.common import SMALL, split, tp_mesh
 
-# ---- what is refused ---------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 def groups_after_a_split():
@@ -25,7 +25,7 @@ def groups_after_a_split():
 
 
 def test_groups_of_neighbours_are_made_where_all_ranks_are():
-    """A first forward may be that of some ranks alone: they would wait for the others in making a group."""
+    """Make the groups early: if only some ranks run the first forward, they would wait for the others there."""
     assert all(run(groups_after_a_split, ranks=4))
 
 
@@ -41,7 +41,7 @@ def test_heads_that_cannot_be_dealt_out(heads, ranks, nearest):
             style.cut(heads[0] * 4, 0, ranks)
 
 
-# ---- tables ------------------------------------------------------------------------------------------------------
+# ---- tables ----------------------------------------------------------------------------------------------
 
 
 def test_a_plan_prints_and_parameters_say_how_they_lie():

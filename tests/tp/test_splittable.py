@@ -1,4 +1,4 @@
-"""What labs.tp refuses: plans, layouts, models and calls that do not fit, each in a sentence."""
+"""Tests of labs.tp's refusals: plans, layouts, models and calls that do not fit, each in a sentence."""
 
 from dataclasses import replace
 

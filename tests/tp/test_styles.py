@@ -1,4 +1,4 @@
-"""labs.tp on models and trainings of all kinds: as one process does it, or told in a sentence."""
+"""Tests of labs.tp on models and trainings of all kinds: equal to one process, or refused in a sentence."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from labs.tp import (
 )
 from tests.tp.common import SMALL, batch, largest_difference, refuse, split, tp_mesh
 
-# ---- models of all kinds -----------------------------------------------------------------------------------------
+# ---- models of all kinds ---------------------------------------------------------------------------------
 
 
 class Sequence(nn.Module):
-    """tokens -> embedding -> block -> head; in shards of the sequence between them."""
+    """A model from tokens through embedding and block to a head, with shards of the sequence between them."""
 
     def __init__(self, block):
         super().__init__()
@@ -46,7 +46,7 @@ class Sequence(nn.Module):
 
 
 class LowRank(nn.Module):
-    """x through a narrow place, which is whole: inside a block whose x was gathered."""
+    """A block whose x was gathered, with a narrow place inside, which is whole."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ class LowRank(nn.Module):
 
 
 class Norm(nn.Module):
-    """Begins with a norm, and is called by keywords in another order than it names them."""
+    """A block that begins with a norm, and is called with keywords in another order than its signature's."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ class ByKeyword(nn.Module):
         self.inner = Norm()
 
     def forward(self, x):
-        # As many positions as the shards have together, which is what the mask is for.
+        # The mask needs as many positions as all shards have together.
         return self.inner(mask=torch.linspace(0, 1, 6, dtype=x.dtype)[:, None], x=x)
 
 
@@ -113,7 +113,7 @@ def odd_models():
 
 
 def both(make, plan):
-    """Split, and whole."""
+    """Return the split model and the whole one."""
     models = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_odd_models(ranks):
 
 
 def around_it():
-    """Gradients and an optimizer from before; autocast; compilation, of a model that has not taken its first step."""
+    """Train with gradients and an optimizer from before, with autocast, and with compilation before the first step."""
     model, reference = GPT(SMALL).double(), GPT(SMALL).double()
     optimizers = [torch.optim.AdamW(each.parameters(), 0.1, eps=1e-3) for each in (model, reference)]
     x, y = batch(23, 12)
@@ -169,7 +169,7 @@ def test_what_was_there_before_and_what_goes_around():
     run(around_it, ranks=2)
 
 
-# ---- trainings of all kinds --------------------------------------------------------------------------------------
+# ---- trainings of all kinds ------------------------------------------------------------------------------
 
 
 class Pair(nn.Module):
@@ -191,7 +191,7 @@ class Output:
 
 
 class Nested(Pair):
-    """One of its parameters is not used."""
+    """A pair with a parameter that is not used."""
 
     def __init__(self):
         super().__init__()
@@ -228,7 +228,7 @@ def of_several_outputs(model, optimizer, step):
 
 
 def through_a_copy(model, optimizer, step):
-    """An average of the model takes nothing from it, and gives its loss."""
+    """Check that an average of the model leaves the model unchanged, and returns its loss."""
     average = deepcopy(model)
     for p, q in zip(average.parameters(), model.parameters(), strict=True):
         p.data.lerp_(q.data, 0.5)
@@ -238,7 +238,7 @@ def through_a_copy(model, optimizer, step):
 
 
 def trained(way, make=Pair, plan=PAIR, optimizer=ADAMW, clip=None, steps=3):
-    """The largest difference of parameters and gradients."""
+    """Return the largest difference of parameters and gradients."""
     models = both(lambda: make().double(), plan)
     for model in models:
         stepping = optimizer(model.parameters(), 0.1)
@@ -276,7 +276,7 @@ class Complex(nn.Module):
 
 
 def other_types_and_inputs():
-    """Complex numbers; hooks from before; a first input that is this rank's shard."""
+    """Check complex numbers, hooks from before, and a first input that is this rank's shard."""
     model, reference = both(Complex, PAIR)
     for each in (model, reference):
         each(given().detach().to(torch.complex128)).backward()

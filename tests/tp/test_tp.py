@@ -1,4 +1,4 @@
-"""Reference: the same model on one process, and PyTorch's parallelize_module by the same plan."""
+"""Tests of labs.tp against the same model on one process, and PyTorch's parallelize_module with the same plan."""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,11 +40,11 @@ SHAPES = {
 }
 FEWER = replace(SMALL, heads=4, kv_heads=2, vocab=5)  # 4 ranks: kv_heads on two each, a rank without a word
 
-# ---- numbers -----------------------------------------------------------------------------------------------------
+# ---- numbers ---------------------------------------------------------------------------------------------
 
 
 def against_one_process(shapes):
-    """By shape and plan: the largest difference of losses and gradients, over two micro-batches."""
+    """Return the largest difference of losses and gradients over two micro-batches, by shape and plan."""
     off = {}
     for (name, config), sequence in product(shapes.items(), (False, True)):
         reference = GPT(config).double()
@@ -106,11 +106,11 @@ def test_a_model_under_other_names_with_biases(ranks):
     assert max(run(brought, ranks=ranks)) < 1e-12
 
 
-# ---- on a grid ---------------------------------------------------------------------------------------------------
+# ---- on a grid -------------------------------------------------------------------------------------------
 
 
 def on_a_grid():
-    """tp 2, and fsdp over the other two ranks: losses and gradients of half of the batch each, averaged."""
+    """Run tp 2, and fsdp over the other two ranks: losses and gradients of half of the batch each, averaged."""
     mesh, off = Mesh((2, 2), ("dp", "tp")), []
     for sequence in (False, True):
         reference, model = (GPT(SMALL).double() for _ in range(2))
@@ -142,13 +142,13 @@ def test_fsdp_goes_on_top():
 
 
 def others_on_a_grid():
-    """After two steps the loss is one process's, which has read the same two batches."""
+    """Take two steps on a grid, and compare the loss with one process's, which has read the same two batches."""
     mesh, off = Mesh((2, 2), ("dp", "tp")), []
     x, y = batch(23, 12)
     y = y.abs() % 23
     mine = [each.chunk(2)[mesh.get_local_rank("dp")] for each in (x, y)]
     for way in (zero_3, overlapped, sharded):
-        config = replace(SMALL, hidden=1, vocab=1) if way is sharded else SMALL  # on some ranks nothing is left
+        config = replace(SMALL, hidden=1, vocab=1) if way is sharded else SMALL  # leaves nothing to some ranks
         model, reference = GPT(config).double(), GPT(config).double()
         step = way(parallelize(model, mesh["tp"], gpt_plan(config, True)), mesh["dp"])
         plain = torch.optim.SGD(reference.parameters(), 0.1)
@@ -195,7 +195,7 @@ def test_other_ways_of_data_parallelism_go_on_top():
 
 
 def clipped():
-    """The norm, and all gradients after it, with heads that two ranks share, and on a grid."""
+    """Compare the norm and all clipped gradients, with heads that two ranks share, and on a grid."""
     off, (x, y) = [], batch(23, 12)
     y = y.abs() % 23
     for mesh, config in ((tp_mesh(), replace(FEWER, vocab=23)), (Mesh((2, 2), ("dp", "tp")), SMALL)):
@@ -221,7 +221,7 @@ def test_gradients_are_clipped_by_the_norm_of_one_process():
     assert max(run(clipped, ranks=4)) < 1e-12
 
 
-# ---- bytes -------------------------------------------------------------------------------------------------------
+# ---- bytes -----------------------------------------------------------------------------------------------
 
 
 def steps(config, sequence, side):
@@ -246,7 +246,10 @@ EVEN = replace(SMALL, vocab=24, heads=4, kv_heads=4, hidden=40)
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_as_many_collectives_and_bytes_as_pytorch_issues(ranks):
-    """All but two: torch sends the loss's two sums one by one.  Its reduce-scatter is our all-to-all (labs.group)."""
+    """Check all but two: torch sends the loss's two sums one by one.
+
+    Its reduce-scatter is our all-to-all (labs.group).
+    """
     ways = [(sequence, side) for sequence in (False, True) for side in ("ours", "torch")]
     seen = run(lambda: [steps(EVEN, *way) for way in ways], ranks=ranks, record="communication").recording
     for rank, sequence in product(range(ranks), (False, True)):

@@ -1,4 +1,7 @@
-"""Reference: labs.model and torch's AdamW on one process; the cuts of a weight by hand.  Real jobs, a few for all."""
+"""Tests of labs.xla.annotations against labs.model and torch's AdamW on one process; cuts of a weight by hand.
+
+The jobs are real, a few for all tests.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -40,7 +43,7 @@ BATCHES = [tuple(tokens(EIGHT_HEADS, 16, seed)) for seed in range(STEPS)]
 
 
 def forward(jobs):
-    """Logits and losses of several models, by arrays of one device."""
+    """Return logits and losses of several models, from arrays of one device."""
     import jax
 
     from labs.xla import pure
@@ -86,7 +89,7 @@ def test_the_same_numbers_as_the_model_of_torch():
     models = [GPT(config) for config in ODD]
     for model in models:
         with torch.no_grad():
-            model.norm.weight += torch.linspace(-0.5, 0.5, 12)  # that starts from ones
+            model.norm.weight += torch.linspace(-0.5, 0.5, 12)  # it starts from ones
     jobs = [(c, as_arrays(m), *(part.numpy() for part in tokens(c, 3))) for c, m in zip(ODD, models, strict=True)]
     for model, (config, _, x, y), (logits, loss) in zip(
         models, jobs, on_devices(forward, jobs, devices=1), strict=True
@@ -114,7 +117,7 @@ def test_each_layout_communicates_along_its_axes(on_eight):
 
 
 def test_a_device_holds_its_part(on_eight):
-    """Weights and both moments, in float32; under TP, norms are whole."""
+    """Check weights and both moments, in float32; under TP, norms are whole."""
     everything = sum(p.numel() for p in GPT(EIGHT_HEADS).parameters())
     norms = 32 * (2 * EIGHT_HEADS.depth + 1)
     assert on_eight["fsdp"].held == 3 * 4 * everything // 8
@@ -172,7 +175,7 @@ def test_more_tokens_than_the_context_are_refused():
 
 
 def ignoring():
-    """The sentence for a batch with a target of -100; and the loss that a program has that is not asked before."""
+    """Return the refusal of a target of -100 by `train`, and the loss of the program that is not checked first."""
     from labs.xla.annotations import train
     from labs.xla.pure import loss
 

@@ -1,4 +1,4 @@
-"""Reference: lines as XLA prints them, their groups and bytes worked out by hand."""
+"""Tests of labs.xla.hlo with lines as XLA prints them, and groups and bytes worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Reference: labs.model and torch's AdamW on one process, and labs.xla.pure on one device; collectives by hand."""
+"""Tests of labs.xla.mapped against labs.model and torch's AdamW on one process, and labs.xla.pure; collectives by
+hand.
+"""
 
 from functools import partial
 
@@ -25,7 +27,7 @@ def as_arrays(config):
 
 
 def in_shards(batches):
-    """Losses, weights and collectives of ZeRO 3."""
+    """Return losses, weights and collectives of ZeRO 3."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -60,7 +62,7 @@ def test_zero_3_is_one_device_and_sends_what_is_written_and_its_transpose():
 
 
 def through_stages(x):
-    """(y, gradients) of the pipeline and of the layers one after the other; the collectives of both ways."""
+    """Return (y, gradients) of the pipeline and of the layers one after the other, and the collectives of both ways."""
     import jax
     import jax.numpy as jnp
 

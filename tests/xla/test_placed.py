@@ -1,6 +1,6 @@
-"""Reference: XLA itself, for products in all layouts and for a layer; what labs.dtensor sends is recorded.
+"""Tests of labs.gspmd against XLA itself, for products in all layouts and for a layer, and against labs.dtensor.
 
-What labs.gspmd sends is never more than either.
+labs.gspmd never sends more than either; what labs.dtensor sends is recorded.
 """
 
 from itertools import product
@@ -19,7 +19,7 @@ from labs.model import Config, Layer
 from tests.extras import need_jax
 
 RANKS, SHAPES = 4, ((32, 64), (64, 128))
-LAYOUTS = list(product((Replicate(), Shard(0), Shard(1)), repeat=3))  # of x, of w, and of x @ w as it is wanted
+LAYOUTS = list(product((Replicate(), Shard(0), Shard(1)), repeat=3))  # layouts of x, of w, and the wanted one of x @ w
 CONFIG = Config(vocab=16, dim=32, depth=1, heads=8, kv_heads=4, hidden=48, context=8)
 BATCH = 16
 

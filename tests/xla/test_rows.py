@@ -1,4 +1,4 @@
-"""The tour's rows of XLA's. Reference: one process, as the tour has it; P by labs.cost, from layouts of ours."""
+"""Tests of the tour's rows of XLA's, against one process, as in the tour; P by labs.cost, from layouts of ours."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What several tests of labs.zero use: optimizers, a training, and what a failure says."""
+"""Shared code of several tests of labs.zero: optimizers, a training, and the words of a failure."""
 
 from functools import partial
 
@@ -34,14 +34,14 @@ def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=5, make=Awk
 
 
 def said(body, ranks=2):
-    """What the first line of a failure says."""
+    """Return the first line of a job's failure."""
     with pytest.raises(RankError) as error:
         run(body, ranks=ranks)
     return str(error.value).splitlines()[0]
 
 
 def words_of(function):
-    """What it raises on this rank."""
+    """Return the words of the error that a function raises on this rank."""
     try:
         function()
     except (ValueError, RuntimeError) as error:
@@ -49,7 +49,7 @@ def words_of(function):
 
 
 class Inner(nn.Module):
-    """Reads a trained and a frozen weight, from and into what the subclasses say."""
+    """A module that uses a trained and a frozen weight; subclasses say what it takes and returns."""
 
     def __init__(self):
         super().__init__()

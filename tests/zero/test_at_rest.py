@@ -1,6 +1,7 @@
-"""What a loop does with `model.parameters()` and `zero.optimizer` under ZeRO: one process's numbers, or a sentence.
+"""Tests of loops that use `model.parameters()` and `zero.optimizer` under ZeRO: one process's numbers, or a refusal.
 
-Each loop trains a model of one weight with SGD and a learning rate of 1, so that a weight tells which gradients it met.
+Each loop trains a model of one weight with SGD and a learning rate of 1, so that the weight shows which gradients it
+got.
 """
 
 import pickle
@@ -33,7 +34,7 @@ def backward(model, by=1.0):
     (by * model(torch.ones(1, 1)).sum()).backward()
 
 
-# ---- a batch that is thrown away --------------------------------------------------------------------------
+# ---- a discarded batch -----------------------------------------------------------------------------------
 
 
 def by_model(model, zero):
@@ -73,7 +74,7 @@ def test_a_batch_that_was_thrown_away_does_not_count():
         assert rank == pytest.approx([1.0] * len(rank))
 
 
-# ---- what would be another number on each rank ------------------------------------------------------------
+# ---- values that differ between ranks --------------------------------------------------------------------
 
 
 def reads(ask):
@@ -86,7 +87,7 @@ def reads(ask):
 
 
 def hooked(stage):
-    """An optimizer in backward."""
+    """Check an optimizer in backward."""
     model, zero = made(stage)
     [p] = model.parameters()
     p.register_post_accumulate_grad_hook(lambda p: p.grad.norm())
@@ -101,7 +102,7 @@ def sets(stage):
 
 
 def scaled(stage):
-    """One rank's part overflows."""
+    """Let one rank's part overflow."""
     model, zero = made(stage)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(model(torch.ones(1, 1)).sum() * (float("inf") if dist.get_rank() else 1.0)).backward()

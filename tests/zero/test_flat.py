@@ -1,6 +1,6 @@
-"""labs.zero.flat: what stands where a parameter stood, and what happens to it there.
+"""Tests of labs.zero.flat: what replaces a parameter, and what happens to it.
 
-A `Change` is right, or told in a sentence; where it is right, one process does the same.
+A `Change` is right, or refused in a sentence; if it is right, one process does the same.
 """
 
 from collections.abc import Callable
@@ -62,12 +62,12 @@ def replace(layer, attribute, value):
 
 @dataclass
 class Change:
-    """Something that is done with a model, and what stages 1 and 2 say to it, and stage 3; None, where it is right."""
+    """A change of a model, and the refusals of stages 1 and 2, and of stage 3; None if it is right."""
 
-    happens: Callable = lambda model: None  # before the second step
+    happens: Callable = lambda model: None  # called before the second step
     flat: str | None = None
     dropped: str | None = None
-    later: Callable = lambda model: None  # before the third
+    later: Callable = lambda model: None  # called before the third step
     loss: Callable = lambda model, x: model(x)
 
 
@@ -75,7 +75,7 @@ UNFROZEN, DROPPED = (
     "was unfrozen after it was sharded, and no optimizer has it: load zero.full_state_dict() into",
     "is dropped: rank",
 )
-CHANGES = {  # beside those of the odd trainings (tests/odd.py): three layers, the bias of the second one frozen
+CHANGES = {  # changes besides the odd trainings (tests/odd.py): three layers, the bias of the second one frozen
     "one parameter's are": Change(lambda m: write(m[0].weight), None, DROPPED),
     "a frozen one's are": Change(lambda m: write(m[1].bias), None, DROPPED),
     "for one": Change(lambda m: shorten_data(m[2].bias), "'2.bias' was given other memory (by .data = ...)", DROPPED),
@@ -94,7 +94,7 @@ CHANGES = {  # beside those of the odd trainings (tests/odd.py): three layers, t
 
 
 def losses_of(change, stage):
-    """Of four steps with Zero, or on one process (stage 0), and of an evaluation before each."""
+    """Return the losses of four steps with Zero, or on one process (stage 0), and of an evaluation before each."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)), Mean()).double()
     model[1].bias.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What labs.zero refuses as it shards, and the sentence."""
+"""Tests of the refusals of labs.zero as it shards, each in a sentence."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""labs.zero on layers of all kinds, used in all ways: as one process does it, within 1e-12."""
+"""Tests of labs.zero on layers of all kinds, used in all ways: equal to one process, within 1e-12."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from labs.zero import Zero
 from tests.models import batch
 from tests.zero.common import ADAMW, SGD, STAGES, Inner, said, train
 
-# ---- a harder life for stage 3 ---------------------------------------------------------------------------
+# ---- harder cases for stage 3 ----------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
-    """Layers in unusual positions."""
+    """A model with layers in unusual positions."""
 
     def __init__(self, dtype=torch.float64, recompute=False):
         super().__init__()
@@ -42,7 +42,7 @@ class Odd(nn.Module):
 
 
 class Product(nn.Module):
-    """Its weight is a product, beside a frozen one: their gradients need them after the input's is known."""
+    """A layer whose weight is a product, with a frozen one: their gradients need them after the input's is known."""
 
     def __init__(self, dim):
         super().__init__()
@@ -54,7 +54,7 @@ class Product(nn.Module):
 
 
 class Blind(nn.Module):
-    """Gives no gradient to its input."""
+    """A layer that gives no gradient to its input."""
 
     def __init__(self, dim):
         super().__init__()
@@ -119,7 +119,7 @@ class UnusedMask(Inner):
         return self.compute(x)
 
 
-CALLS = {  # beside those of the odd trainings (tests/odd.py): how a layer is called, and its output read
+CALLS = {  # calls besides the odd trainings (tests/odd.py): how a layer is called, and its output read
     "dataclass taken": (TakesDataclass, lambda layer, x: layer(Answer(x))),
     "unknown dict": (GivesUnknownDict, lambda layer, x: layer(x)["hidden"]),
     "fills a list": (FillsAList, lambda layer, x: layer(x, penalties := []) + sum(penalties)),
@@ -177,7 +177,7 @@ def test_odd_layers_equal_one_process():
 
 
 class Experts(nn.Module):
-    """Each rank uses another expert, of equal size."""
+    """A model in which each rank uses another expert, of equal size."""
 
     def __init__(self):
         super().__init__()

@@ -1,11 +1,11 @@
-"""labs.zero against one process that sees the same micro-batches one after the other.
+"""Tests of labs.zero against one process that sees the same micro-batches one after the other.
 
-Numbers: the reference never communicates; it takes the gradients of every rank's micro-batches, adds them in the order
+Numbers: the reference never communicates.  It takes the gradients of every rank's micro-batches, adds them in the order
 of the ranks, divides, and steps torch's own optimizer on the whole parameters.  labs.zero adds in that order, too.  In
-float64 they must agree within 1e-12, and bit by bit on two ranks, where there is one way to add two numbers.
+float64 they must agree within 1e-12, and on two ranks bit by bit, because two numbers can be added in only one way.
 
-What is held: a dispatch mode of this file looks at the memory behind every layer's vectors at every single operator of
-the step, and knows nothing of the recorder.  What is sent: the recorder.
+Bytes held: a dispatch mode of this file looks at the memory behind every layer's vectors at every single operator of
+the step, and knows nothing of the recorder.   Bytes sent: the recorder.
 """
 
 import functools
@@ -40,7 +40,7 @@ TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
 
 
 def reference(ranks, dtype, optimizer, micro_batches, norm, steps=5):
-    """The parameters after `steps` on one process."""
+    """Return the parameters after `steps` on one process."""
     model = Awkward(dtype)
     clip = norm and (lambda trained: torch.nn.utils.clip_grad_norm_(trained, norm))
     optimizer = optimizer(p for p in model.parameters() if p.requires_grad)
@@ -50,7 +50,7 @@ def reference(ranks, dtype, optimizer, micro_batches, norm, steps=5):
 
 @functools.cache
 def references(ranks):
-    """In a process like those of the ranks: with as many threads."""
+    """Run the references in a process like those of the ranks: with as many threads."""
     return run(lambda: [reference(ranks, *training) for training in TRAININGS], ranks=1)[0]
 
 
@@ -100,9 +100,9 @@ def test_a_subgroup_shards_among_its_own_ranks():
 
 
 class Most(TorchDispatchMode):
-    """The most bytes of whole gradients, and of whole parameters, that were there at any operator.
+    """A watch of the most bytes of whole gradients, and of whole parameters, that existed at any operator.
 
-    A gradient is met by a hook of autograd's, and counts as long as anybody holds its memory.
+    A hook of autograd's finds each gradient, which counts as long as anybody holds its memory.
     """
 
     def __init__(self, zero):
@@ -139,7 +139,7 @@ def test_never_more_than_the_layer_in_flight(ranks):
     ):
         everything, layer = sum(sizes.values()), max(sizes.values())
         assert layer == sizes["layers.0.attention_norm.weight"] < everything / 3
-        assert (one_g, one_p) == (everything + layer, everything)  # of the second micro-batch, one more
+        assert (one_g, one_p) == (everything + layer, everything)  # one more, for the second micro-batch
         assert (two_g, two_p) == (layer, everything)
         assert (three_g, three_p) == (layer, layer)
 
@@ -185,19 +185,19 @@ def test_stages_2_and_3_reduce_every_micro_batch():
     model = Awkward()
     whole = {flag: [p for p in model.parameters() if p.requires_grad is flag] for flag in (True, False)}
     trained, frozen = 77 + 2 * (7 * 13 + 13 + 13 * 7 + 7) + 14 + 1, 56
-    unused = 56  # and frozen: nobody gathers it
+    unused = 56  # also frozen: nobody gathers it
     assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen + unused]
-    checksum = 8  # of the order in which that was done, to the other rank, once a step
+    checksum = 8  # a checksum of the order of calls, to the other rank, once per step
     padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
     for micro_batches in (1, 3):
         assert sent[1, micro_batches] == checksum + 4 * padded // 2 * 2
         assert sent[2, micro_batches] == checksum + 4 * padded // 2 * (1 + micro_batches)
-        # the embedding is gathered by the head, too, and the frozen layer, forward and backward
+        # the embedding is gathered by the head, too, and the frozen layer, in forward and in backward
         gathered = 2 * (padded + 78 + frozen)
         assert sent[3, micro_batches] == checksum + 4 * (gathered + padded) // 2 * micro_batches
 
 
-# ---- a harder life for stage 3 ---------------------------------------------------------------------------
+# ---- harder cases for stage 3 ----------------------------------------------------------------------------
 
 
 def test_a_model_on_the_meta_device_is_never_held_whole():
@@ -266,7 +266,7 @@ def taken_before(zero, x):
 
 
 def scaled(by):
-    """Every step in two parts, with that done to the shards in between."""
+    """Return a training whose steps have two parts, with this change of the shards in between."""
 
     def train(zero, x):
         for step in range(3):
@@ -284,7 +284,7 @@ def each_by_its_own(shards):
 
 
 class Keeps(nn.Module):
-    """Leaves something that needs its parameters, where nobody sees it: on itself."""
+    """A module that keeps something that needs its parameters, where nobody sees it: on itself."""
 
     def __init__(self):
         super().__init__()
@@ -311,7 +311,7 @@ def reading(read):
     return lambda zero, x: read(zero.model.layers[0][0].weight)
 
 
-CANNOT_BE_TRAINED = [  # with the stages in which that is so
+CANNOT_BE_TRAINED = [  # with the stages in which they cannot
     (changed_shard, (1, 2), "was changed, and other ranks have what it was: after such a change, call zero.refresh("),
     (hooked_later, (3,), "has a hook, which backward does not call"),
     (loaded_later, STAGES, "load it before Zero shards it, or load what labs.checkpoint"),
@@ -371,12 +371,12 @@ def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
     with pytest.raises(RankError) as error:
         run(body, ranks=3)
     assert error.value.kind == "died" and error.value.ranks == (1,)
-    # and the next job is as good as any
+    # the next job is as good as any
     assert len(run(train, 3, torch.float32, SGD, steps=1, ranks=3)) == 3
 
 
 def kill_somewhere(times):
-    """A rank is killed at some moment of some step: each time the job ends at once, and says which rank it was."""
+    """Kill a rank at some moment of some step: each time the job ends at once, and says which rank it was."""
     rng = random.Random(0)
 
     def body(victim, delay):
@@ -424,7 +424,7 @@ def test_a_compiled_model_equals_one_process():
 
 
 class PassesOn(nn.Module):
-    """Returns what it was given, too."""
+    """A model that also returns its input."""
 
     def __init__(self):
         super().__init__()
