@@ -14,7 +14,7 @@ from labs.kit.launch import run
 from labs.kit.rows.fsdp_rows import layers_of, whole
 from labs.mesh import Mesh
 from tests.checkpoint.common import ADAMW, CONFIG, Extras, sharded
-from tests.checkpoint.threads import RANKS, THREADS, all_of_them, told
+from tests.checkpoint.threads import RANKS, THREADS, all_of_them, matches
 
 
 def theirs(seed):
@@ -92,12 +92,12 @@ def played(tmp_path_factory):
 @pytest.mark.parametrize("thread", THREADS, ids=lambda thread: thread.name)
 def test_ours_is_right_or_says_so(thread, played):
     for _, found in played[thread]:
-        assert told(found, thread.ours), found
+        assert matches(found, thread.ours), found
 
 
 @pytest.mark.parametrize("thread", THREADS, ids=lambda thread: thread.name)
 def test_pytorch_does_what_is_said_of_it(thread, played):
     for found, _ in played[thread]:
-        if not torch.__version__.startswith("2.13") and not told(found, thread.theirs):
+        if not torch.__version__.startswith("2.13") and not matches(found, thread.theirs):
             pytest.skip(f"PyTorch {torch.__version__} does something else: {found}")
-        assert told(found, thread.theirs), found
+        assert matches(found, thread.theirs), found
