@@ -1,7 +1,7 @@
-"""What NCCL would make of a job that ran on gloo.
+"""A judgement of how a job that ran on gloo would run on NCCL.
 
-calls        what a rank asks of NCCL, in its order of issue
-standstill   the calls of all ranks, replayed under NCCL's rules of order, until nothing goes on
-faults       calls that come to an end, with wrong numbers
+calls        the calls that a rank makes to NCCL, in order of issue
+standstill   a replay of all ranks' calls under NCCL's rules of order, until all are done or no rank can continue
+faults       calls that end with wrong numbers
 verdict      would_hang(recording): the rules, their sources, and one of four verdicts
 """

@@ -1,10 +1,10 @@
-"""The calls of a recorded job as values: what each rank asks of NCCL, in its order of issue.
+"""The calls of a recorded job as values: the program that each rank gives to NCCL, in order of issue.
 
     programs(recording.events)[rank]        [Call, Call, Wait, ...]
 
-A `Call` is what NCCL runs as one: a collective, a send or recv, or all messages of a batch_isend_irecv, which is one
-group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank had waited for one: what it issued later,
-it issued when that was done.
+A `Call` is one unit of work for NCCL: a collective, a send or recv, or all messages of a batch_isend_irecv, which is
+one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` marks the place where the rank had waited for a call: the
+rank issued every later call after that one was done.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from operator import itemgetter
 from labs.kit.watch.communication import Event
 
 MESSAGES = "send", "recv"
-Communicator = tuple[str | int, ...]  # the name of a group and its members; of a pair, these two besides
+Communicator = tuple[str | int, ...]  # the name of a group, its members, and the two ranks if it is a pair's own
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """events: one, or the messages of a batch."""
+    """One unit of work for NCCL; events: a single one, or the messages of a batch."""
 
     rank: int
     events: tuple[Event, ...]
@@ -44,17 +44,23 @@ class Call:
 
     @property
     def done(self) -> float:
-        """When the rank had waited for it; infinite where it has not.  NCCL has one Work for all of a batch."""
+        """Return the time at which the rank had waited for the call; infinity if it never did.
+
+        NCCL has one Work for a whole batch.
+        """
         return min(event.waits[0][1] if event.waits else float("inf") for event in self.events)
 
     def communicator(self, lazy: bool) -> Communicator:
-        """lazy: PyTorch makes communicators at first use, and gives a single send or recv one of the pair alone."""
+        """Return the call's communicator.
+
+        lazy: PyTorch makes communicators at first use, and a send or recv outside of a batch uses one of its pair.
+        """
         event = self.first
         pair = sorted((event.rank, event.peer)) if lazy and self.is_message and not self.is_batch else ()
         return event.communicator, *event.ranks, "of", *pair
 
     def members(self, lazy: bool) -> tuple[int, ...]:
-        """The ranks that share the communicator."""
+        """Return the ranks that share the communicator."""
         single = lazy and self.is_message and not self.is_batch
         return tuple(sorted((self.first.rank, self.first.peer))) if single else self.first.ranks
 
@@ -65,7 +71,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """The rank goes no further before this call is done."""
+    """A place where the rank waits until a call is done."""
 
     call: Call
 
@@ -74,7 +80,7 @@ Program = list[Call | Wait]
 
 
 def programs(events: Iterable[Event]) -> dict[int, Program]:
-    """By rank."""
+    """Return the program of each rank, as {rank: program}."""
     by_rank: dict[int, list[Event]] = {}
     for event in events:
         by_rank.setdefault(event.rank, []).append(event)
@@ -82,7 +88,7 @@ def programs(events: Iterable[Event]) -> dict[int, Program]:
 
 
 def program(events: list[Event]) -> Program:
-    """events: those of one rank, in order."""
+    """Return the program of one rank, whose events are given in order."""
     calls = calls_of(events)
     issued = [(call.start, 1, call) for call in calls]
     waited = [(call.done, 0, Wait(call)) for call in calls if call.done < float("inf")]
@@ -103,7 +109,7 @@ def calls_of(events: list[Event]) -> list[Call]:
 
 
 def tell(event: Event) -> str:
-    """ "send of 16 bytes to 1 (messages.py:129 send)"."""
+    """Return the text of an event: "send of 16 bytes to 1 (messages.py:129 send)"."""
     whom = {"send": f" to {event.peer}", "recv": f" from {'anyone' if event.peer is None else event.peer}"}.get(
         event.op, ""
     )

@@ -1,10 +1,10 @@
-"""Calls that come to an end under NCCL, with wrong numbers.
+"""Calls that end under NCCL with wrong numbers.
 
-    mismatched     the halves of a message, or a collective's members, differ in what NCCL never compares
-    swapped        calls of two lines, alike, which two ranks issue in another order: each gets the other's numbers
-    overlapping    memory that is used again while a call still reads or writes it
+    mismatched     the two ends of a message, or a collective's members, differ in something that NCCL never compares
+    swapped        two ranks issue equal calls of two lines in different orders: each gets the other's numbers
+    overlapping    memory is used again while a call still reads or writes it
 
-Each is a sentence and the events that it is about.
+A fault is a sentence and the events that it is about.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def mismatched(match: Match) -> Iterator[Fault]:
 
 
 def swapped(matches: Iterable[Match]) -> Iterator[Fault]:
-    """Where roots take turns, so may the lines of a root and of the others."""
+    """Yield a fault where two lines of equal calls meet in one order and, earlier, met in the other.
+
+    Only collectives whose members are all equal count: in a broadcast, the root may use another line than the others.
+    """
     seen: dict[tuple[object, ...], Event] = {}
     for first, *others in (match.events for match in matches if match.events[0].op in OF_EQUALS):
         for other in others:
@@ -59,7 +62,7 @@ def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:
 
 
 def sizes_fit(events: Sequence[Event]) -> bool:
-    """events: a collective on all members that were recorded."""
+    """Return whether the members' sizes fit; events: one collective on all members that were recorded."""
     sent, taken = [event.bytes_in for event in events], [event.bytes_out for event in events]
     everybody = len(events) == len(events[0].ranks)
     match events[0].op:
@@ -79,18 +82,18 @@ def sizes_fit(events: Sequence[Event]) -> bool:
 
 
 def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
-    """calls: those of one rank, in order.
+    """Yield a fault where memory is used while a call of one rank is in flight; calls: those of the rank, in order.
 
-    Calls of one communicator are in order; the rank's own reads and writes are so only after a wait, for the call or
-    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen, as does who has a call's
-    future; so is the wait for a call behind which many more are under way.
+    Calls of one communicator run in order.  The rank's own reads and writes are ordered only after a wait for the call,
+    or for a later one of its communicator.  Some waits cannot be seen: those for calls that C++ issues (torch's DDP),
+    those by a future, and those for a call that is followed by too many others in flight.
     """
     calls = [*calls]
     done = ends(calls)
-    under_way: list[Call] = []
+    in_flight: list[Call] = []
     for call in calls:
-        under_way = [other for other in under_way if done[other] > call.start]
-        for other in under_way:
+        in_flight = [other for other in in_flight if done[other] > call.start]
+        for other in in_flight:
             if is_ordered(other, call) and done[other] < float("inf"):
                 continue
             if clash(other.events, call.events):
@@ -104,7 +107,7 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
             if event.read_at:
                 yield f"{whose(event)} was still under way when what it receives was read ({event.read_at})", (event,)
         if not call.first.unseen:
-            under_way = [*under_way, call][-OUTSTANDING:]
+            in_flight = [*in_flight, call][-OUTSTANDING:]
 
 
 def is_ordered(one: Call, other: Call) -> bool:
@@ -112,7 +115,7 @@ def is_ordered(one: Call, other: Call) -> bool:
 
 
 def ends(calls: Sequence[Call]) -> dict[Call, float]:
-    """By call, when the rank had waited for it, or for a later one of its communicator."""
+    """Return, as {call: time}, when the rank had waited for each call, or for a later one of its communicator."""
     done: dict[Call, float] = {}
     latest: dict[Communicator, float] = {}
     for call in reversed(calls):

@@ -1,21 +1,22 @@
-"""The calls of all ranks, replayed under NCCL's rules of order, until all is done or nothing goes on.
+"""A replay of all ranks' calls under NCCL's rules of order, until all are done or no rank can continue.
 
-A rank goes through its program.  A `Call` joins the queue of its communicator on that rank; the first in the queue is
-under way, and the next begins when it is done.  At a `Wait` the rank stands until that call is done.
+Each rank runs its program.  A `Call` joins the queue of its communicator on that rank; the first call of the queue is
+in flight, and the next one begins when it is done.  At a `Wait`, the rank blocks until the call is done.
 
-    collective    done when it is under way on all members of its communicator
-    send, recv    done with the other half; the messages of a communicator from one rank to another match in order
-    batch         all its messages are under way at once; done when all of them are
+    collective    is done when it is in flight on all members of its communicator
+    send, recv    is done with its other end; the messages of a communicator from one rank to another match in order
+    batch         has all its messages in flight at once, and is done when all of them are
 
-How strict NCCL is depends on sizes, settings and versions.  So `RULES` has them from the kindest to the strictest:
+NCCL's strictness depends on sizes, settings and versions, so `Rules` has them from the most lenient to the strictest.
+Each rule includes those before it:
 
-    KIND          a send is done when it is under way: NCCL has buffers for what is small
+    KIND          a send is done as soon as it is in flight, since NCCL has buffers for small messages
     SENDS_WAIT    a send waits for its receive
-    ONE_QUEUE     one queue for all communicators of a rank: their calls are in one order on each device
-    TOGETHER      and batches that exchange messages are done together, or not at all
+    ONE_QUEUE     a rank has one queue for all communicators: their calls are in one order on each device
+    TOGETHER      batches that exchange messages are done together, or not at all
 
-each with communicators that are made early (one for each group) or at first use (`lazy`: there all its members meet
-when a communicator is first used, and a send or recv outside of a batch has one of its pair alone).
+Each is replayed twice.  Communicators are made early, one for each group; or they are made at first use (`lazy`):
+then all members meet when a communicator is first used, and a send or recv outside of a batch uses one of its pair.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from labs.kit.watch.communication import Event
 
 
 class Rules(IntEnum):
+    """NCCL's rules, from the most lenient to the strictest."""
+
     KIND, SENDS_WAIT, ONE_QUEUE, TOGETHER = range(4)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A rank that stands at a call of its own until another one comes to its part of it.
+    """A rank that waits at a call until another rank makes its part of the call.
 
-    first_use: of a communicator, where its members meet before the call itself.
+    first_use: whether it waits at the first use of a communicator, where the members meet before the call itself.
     """
 
     rank: int
@@ -52,37 +55,40 @@ class Stop:
 
 @dataclass(frozen=True)
 class Standstill:
-    """The ranks that wait for each other; not closed: the last one waits for a rank that has nothing left to do."""
+    """The ranks that wait for each other; if they form no circle, the last one waits for a rank that has ended."""
 
     stops: tuple[Stop, ...]
     is_circle: bool
 
     @property
-    def told(self) -> list[str]:
-        """A line for each stop."""
+    def lines(self) -> list[str]:
+        """Return a line for each stop."""
         *others, last = map(str, self.stops)
         return [*others, last if self.is_circle else f"{last}, and that never happens"]
 
     def __str__(self) -> str:
-        return "; ".join(self.told)
+        return "; ".join(self.lines)
 
 
 @dataclass(frozen=True)
 class Match:
-    """The halves of a message, its send first, or a collective on all its members."""
+    """The two ends of a message, its send first, or a collective on all its members."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(eq=False)
 class Task:
-    """A call on its way through a queue; `name`: what must be alike on all members, "" for messages."""
+    """A call on its way through a queue.
+
+    name: the operation, which must be the same on all members; "" for messages.
+    """
 
     call: Call
     queue: Communicator
     name: str
     members: tuple[int, ...]
-    open: list[Event] = field(default_factory=list)  # halves of messages that have not found the other one
+    open: list[Event] = field(default_factory=list)  # messages that have not met their other end
     is_done: bool = False
     partners: list[Task] = field(default_factory=list)
 
@@ -92,9 +98,9 @@ class Task:
 
 
 class Replay:
-    """`stopped` is None where all was done, `matches` what came together.
+    """A replay: `stopped` is None if all calls were done, and `matches` has the calls that met.
 
-    ranks: those that were recorded; all others are taken to do what they are asked for.
+    ranks: the ranks that were recorded; all others are assumed to make every call that is asked of them.
     """
 
     def __init__(self, programs: Mapping[int, Program], ranks: Collection[int], rules: Rules, lazy: bool):
@@ -115,12 +121,12 @@ class Replay:
         self.stopped = self.standstill()
 
     def steps(self, program: Program) -> Iterator[tuple[Task, bool]]:
-        """(task, whether it is waited for here or issued)."""
+        """Yield (task, True) where the rank waits for a task, and (task, False) where it issues one."""
         tasks: dict[Call, Task] = {}
         used = set()
         for step in program:
             if not isinstance(step, Call):
-                if self.rules < Rules.ONE_QUEUE:  # where each call is waited for as it is issued
+                if self.rules < Rules.ONE_QUEUE:  # a rank with one queue waits for each call when it issues it
                     yield tasks[step.call], True
                 continue
             key, members = step.communicator(self.lazy), step.members(self.lazy)
@@ -138,7 +144,7 @@ class Replay:
     # ---- a rank, a queue ---------------------------------------------------------------------------------
 
     def go_on(self, rank: int) -> None:
-        """As far as its program goes without another's help."""
+        """Run a rank's program until it needs another rank."""
         program = self.programs[rank]
         while self.place[rank] < len(program):
             task, is_wait = program[self.place[rank]]
@@ -172,7 +178,7 @@ class Replay:
                 self.finish(other)
 
     def post(self, event: Event, task: Task) -> None:
-        """Give a half of a message its other one, if that is there, or else leave it here."""
+        """Match one end of a message with its other end, if that is there; otherwise leave it for the other end."""
         is_send = event.op == "send"
         way = (task.queue, event.rank, event.peer) if is_send else (task.queue, event.peer, event.rank)
         if is_send and self.rules == Rules.KIND:
@@ -205,7 +211,7 @@ class Replay:
             self.beginning.append(queue[0])
         self.going.append(task.rank)
 
-    # ---- where nothing goes on ---------------------------------------------------------------------------
+    # ---- no rank can continue ----------------------------------------------------------------------------
 
     def standstill(self) -> Standstill | None:
         stands = next(filter(None, map(self.stands_at, self.programs)), None)
@@ -219,14 +225,14 @@ class Replay:
         return Standstill(tuple(stops.values())[first:], stands is not None)
 
     def stands_at(self, rank: int) -> Task | None:
-        """What is under way on a rank that keeps it from going on, or that nobody has waited for."""
+        """Return the task in flight that keeps a rank from continuing, or one that never ends, or None."""
         if self.place[rank] < len(self.programs[rank]):
             task, _ = self.programs[rank][self.place[rank]]
             return self.queues[rank, task.queue][0]
         return next((queue[0] for (whose, _), queue in self.queues.items() if whose == rank and queue), None)
 
     def stop(self, task: Task) -> tuple[Stop, Task | None]:
-        """And what the awaited rank stands at instead; None where it has come to its end."""
+        """Return where a task stops, and the task that the awaited rank is at instead; None if that rank has ended."""
         if task.name:
             meeting = self.meeting[task.queue]
             here = (rank for rank in task.members if rank in self.ranks)
@@ -243,7 +249,7 @@ class Replay:
 
 
 def reached(task: Task) -> dict[Task, None]:
-    """The task, and those that are only done together with it."""
+    """Return the task, and all tasks that can only be done together with it."""
     found, todo = {}, [task]
     while todo:
         if (one := todo.pop()) not in found:

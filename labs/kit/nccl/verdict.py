@@ -1,11 +1,11 @@
-"""Would this job hang on NCCL?  Asked of the recording of a job that ran on gloo, which forgives what NCCL does not.
+"""A verdict on a job that ran on gloo: would it hang on NCCL, which is less forgiving?
 
     results = run(train, ranks=4, record="order")
-    would_hang(results.recording)                   # one of four verdicts: which ranks, which calls, at which lines
+    would_hang(results.recording)                   # one of four verdicts, with the ranks, calls and lines
 
-    hangs for certain    some ranks wait for each other, or for one that never comes, however kind NCCL is
-    may hang             they do under a rule that depends on sizes, versions or settings
-    silently wrong       all goes through, and what arrives is not what was meant
+    hangs for certain    some ranks wait for each other, or for a rank that never comes, even under lenient rules
+    may hang             they wait so under a rule that depends on sizes, versions or settings
+    silently wrong       all calls end, but some rank receives wrong numbers
     sound                none of these
 
 The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentation of torch.distributed):
@@ -13,28 +13,32 @@ The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentati
     1  A communicator runs its calls in the order of issue.  (p2p.rst)
     2  A send needs a receive of the same count and type, and waits for it unless it fits into NCCL's buffers: up to
        32 or 64 MiB in what was published, by hardware and version.  (p2p.rst; pytorch#129341)
-    3  A batch_isend_irecv is one group call: its messages go on beside each other, those with one peer in their order,
-       and it ends as a whole; an unmatched one may take along those that were matched.  (groups.rst; NVIDIA/nccl#2130)
-       From 256 messages on NCCL cuts it, and not alike on all ranks.  (pytorch#174288)
+    3  A batch_isend_irecv is one group call: its messages run at the same time, those with one peer in their order,
+       and it ends as a whole; an unmatched message may block the matched ones.  (groups.rst; NVIDIA/nccl#2130)
+       NCCL splits a batch of more than 256 messages, and not in the same way on all ranks.  (pytorch#174288)
     4  The calls of all communicators of a device need one order, the same on all ranks.  (communicators.rst;
        NCCL_LAUNCH_ORDER_IMPLICIT, which is off, and new_group in PyTorch's documentation)
-    5  With a device_id PyTorch makes a group's communicator at once, and has all calls go through it.  Without, it is
-       made at the first call, where all members meet, and a send or recv outside of a batch has a communicator of its
+    5  With a device_id, PyTorch makes a group's communicator at once, and all calls use it.  Without one, PyTorch makes
+       it at the first call, where all members meet, and a send or recv outside of a batch has a communicator of its
        pair.  (pytorch#129140, #73960, #108378)
     6  NCCL compares nothing: not counts, types, roots or reductions; and it has no tags.  (NVIDIA/nccl#1394,
        pytorch#94819)
     7  A call that was not waited for may still read and write its memory.  (pytorch#188655)
 
-How it decides: the calls are replayed (standstill.py) under the kindest rules and under the strictest ones, and what
-came together is compared (faults.py).  A send is taken to wait for its receive, whatever its size: "may hang".
+The calls are replayed (standstill.py) under each rule, and the calls that meet are compared (faults.py).  A job that
+hangs only if a send waits for its receive "may hang", whatever the size of the message.
 
-A recording with record="order", or of a dry run, tells what was read or written before its wait, to the byte; one with
-record="communication" only whether a whole tensor was written to.
+A recording with record="order", or of a dry run, shows to the byte which memory was read or written before a wait; one
+with record="communication" only shows whether a whole tensor was written to.
 
-What it does not see: equal calls of one line in another order, of which each gets the other's numbers; another order in
-another run (a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device;
-devices (two ranks on one); time limits; a wait inside C++ or by a future; what another thread touches; which order two
-threads take next time; whether an unequal number of calls had another cause.
+The verdict does not see:
+- equal calls of one line in another order, each of which gets the other's numbers;
+- the order of another run, or the order that two threads take next time;
+- code that runs only on a GPU, CUDA's streams, device synchronisation, or two ranks on one device;
+- time limits;
+- a wait inside C++ or by a future;
+- memory that another thread touches;
+- another cause of an unequal number of calls.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ from labs.kit.record import Recording
 from labs.kit.watch.communication import Event
 
 HANGS, MAY_HANG, WRONG, SOUND = VERDICTS = "hangs for certain", "may hang", "silently wrong", "sound"
-MOST_MESSAGES = 256  # of a batch
+MOST_MESSAGES = 256  # messages of a batch that NCCL does not split
 WHY = {
     Rules.KIND: "",
     Rules.SENDS_WAIT: "where a send waits for its receive, as it does unless it fits into NCCL's buffers",
@@ -64,7 +68,7 @@ LAZY = "where communicators are made at first use (init_process_group without de
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that NCCL would not do; standstill: where it is that ranks wait."""
+    """One problem that the job would have on NCCL; standstill: the ranks that wait, if the problem is a hang."""
 
     verdict: str
     why: str
@@ -77,7 +81,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """`name`: one of VERDICTS, the gravest of the findings; draws the circle in which ranks wait, if they do."""
+    """The findings on a job; `name` is the gravest of VERDICTS.  It draws the circle in which ranks wait, if any do."""
 
     findings: tuple[Finding, ...]
     calls: int
@@ -95,7 +99,7 @@ class Verdict:
         return "\n".join(map(str, self.findings)) or f"sound: {self.calls} calls of {self.ranks} ranks"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        from labs.kit.drawing.circles import circle  # a rank has no use for pictures
+        from labs.kit.drawing.circles import circle  # imported here, since ranks draw no pictures
 
         if self.standstill is None:
             return {"text/plain": repr(self)}
@@ -103,11 +107,13 @@ class Verdict:
 
 
 def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Verdict:
-    """What NCCL would make of it.
+    """Return a verdict on how the recorded job would run on NCCL.
 
-    ranks: those that were recorded, where it was not the whole job: the others are taken to do what they are asked for.
-    Raises ValueError for a recording of something else, for ranks that are not in it, and for a recv from anyone, which
-    NCCL refuses.
+    recording: a recording with record="order" or record="communication", or one of a dry run
+    ranks: the ranks to judge; the others are assumed to make every call that is asked of them
+
+    Raises ValueError for another kind of recording, for ranks that are not in it, and for a recv from any source,
+    which NCCL does not have.
     """
     recording.require("communication")
     ranks = recording.seen if ranks is None else ranks
@@ -133,7 +139,7 @@ def require_senders(events: Collection[Event]) -> None:
 
 
 def mixed_up(events: Collection[Event]) -> Iterator[Finding]:
-    """Groups of one name with other members: each rank made its own, and only that."""
+    """Yield a finding for groups that share a name but not their members: each rank made only its own group."""
     members: dict[str, dict[tuple[int, ...], Event]] = defaultdict(dict)
     for event in events:
         members[event.communicator].setdefault(event.ranks, event)
@@ -145,7 +151,7 @@ def mixed_up(events: Collection[Event]) -> Iterator[Finding]:
 
 
 def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterator[Finding]:
-    """The kindest rules under which ranks wait for each other."""
+    """Yield at most one finding: the most lenient rules under which ranks wait for each other."""
     if not any(Replay(asked, ranks, Rules.TOGETHER, lazy).stopped for lazy in (False, True)):
         return
     for rules in Rules:
@@ -153,7 +159,7 @@ def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterat
         if stopped := early or lazy:
             when = [WHY[rules], "" if early and lazy else EARLY if early else LAZY]
             certain = rules == Rules.KIND and early and lazy
-            why = "\n    ".join(filter(None, [*when, *stopped.told]))
+            why = "\n    ".join(filter(None, [*when, *stopped.lines]))
             yield Finding(HANGS if certain else MAY_HANG, why, tuple(s.event for s in stopped.stops), stopped)
             return
 
@@ -164,7 +170,7 @@ def long_batch(call: Call) -> Finding:
 
 
 def wrong(asked: Mapping[int, Program], calls: Mapping[int, list[Call]], ranks: Collection[int]) -> Iterator[Finding]:
-    """Each kind of fault once for each pair of lines."""
+    """Yield a finding for each fault, but only one for the same ranks and lines."""
     matches = [Replay(asked, ranks, Rules.KIND, lazy).matches for lazy in (False, True)]
     faults = [fault for both in matches for match in both for fault in mismatched(match)]
     faults += swapped(matches[0])

@@ -1,9 +1,10 @@
 """The course's modules in the fork server: imported once, and not in each rank of each job.
 
-before the forks    files = import_course(COURSE)        and torch's operators show each collective from here on: to
-                    set that up takes half of the time in which a rank starts
-before a job        edited(files)?
-in a rank           if so, forget(), and from here on it imports anew: each job sees every edit
+before the forks    files = import_course(COURSE) also makes torch's operators show each collective. That takes half
+                    of the time in which a rank starts, so it is done once for all ranks.
+before a job        The fork server asks whether edited(files).
+in a rank           If a file was edited, the rank calls forget() and imports the course again: each job sees every
+                    edit.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ COURSE = [
     "labs.kit.check",
     "labs.kit.beat",
     "labs.kit.strategies",
-]  # with what they import
+]  # the modules that import the rest of the course
 TAP = "labs.kit.watch.tap"
 
 
 def import_course(modules: Sequence[str]) -> dict[str, int | None]:
-    """Import them; when each file of the course that is in use now was written."""
-    with contextlib.suppress(Exception):  # an edit that does not run: the rank that imports it will say so
+    """Import the modules; return the time at which each imported file of the course was written, as {path: ns}."""
+    with contextlib.suppress(Exception):  # the rank that imports a broken edit will report it
         for module in modules:
             importlib.import_module(module)
         sys.modules[TAP].install()
@@ -33,12 +34,12 @@ def import_course(modules: Sequence[str]) -> dict[str, int | None]:
 
 
 def edited(files: Mapping[str, int | None]) -> bool:
-    """Whether one of them was, since."""
+    """Return whether one of the files was written again since `import_course` looked at it."""
     return any(written(path) != when for path, when in files.items())
 
 
 def forget() -> None:
-    """All of the course goes, since each module holds names of others."""
+    """Remove every module of the course, since each holds names from others."""
     if TAP in sys.modules:
         sys.modules[TAP].uninstall()
     for name in names():
@@ -50,7 +51,7 @@ def names() -> list[str]:
 
 
 def written(path: str) -> int | None:
-    """When (ns); None where the file is gone."""
+    """Return the time of the file's last change (ns), or None if the file is gone."""
     try:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError:

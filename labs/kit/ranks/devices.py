@@ -1,12 +1,13 @@
-"""Where the ranks of a job run: which device each gets, and which backend carries their messages.
+"""The devices of a job: which device each rank gets, and which backend carries the ranks' messages.
 
 auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
 cpu    gloo over loopback
-cuda   NCCL, and gloo for what the ranks tell each other on the host; when there are fewer GPUs than ranks they share
-       them, and each rank poses as a host of its own (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU,
-       talks over sockets
+cuda   NCCL for tensors on the GPU, and gloo for tensors on the host. If there are fewer GPUs than ranks, the ranks
+       share them: each rank poses as a host of its own (NCCL_HOSTID), so that NCCL, which refuses two ranks on one
+       GPU, uses sockets between them.
 
-Where the variable LABS_DEVICE is cpu or cuda, auto means that: the tests run on CPUs anywhere, `make gpu` does not.
+The environment variable LABS_DEVICE, if it is cpu or cuda, decides what auto means: the tests run on CPUs on every
+machine, and `make gpu` runs them on GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 import torch
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-# NCCL finds two ranks on one GPU by host and bus number; without the ways between GPUs of one host, sockets remain
+# NCCL recognises two ranks on one GPU by host and bus number. These settings turn off every transport between GPUs of
+# one host, so that only sockets remain.
 SHARED_GPU = {
     "NCCL_SOCKET_IFNAME": LOOPBACK,
     "NCCL_IB_DISABLE": "1",
@@ -31,20 +33,23 @@ SHARED_GPU = {
 
 @dataclass(frozen=True)
 class Devices:
-    """The backend, each rank's device, and a sentence worth saying, or ""."""
+    """The backend, each rank's device, and a note for the user; the note is "" if no GPU is shared."""
 
     backend: str
-    names: list[str]  # "cpu" or "cuda:3", by rank
+    names: list[str]  # "cpu" or "cuda:3", one name per rank
     note: str = ""
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What the process of `rank` needs in its environment."""
+        """Return the environment variables that the process of `rank` needs."""
         shared = {**SHARED_GPU, "NCCL_HOSTID": f"labs-rank-{rank}"} if self.note else {}
         return {"GLOO_SOCKET_IFNAME": LOOPBACK, **shared}
 
 
 def devices_for(device: str, ranks: int) -> Devices:
-    """Decide for `device` ("auto", "cpu" or "cuda").  Raises ValueError for another, or for CUDA without a GPU."""
+    """Choose devices and a backend for `device` ("auto", "cpu" or "cuda").
+
+    Raises ValueError for another `device`, or for "cuda" on a machine without a GPU.
+    """
     if device == "auto":
         device = os.environ.get("LABS_DEVICE", device)
     if device not in ("auto", "cpu", "cuda"):

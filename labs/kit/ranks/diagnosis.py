@@ -1,12 +1,13 @@
-"""What went wrong in a job, rank by rank: from the flight recorders while it runs, from the stacks when it hangs.
+"""Diagnosis of a failed job, rank by rank: from the flight recorders while it runs, from the stacks when it hangs.
 
-    Watch.poll()   certain   a group's nth collective differs between ranks in op, root, dtype or shape
-                             a message and its receive differ in size
-                             a rank has returned without joining what the others called
-                             ranks wait for each other in a circle
-    stacks()       at the timeout: the learner's line on which each rank stands
+    Watch.poll()   finds what is certainly wrong:
+                   - a group's nth collective differs between ranks in op, root, dtype or shape;
+                   - a send and its receive differ in size;
+                   - a rank has returned without joining a collective that the others called;
+                   - ranks wait for each other in a circle.
+    stacks()       finds, at the timeout, the learner's line on which each rank stands
 
-A program that disagrees with itself may still run to its end (gloo completes some mismatches); its records show it.
+A program whose ranks disagree may still run to its end, since gloo completes some mismatches; its records show it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from labs.kit.watch.frames import is_machinery, show_line
 
 STOPPED = "is stopped"
 IN_A_THREAD = "waits, in a thread, in"
-FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # in this thread
-SETTLED = 10  # polls in a row in which the same ranks wait for the same things, before that is called a circle
+FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # the stack of the function's thread has it
+SETTLED = 10  # consecutive polls in which the same ranks wait for the same calls, before this counts as a circle
 PEER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket closed|closed by peer|pair closure|remote process exited"
     r"|NCCL.*(unhandled system error|remote|abort)|Timed out waiting",
@@ -36,7 +37,7 @@ PEER_IS_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Where:
-    """What one rank did when the job was stopped; `op` is "" when it was in no collective."""
+    """The state of one rank when the job was stopped; `op` is "" if the rank was in no collective."""
 
     rank: int
     state: str
@@ -69,42 +70,43 @@ class RankError(RuntimeError):
     where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
     """
 
-    __module__ = "labs.kit.launch"  # where people import it from
+    __module__ = "labs.kit.launch"  # the module that people import it from
 
     def __init__(self, kind: str, ranks: tuple[int, ...], text: str, where: list[Where]) -> None:
         super().__init__(text)
         self.kind, self.ranks, self.where = kind, ranks, where
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the launcher's own frames."""
+        """Return the lines that IPython shows in place of the launcher's own frames."""
         return f"RankError: {self}".splitlines()
 
 
-def told(problem: Problem) -> RankError:
+def make_error(problem: Problem) -> RankError:
     lines = "".join(f"\n  {where}" for where in problem.where)
     return RankError(problem.kind, problem.ranks, f"{problem.sentence}{lines}", problem.where)
 
 
 class Watch:
-    """Compares what the ranks of one job issue, from outside.
+    """A comparison of the calls that the ranks of one job issue, made from outside.
 
-    It sees the ranks of its own machine, by their `readers`; of the job's other `ranks` it assumes nothing.
+    readers   the flight records of this machine's ranks, as {rank: reader}
+    ranks     number of ranks of the whole job; nothing is assumed about those on other machines
     """
 
     def __init__(self, readers: dict[int, Reader], ranks: int) -> None:
         self.readers, self.ranks = readers, ranks
         self.returned: set[int] = set()
         self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that not all members have called yet
-        self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # and messages with one end only
+        self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # messages with one end only
         self.reached: dict[tuple[int, object], int] = {}  # (rank, order): the furthest place in that order
-        self.unequal: dict[int, Entry] = {}  # the first calls by rank that should be equal and are not
+        self.unequal: dict[int, Entry] = {}  # the first calls that should be equal and are not, one per rank
         self.any_source: set[tuple[str, int]] = set()
         self.to_nobody: tuple[int, Entry] | None = None  # the first message whose other end is no rank
         self.last_waits: dict[int, int] = {}
         self.settled = 0
 
     def poll(self) -> Problem | None:
-        """Read what is new in every flight recorder; the first certain problem, or None."""
+        """Read the new records of every flight recorder; return the first certain problem, or None."""
         waits = {rank: index for rank, reader in self.readers.items() if (index := reader.header()[1]) is not None}
         for rank, reader in self.readers.items():
             for entry in reader.new():
@@ -142,7 +144,7 @@ class Watch:
         both[rank] = entry
         if len(both) == 2:
             del self.messages[key]
-            # A receive from anyone may have taken the message that this one would have had.
+            # A receive from any source may have taken the message that was meant for this receive.
             if not arrives(both[source], both[target]) and (entry.group, target) not in self.any_source:
                 self.unequal = self.unequal or both
 
@@ -151,34 +153,35 @@ class Watch:
         sides: dict[str, list[int]] = {}
         for rank, call in sorted(calls.items()):
             sides.setdefault(call.what, []).append(rank)
-        odd = min(
-            sides.values(), key=lambda ranks: (len(ranks), 0 in ranks)
-        )  # the few are likelier wrong than the many
+        odd = min(sides.values(), key=lambda ranks: (len(ranks), 0 in ranks))  # the minority is more likely to be wrong
         called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
         about = of_message(list(calls.values())) if entry.is_p2p else nth_of(entry, self.ranks)
         sizes = next(filter(None, (misfit(rank, calls) for rank in sorted(calls))), "")
-        told = f"the ranks do not agree on {about}: {called}{sizes}"
-        return Problem("mismatch", told, tuple(odd), self.complete(where))
+        sentence = f"the ranks do not agree on {about}: {called}{sizes}"
+        return Problem("mismatch", sentence, tuple(odd), self.complete(where))
 
     def no_such_rank(self, rank: int, entry: Entry) -> Problem:
         last = len(entry.members) - 1
-        told = f"rank {rank} called {entry.what}: the last rank of the group is {last}"
-        return Problem("nobody", told, (rank,), self.complete([Where(rank, "called", entry.what, entry.site)]))
+        sentence = f"rank {rank} called {entry.what}: the last rank of the group is {last}"
+        return Problem("nobody", sentence, (rank,), self.complete([Where(rank, "called", entry.what, entry.site)]))
 
     @staticmethod
     def order(rank: int, entry: Entry) -> tuple[object, ...]:
-        """What `entry.place` counts: the group's collectives, or one direction of messages between two ranks."""
+        """Return a key for the calls that `entry.place` counts.
+
+        These are the group's collectives, or the messages in one direction between two ranks.
+        """
         return (entry.group, entry.op, entry.peer, entry.match) if entry.is_p2p else (entry.group,)
 
     def joined(self, rank: int, order: tuple[object, ...], place: int) -> bool:
-        """Whether a rank has called what stands at `place` of an order; so it seems, too, when its records are lost."""
+        """Return whether a rank has made the call at `place` of an order, or may have: its records may be lost."""
         reader = self.readers.get(rank)
         return reader is None or reader.lost or self.reached.get((rank, order), -1) >= place
 
     @staticmethod
     def ends(rank: int, entry: Entry) -> tuple[int, int]:
-        """Global ranks of the sender and the receiver of a message."""
+        """Return the global ranks of the sender and the receiver of a message."""
         peer = entry.members[entry.peer]
         return (rank, peer) if entry.op == "send" else (peer, rank)
 
@@ -188,26 +191,29 @@ class Watch:
             order = self.order(0, entry)
             gone = [r for r in entry.members if r in self.returned and not self.joined(r, order, entry.place)]
             if gone:
-                told = f"{nth_of(entry, self.ranks)}, {entry.what}, which {name(sorted(calls))} called"
+                missed = f"{nth_of(entry, self.ranks)}, {entry.what}, which {name(sorted(calls))} called"
                 if entry.op == NEW_GROUP:
-                    told += ": all ranks have to, or its members alone with use_local_synchronization=True"
+                    missed += ": all ranks have to, or its members alone with use_local_synchronization=True"
                 waiting = entry.awaited if set(gone) & set(entry.awaited) else ()
                 where = [Where(r, "waits in", c.what, c.site) for r, c in calls.items() if r in waiting]
                 return Problem(
                     "returned",
-                    f"{name(gone)} returned without joining {told}",
+                    f"{name(gone)} returned without joining {missed}",
                     tuple(gone),
                     self.complete(where),
                 )
         for rank, entry in self.waited_for().items():
             missing = [r for r in self.needs(rank, entry) if r in self.returned]
             if entry.is_p2p and missing:
-                told = f"{name(missing)} returned and will never answer {entry.what}, in which rank {rank} waits"
-                return Problem("returned", told, tuple(missing), self.complete([]))
+                sentence = f"{name(missing)} returned and will never answer {entry.what}, in which rank {rank} waits"
+                return Problem("returned", sentence, tuple(missing), self.complete([]))
         return None
 
     def circle(self) -> Problem | None:
-        """Ranks that wait for each other.  A rank can go on once all that it needs can; who is left never will."""
+        """Return the ranks that wait for each other as a problem, or None.
+
+        A rank can continue once every rank that it waits for can. The ranks that remain will never continue.
+        """
         waits = self.waited_for()
         needs = {rank: self.needs(rank, entry) for rank, entry in waits.items()}
         free = self.readers.keys() - waits.keys()
@@ -215,16 +221,16 @@ class Watch:
             free |= resolved
         stuck = sorted(waits.keys() - free)
         if not stuck or {rank: entry.index for rank, entry in self.waited_for().items()} != self.last_waits:
-            return None  # a rank that has moved on since its records were read may have called what was missing
+            return None  # a rank has moved on since its records were read, and may have made the missing call
         for rank in stuck:
-            if waits[rank].op == NEW_GROUP:  # all others wait because somebody never came here
-                told = f"{name(needs[rank])} did not call {waits[rank].what}, in which rank {rank} waits"
-                return Problem("deadlock", told, tuple(needs[rank]), self.complete([]))
-        told = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
-        return Problem("deadlock", f"{name(stuck)} wait for each other: {told}", tuple(stuck), self.complete([]))
+            if waits[rank].op == NEW_GROUP:  # all others wait because some rank never made this group
+                sentence = f"{name(needs[rank])} did not call {waits[rank].what}, in which rank {rank} waits"
+                return Problem("deadlock", sentence, tuple(needs[rank]), self.complete([]))
+        circle = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
+        return Problem("deadlock", f"{name(stuck)} wait for each other: {circle}", tuple(stuck), self.complete([]))
 
     def waited_for(self) -> dict[int, Entry]:
-        """The call in which each rank stands, for those that the flight recorder shows waiting."""
+        """Return the call that each waiting rank waits in, as {rank: call}, from the flight records."""
         waits = {rank: reader.header()[1] for rank, reader in self.readers.items()}
         return {
             rank: self.readers[rank].entry(index)
@@ -233,7 +239,10 @@ class Watch:
         }
 
     def in_threads(self) -> dict[int, Entry]:
-        """The call in which a thread of a rank stands, other than the one that runs the function."""
+        """Return a call that any thread of each rank waits in, as {rank: call}.
+
+        `waited_for` reports only a wait that keeps the rank from continuing; these waits may be in side threads.
+        """
         waits = {rank: reader.waiting_anywhere() for rank, reader in self.readers.items()}
         return {
             rank: self.readers[rank].entry(index)
@@ -242,7 +251,7 @@ class Watch:
         }
 
     def needs(self, rank: int, entry: Entry) -> list[int]:
-        """The ranks that have not yet called what `rank` waits for."""
+        """Return the ranks that `rank` waits for: those that have not yet made the matching call."""
         if not entry.is_p2p:
             return [r for r in entry.awaited if not self.joined(r, self.order(r, entry), entry.place)]
         if entry.peer not in range(len(entry.members)):  # ANY_SOURCE, or nobody
@@ -253,14 +262,14 @@ class Watch:
         return [] if answered else [peer]
 
     def complete(self, where: list[Where]) -> list[Where]:
-        """Add the ranks that are not in it yet."""
-        told, waits, threads = {w.rank for w in where}, self.waited_for(), self.in_threads()
+        """Add the state of each rank that is missing in `where`; return the list sorted by rank."""
+        known, waits, threads = {w.rank for w in where}, self.waited_for(), self.in_threads()
         for rank, reader in self.readers.items():
-            if rank not in told and rank in waits:
+            if rank not in known and rank in waits:
                 where.append(Where(rank, "waits in", waits[rank].what, waits[rank].site))
-            elif rank not in told and rank in threads:
+            elif rank not in known and rank in threads:
                 where.append(Where(rank, IN_A_THREAD, threads[rank].what, threads[rank].site))
-            elif rank not in told:
+            elif rank not in known:
                 count, _ = reader.header()
                 last = reader.entry(count - 1) if count else None
                 state = "has returned" if rank in self.returned else "runs"
@@ -269,7 +278,7 @@ class Watch:
         return sorted(where, key=lambda w: w.rank)
 
     def standing(self, pids: dict[int, int], stack_files: dict[int, int]) -> list[Where]:
-        """Where the ranks stand that have not answered, whose `pids` these are."""
+        """Return the state of each rank in `pids`, which are the ranks that have not answered yet."""
         lines = stacks(pids, stack_files)
         waits, threads = self.waited_for(), self.in_threads()
         where = []
@@ -284,7 +293,7 @@ class Watch:
         return where
 
     def overdue(self, timeout: float, pids: dict[int, int], stack_files: dict[int, int]) -> Problem:
-        """What to say of the ranks that have not answered within `timeout`."""
+        """Return the problem of a job whose ranks in `pids` have not answered within `timeout` seconds."""
         where = self.standing(pids, stack_files)
         stopped = tuple(w.rank for w in where if w.state.startswith(STOPPED))
         busy = tuple(w.rank for w in where if not w.op)
@@ -296,20 +305,23 @@ class Watch:
 
 
 def arrives(sent: Entry, received: Entry) -> bool:
-    """Whether what comes out of a message is what went in.  Without a dtype, its texts had no room left."""
+    """Return whether a send and its receive agree in bytes and dtype.
+
+    A record has no dtype if there was no room left for its text; then the bytes alone are compared.
+    """
     same = sent.dtype == received.dtype or not (sent.dtype and received.dtype)
     return same and sent.bytes == received.bytes
 
 
 def of_message(ends: list[Entry]) -> str:
-    """What its two ends see differently: where they name as many elements, or bytes, it is the dtype."""
+    """Return what the ends of a message disagree on: the dtype if the elements or the bytes agree, else the sizes."""
     same_bytes = len({end.bytes for end in ends}) == 1
     same_elements = all(end.dtype for end in ends) and len({end.elements for end in ends}) == 1
     return "the dtype of a message" if same_bytes or same_elements else "the sizes of a message"
 
 
 def misfit(rank: int, calls: dict[int, Entry]) -> str:
-    """Where, in an all_to_all, `rank` and another do not send what the other one takes; "" where they all do."""
+    """Return a text about two ranks of an all_to_all, one of them `rank`, whose splits do not fit; "" if all fit."""
     for other in sorted(calls):
         for source, target in ((rank, other), (other, rank)):
             (sent, _), (_, taken) = calls[source].pieces, calls[target].pieces
@@ -319,20 +331,20 @@ def misfit(rank: int, calls: dict[int, Entry]) -> str:
 
 
 def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
-    """Ask each rank (pids by rank) for its stack; the learner's innermost line, or "" for a rank that gives none.
+    """Ask each rank for its stack; return the learner's innermost line per rank, or "" for a rank without an answer.
 
-    The answer is written by a signal handler in C, so it comes even while the rank holds the interpreter.
+    A signal handler in C writes the answer, so it arrives even while the rank holds the interpreter lock.
     """
     for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        with contextlib.suppress(ProcessLookupError):  # the rank has ended just now
             os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3)
     return {rank: innermost(read_all(files[rank])) for rank in pids}
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still, by a signal, and will not even write its stack."""
-    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
+    """Return whether a signal has stopped a process, which then does not even write its stack."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended just now
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
@@ -342,7 +354,7 @@ def read_all(fd: int) -> str:
 
 
 def innermost(dump: str) -> str:
-    """The learner's innermost line in what faulthandler wrote of one rank."""
+    """Return the learner's innermost line in what faulthandler wrote about one rank, or ""."""
     threads = re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)
     for thread in threads:
         frames = re.findall(r'File "(.+)", line (\d+) in', thread)
@@ -354,14 +366,14 @@ def innermost(dump: str) -> str:
 
 
 def name(ranks: list[int] | tuple[int, ...]) -> str:
-    """ "rank 1", "ranks 0, 2 and 3"."""
+    """Return "rank 1", or "ranks 0, 2 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def in_the_past(doing: str, ranks: int) -> str:
-    """What one or more ranks were doing: "waits in barrier" becomes "was in barrier"."""
+    """Put the state of one or more ranks into the past: "waits in barrier" becomes "was in barrier"."""
     was = "was" if ranks == 1 else "were"
     then = {"waits": was, "is ": f"{was} ", "has returned": "had returned", "runs": f"{was} at work"}
     for now, before in then.items():

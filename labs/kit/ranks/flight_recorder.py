@@ -1,13 +1,14 @@
 """A light flight recorder of every collective a rank issues, in memory that the caller can read while the rank hangs.
 
-    FlightRecorder   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
-    Reader    in the caller: reads them from outside, also when the rank is stuck in C
+    FlightRecorder   runs in the rank: a listener on the tap that writes fixed-size records into a shared file mapping
+    Reader           runs in the caller: reads them from outside, even while the rank is stuck in C
 
-    header    how many bytes of text, how many records, which of them is being waited for, and whether it is over
-    records   a ring of the newest ones: group, place in that group's order, what was issued, from which line, when
+    header    the bytes of text, the number of records, the record that the rank waits for, and whether the function
+              has ended
+    records   a ring of the newest ones: group, place in that group's order, the call, its line, its time
     texts     each description once, one per line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
-Always on; the cost is one stack walk and one record for each collective (`make bench` shows it).
+The recorder is always on. It costs one stack walk and one record for each collective (`make bench` shows it).
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ from torch.distributed import distributed_c10d
 from labs.kit.watch import tap
 from labs.kit.watch.frames import LABS, learner_frame, source_line
 
-# Bytes of text, records, waiting for (record + 1, or 0) with nothing else to do, or in any thread, over (0 or 1)
+# The header: bytes of text; number of records; the record (+ 1, or 0 for none) that the rank waits for and cannot
+# continue without; the record that any thread waits for; 1 if the function has ended.
 HEADER = struct.Struct("<QQQQQ")
-TEXT_BYTES, RECORDS, WAITING, WAITING_ANYWHERE, OVER = range(0, HEADER.size, 8)  # where in the header
+TEXT_BYTES, RECORDS, WAITING, WAITING_ANYWHERE, OVER = range(0, HEADER.size, 8)  # offsets in the header
 RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
 RING = 1 << 15
-MARGIN = 64  # the oldest records may be written over while they are read
+MARGIN = 64  # the oldest records may be overwritten while they are read
 TEXT = 512 * 1024
-GROUP_TEXT = 64 * 1024  # of these, kept free for the names of groups
+GROUP_TEXT = 64 * 1024  # the part of TEXT that is reserved for the names of groups
 RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
 SIZE = TEXT_AT + TEXT
 
-LONGEST = 1 << 15  # bytes of one text: the name of a group has all its ranks
+LONGEST = 1 << 15  # bytes of one text: the name of a group lists all its ranks
 MOST_FORMS = 4096
 NEW_GROUP = "new_group"
 ANY_SOURCE = -1
@@ -61,18 +63,19 @@ SAME_SHAPE = (
     "reduce_scatter",
     "gather",
     "scatter",
-)  # on every rank of a group
-# gloo takes these as they lie in memory, whatever their strides; with the others it minds them, or raises.
+)  # the operations whose tensors have one shape on every rank of a group
+# gloo takes the memory of these operators' tensors as it lies and ignores strides; in the others it respects strides,
+# or raises.
 AS_THEY_LIE = {"allreduce_", "broadcast_", "reduce_", "scatter_", "reduce_scatter_", "alltoall_base_"}
 PIECES = re.compile(r"\(sends (.*); takes (.*)\)")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One record as the reader gives it back.
+    """One record, as the reader returns it.
 
-    `place` counts this rank's collectives on that group, or its messages to or from that `peer` (a rank of the group).
-    `match` is what must be equal on the other side: a checksum of op, root and shapes, or a message's tag.
+    `place` counts this rank's collectives on the group, or its messages to or from `peer` (a rank of the group).
+    `match` must be equal on the other side: it is a checksum of op, root and shapes, or a message's tag.
     """
 
     index: int
@@ -91,12 +94,15 @@ class Entry:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Global ranks of the group, in the group's order."""
+        """Return the global ranks of the group, in the group's order."""
         return members_in(self.group)
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Those without whom it does not end: for a new group its members, although all ranks have to call it."""
+        """Return the ranks without which the call does not end.
+
+        For a new group these are its members, although all ranks have to make the call.
+        """
         _, _, members = self.what.partition(f"{NEW_GROUP} ")
         return tuple(json.loads(members)) if members else self.members
 
@@ -106,22 +112,25 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """Of its first tensor; "" where there is none, or where the texts had no room left."""
+        """Return the dtype of the first tensor; "" if there is no tensor, or if there was no room for the text."""
         return self.what.partition(" ")[2].partition("[")[0]
 
     @property
     def elements(self) -> int:
-        """Of its first tensor."""
+        """Return the number of elements of the first tensor."""
         return elements_in(self.what)
 
     @property
     def pieces(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Of an all_to_all, the elements sent to and taken from each member; nothing of any other call."""
+        """Return the elements that an all_to_all sends to each member, and those that it receives from each.
+
+        Both are empty for any other call.
+        """
         return pieces_in(self.what, self.group)
 
 
 class FlightRecorder(tap.Listener):
-    """Writes this rank's records into the mapping of `fd` (a file of at least SIZE bytes)."""
+    """A writer of this rank's records into the mapping of `fd` (a file of at least SIZE bytes)."""
 
     def __init__(self, fd: int) -> None:
         self.map = mmap.mmap(fd, SIZE)
@@ -129,20 +138,20 @@ class FlightRecorder(tap.Listener):
         self.ids: dict[object, int] = {}
         self.text_bytes = 0
         self.places: dict[tuple[object, ...], int] = {}
-        self.groups = WeakKeyDictionary[dist.ProcessGroup, str]()  # one that is destroyed gives back what it has
+        self.groups = WeakKeyDictionary[dist.ProcessGroup, str]()  # weak, so that a destroyed group is released
         self.sites: dict[tuple[object, ...], str] = {}
-        self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # what is told of calls that look alike
-        self.waits: dict[int, bool] = {}  # records that are waited for, and whether the rank has nothing else to do
+        self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # cached results of `form`
+        self.waits: dict[int, bool] = {}  # records that are waited for, and whether the wait stops the whole rank
         self.lock = threading.Lock()  # a collective may be issued in any thread
         for text in ["", NEW_GROUP, *{op for op, *_ in tap.OPERATORS.values()}]:
             self.text(text)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[FlightRecorder]:
-        """Record what this process issues from here on."""
+        """Record every collective that this process issues in the body of the with statement."""
         tap.install()
         tap.listeners.append(self)
-        make = distributed_c10d._new_group_with_tag  # all ways to a new group lead there, those of meshes as well
+        make = distributed_c10d._new_group_with_tag  # every new group is made there, those of meshes as well
         distributed_c10d._new_group_with_tag = self.recorded(make)
         try:
             yield self
@@ -161,7 +170,7 @@ class FlightRecorder(tap.Listener):
             call.notes["record"] = self.write(group, order, what, peer, match, size)
 
     def write(self, group: str, order: tuple[object, ...], what: int, peer: int, match: int, size: int) -> int:
-        """Add a record; its number, from 1."""
+        """Add a record; return its number, counted from 1."""
         self.places[order] = place = self.places.get(order, -1) + 1
         at = RECORDS_AT + self.count % RING * RECORD.size
         ids = self.text(group, room=TEXT), place, what, self.text(self.site(sys._getframe(2)))
@@ -171,14 +180,14 @@ class FlightRecorder(tap.Listener):
         return self.count
 
     def recorded(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """`make`, a function that makes a process group, with a record of each.
+        """Wrap `make`, a function that makes a process group, so that each call is recorded.
 
-        All ranks have to make the same groups in the same order.  Torch does not say so when they do not: it gives two
-        groups one name, or the members wait for one that never comes.
+        All ranks have to make the same groups in the same order.  If they do not, torch raises no error: it gives two
+        groups one name, or the members wait for a rank that never arrives.
         """
 
         @wraps(make)
-        def make_and_tell(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        def make_and_record(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
             world = list(range(dist.get_world_size()))
             members = world if ranks is None else sorted(map(int, ranks))
             callers = members if kwargs.get("use_local_synchronization") else world
@@ -197,10 +206,10 @@ class FlightRecorder(tap.Listener):
             finally:
                 self.wait_is_over(record)
 
-        return make_and_tell
+        return make_and_record
 
     def form(self, call: tap.Call) -> tuple[int, int, int]:
-        """The number of its description, the checksum of what must be equal on all ranks, and its bytes."""
+        """Return the number of the call's text, the checksum of what must be equal on all ranks, and its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
         if call.raw in AS_THEY_LIE:
@@ -222,7 +231,7 @@ class FlightRecorder(tap.Listener):
 
     def wait(self, record: int) -> None:
         with self.lock:
-            if record:  # else it was issued before anyone listened
+            if record:  # there is none if the call was issued before this recorder listened
                 self.waits[record] = is_alone()
             self.show_waits()
 
@@ -236,7 +245,7 @@ class FlightRecorder(tap.Listener):
         self.put(WAITING_ANYWHERE, next(iter(self.waits), 0))
 
     def put(self, at: int, value: int) -> None:
-        # Not by pack_into: it fills with zeros first, and the reader would now and then see those.
+        # pack_into would first fill the field with zeros, and the reader would now and then see those.
         self.map[at : at + 8] = value.to_bytes(8, "little")
 
     def group_text(self, group: dist.ProcessGroup) -> str:
@@ -246,7 +255,7 @@ class FlightRecorder(tap.Listener):
         return self.groups[group]
 
     def site(self, frame: FrameType | None) -> str:
-        """The first line outside torch and this kit; where that is the course's own, after the line that called it."""
+        """Return the innermost line outside torch and this kit; if it is the course's, with the line that called it."""
         inner = outer = learner_frame(frame)
         while outer is not None and outer.f_code.co_filename.startswith(LABS):
             outer = learner_frame(outer.f_back)
@@ -257,7 +266,10 @@ class FlightRecorder(tap.Listener):
         return self.sites[key]
 
     def text(self, text: str, otherwise: str = "", room: int = TEXT - GROUP_TEXT) -> int:
-        """The number of this text; a new one is appended, or, when there is no room left, `otherwise` stands for it."""
+        """Return the number of a text, which is appended if it is new.
+
+        If fewer than `room` bytes are left for it, the number of `otherwise` is returned instead.
+        """
         number = self.ids.get(text)
         if number is None:
             line = text.replace("\n", " ").encode()[:LONGEST] + b"\n"
@@ -274,7 +286,7 @@ class FlightRecorder(tap.Listener):
 class Reader:
     """The caller's view of one rank's flight recorder.
 
-    lost: the rank was quicker than its reader, and records are gone.
+    lost: whether records were overwritten before they were read.
     """
 
     def __init__(self, fd: int) -> None:
@@ -285,25 +297,25 @@ class Reader:
         self.text_bytes = 0
 
     def header(self) -> tuple[int, int | None]:
-        """How many records there are, and the index of the one being waited for, or None."""
+        """Return the number of records, and the index of the record that the rank waits for, or None."""
         _, count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
         return count, (waiting - 1 if waiting else None)
 
     def waiting_anywhere(self) -> int | None:
-        """The index of a record that any thread of the rank waits for."""
+        """Return the index of a record that any thread of the rank waits for, or None."""
         waiting = HEADER.unpack_from(self.map, 0)[3]
         return waiting - 1 if waiting else None
 
     def is_over(self) -> bool:
-        """Whether the rank's function has come to its end (noted only under torchrun)."""
+        """Return whether the rank's function has ended."""
         return bool(HEADER.unpack_from(self.map, 0)[4])
 
     def new(self) -> list[Entry]:
-        """The records since the last call, or, when they were more than the ring holds, the newest of them."""
+        """Return the records since the last call, or the newest of them if there were more than the ring holds."""
         count, _ = self.header()
         first = max(self.seen, count - RING + MARGIN)
         entries = self.entries(range(first, count))
-        written_over = self.header()[0] - RING  # this one may be half new, those before it are new
+        written_over = self.header()[0] - RING  # the record with this index may be half overwritten, earlier ones are
         self.lost = self.lost or first > self.seen or written_over >= first
         self.seen = count
         return [entry for entry in entries if entry.index > written_over]
@@ -313,7 +325,7 @@ class Reader:
 
     def entries(self, indices: range) -> list[Entry]:
         rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
-        size = HEADER.unpack_from(self.map, 0)[0]  # after the records: their texts are there
+        size = HEADER.unpack_from(self.map, 0)[0]  # read after the records, so that their texts are there
         if size > self.text_bytes:
             added = self.map[TEXT_AT + self.text_bytes : TEXT_AT + size].decode(errors="replace")
             self.texts += added.split("\n")[:-1]
@@ -347,7 +359,7 @@ def pieces_in(what: str, group: str) -> tuple[Mapping[int, int], Mapping[int, in
 
 
 def describe(call: tap.Call) -> str:
-    """What a person is told: "all_reduce float32[4, 8]", "send float32[10] to 1", "broadcast int64[2] from 0"."""
+    """Return the text of a call: "all_reduce float32[4, 8]", "send float32[10] to 1", "broadcast int64[2] from 0"."""
     tensors = call.outputs if call.op in ("recv", "scatter") else call.inputs
     shown = " ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:2])
     if order := order_of_memory(call):
@@ -369,19 +381,22 @@ def describe(call: tap.Call) -> str:
 
 
 def comparable(call: tap.Call) -> str:
-    """What must be the same on every rank of a group for its nth collective."""
+    """Return a text of what must be the same on every rank of a group for its nth collective."""
     same: list[object] = []
     uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
     if call.op in SAME_SHAPE and not uneven:
-        tensors = call.outputs if call.op == "scatter" else call.inputs  # those that every rank has
+        tensors = call.outputs if call.op == "scatter" else call.inputs  # the tensors that every rank has
         same = [(str(t.dtype), tuple(t.shape)) for t in tensors] + [order_of_memory(call)]
-    elif call.op == "all_to_all":  # whose sizes need not be the same, but have to fit: see Entry.pieces
+    elif call.op == "all_to_all":  # sizes may differ between ranks, but have to fit: see Entry.pieces
         same = [str(t.dtype) for t in call.inputs[:1]]
     return f"{call.op} {call.root} {call.reduction} {same}"
 
 
 def pieces(call: tap.Call, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[int]:
-    """The elements for each member: of a tensor for each, or of one that is cut into so many `rows`, or evenly."""
+    """Return the number of elements for each member.
+
+    There is a tensor per member, or one tensor that is cut into `rows` per member, or evenly.
+    """
     if call.raw == "alltoall_":
         return [tensor.numel() for tensor in tensors]
     ranks = call.group.size()
@@ -389,24 +404,24 @@ def pieces(call: tap.Call, tensors: Sequence[torch.Tensor], rows: Sequence[int])
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of its dims longer than 1; () for a contiguous tensor."""
+    """Return the strides of the dims longer than 1; () for a contiguous tensor."""
     return () if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.squeeze().stride()
 
 
 def order_of_memory(call: tap.Call) -> tuple[int, ...]:
-    """The strides that all its tensors have to have, on all ranks; () where they do not matter."""
+    """Return the strides that all tensors of the call must have, on all ranks; () if strides do not matter."""
     return strides(call.outputs[-1]) if call.raw in AS_THEY_LIE else ()
 
 
 def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError where gloo would take the elements of a tensor for others, without a word.
+    """Raise ValueError if gloo would silently mix up the elements of a tensor.
 
-    They may lie in any order, as long as they fill their memory, and as it is the same order everywhere (`comparable`
-    sees to the other ranks).
+    The elements may lie in any order, as long as they fill their memory without gaps, and the order is the same for
+    every tensor of the call. `comparable` compares the order with the other ranks'.
     """
     if call.raw not in AS_THEY_LIE or tensors[0].device.type != "cpu":
         return
-    if call.raw == "reduce_scatter_":  # of inputs with gaps gloo makes contiguous copies
+    if call.raw == "reduce_scatter_":  # gloo makes contiguous copies of inputs with gaps
         tensors = [*filter(fills_its_memory, call.inputs), *call.outputs]
     if not all(map(fills_its_memory, tensors)) or len(set(map(strides, tensors))) > 1:
         it = next(filter(strides, tensors))
@@ -417,7 +432,7 @@ def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order."""
+    """Return whether the elements of a tensor lie in memory without gaps, in any order."""
     if not strides(tensor):
         return True
     tensor = tensor.squeeze()
@@ -425,10 +440,10 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this thread's wait keeps the rank from calling what the others need.
+    """Return whether a wait in this thread stops the whole rank, so that it cannot make the calls that others need.
 
-    It does in the main thread (or in one of autograd's, for which the main one waits), where no other thread of the
-    function runs; daemons (progress bars) do not count.
+    It does so in the main thread, and in a thread of autograd, for which the main thread waits, unless the function
+    runs another thread. Daemon threads, such as those of progress bars, do not count.
     """
     main, me = threading.main_thread(), threading.current_thread()
     others = (thread for thread in threading.enumerate() if thread is not main and thread is not me)

@@ -1,17 +1,18 @@
-"""A process that has torch and the course imported and forks ranks from it, in milliseconds.
+"""A process that has imported torch and the course, and forks ranks in milliseconds.
 
     caller                            fork server (has torch)                    rank
     Forkserver.fork(fds)   ------->   fork                            ------->   worker.main(*fds)
                            <-------   its pid; later its exit status
-    Forkserver.kill(pid)   ------->   SIGKILL, if that pid is still its child; what that rank has started goes too
-    (the caller is gone)              SIGKILL to every rank and what it has started, clears their files, ends
+    Forkserver.kill(pid)   ------->   SIGKILL, if that pid is still its child; the rank's own children are ended too
+    (the caller is gone)              SIGKILL to every rank and its children; deletes their files; ends
 
-On Linux the fork server inherits what a rank leaves behind, also when that has begun a session of its own (setsid), and
-ends it.  macOS has no such thing: there a process that has left its rank's process group stays.
+On Linux the fork server inherits the processes that a rank leaves behind, even those in a session of their own
+(setsid), and ends them.  macOS cannot do this: there a process that has left its rank's process group stays.
 
-Why not `multiprocessing`'s forkserver: it imports the caller's main module again in every rank (so a script needs the
-`if __name__ == "__main__"` guard), keeps a socket file that a killed kernel leaves behind, and forgets its ranks when
-the caller dies.  Why not `fork` from the caller: a kernel that has used its compute threads hangs in the fork.
+`multiprocessing`'s forkserver does not serve: it imports the caller's main module again in every rank (so a script
+needs the `if __name__ == "__main__"` guard), keeps a socket file that a killed kernel leaves behind, and forgets its
+ranks when the caller dies.  A `fork` of the caller does not serve either: a kernel that has used its compute threads
+hangs in the fork.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any
 
 from labs.kit.ranks.course import COURSE, edited, forget, import_course
 
-# DDP and FSDP import these at first use: 2 s in each rank, once here
+# DDP and FSDP import these modules at first use. That takes 2 s, here once instead of in each rank.
 PRELOAD = [
     "torch",
     "torch._dynamo",
@@ -49,41 +50,41 @@ PRELOAD = [
     "cloudpickle",
 ]
 OPEN_FILES = 4096
-LOOK = 0.25  # seconds between two looks for the caller
+LOOK = 0.25  # seconds between two checks that the caller is alive
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 MADV_COLLAPSE = 25  # <linux/mman.h>
 MESSAGE = 1024  # bytes; every request has this size, so that one read is one request
 ANSWER = struct.Struct("!qq")  # number of the request, pid
 ENVIRONMENT = {
     "RES_OPTIONS": "timeout:1 attempts:1",  # torch resolves loopback names; a lost answer would cost 5 s
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # and warns in C++ when the answer is no
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch would warn in C++ when a name is not found
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "OMP_NUM_THREADS": "1",
-    "MKL_DISABLE_FAST_MM": "1",  # no buffers of a size that depends on the CPU: budget.py counts them
-    "PYTHONWARNINGS": "",  # as errors they would end it: PyTorch warns as it is imported; ranks have the caller's
+    "MKL_DISABLE_FAST_MM": "1",  # avoids buffers whose size depends on the CPU, since budget.py counts bytes
+    "PYTHONWARNINGS": "",  # PyTorch warns during its import: "error" would end this process; ranks get the caller's
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
-    "LABS_RANK": "",  # or labs.kit.launch, which the course imports, would start a fork server here, too
+    "LABS_RANK": "",  # being set keeps labs.kit.launch, which the course imports, from starting a fork server here
 }
 
 
 class Forkserver:
-    """The caller's end.  `start()` returns at once, the imports go on in the background."""
+    """The caller's end of the fork server.  `start()` returns at once; the imports continue in the background."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.socket: socket.socket | None = None
         self.lock = threading.Lock()
         self.owner = 0
-        self.number = 0  # of the newest request for a rank
+        self.number = 0  # the number of the newest request for a rank
 
     def start(self) -> None:
-        """Start the fork server unless it runs already (a forked copy of the caller starts its own)."""
+        """Start the fork server unless it already runs; a forked copy of the caller starts its own."""
         if self.process is not None and self.owner == os.getpid() and self.process.poll() is None:
             return
         if self.socket:
-            self.socket.close()  # of one that was killed
+            self.socket.close()  # the earlier fork server was killed
         self.socket, theirs = socket.socketpair()
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python skips any other, and so do we
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores entries of another type, too
         arguments = f"{theirs.fileno()}, {COURSE!r}"
         code = f"import sys; sys.path[:] = {path!r}; from labs.kit.ranks.forkserver import serve; serve({arguments})"
         self.process = subprocess.Popen(
@@ -97,9 +98,9 @@ class Forkserver:
         theirs.close()
 
     def fork(self, fds: list[int], cleanup: str) -> int:
-        """Fork one rank that owns copies of `fds`; its pid.  `cleanup` is a file to delete when it ends."""
+        """Fork one rank that owns copies of `fds`; return its pid.  The file `cleanup` is deleted when it ends."""
         with self.lock:
-            for _ in range(2):  # one that was killed since the last job is replaced
+            for _ in range(2):  # a fork server that was killed since the last job is replaced
                 self.start()
                 try:
                     return self._ask(fds, cleanup)
@@ -115,14 +116,14 @@ class Forkserver:
         self.number += 1
         self._send({"do": "fork", "cleanup": cleanup, "number": self.number}, fds)
         number = pid = 0
-        while number != self.number:  # an earlier answer is to a caller that was interrupted here
-            while not wait([self.socket], LOOK):  # an interrupt just before the wait is heard behind it
+        while number != self.number:  # an earlier number answers a request that an interrupt has cut off
+            while not wait([self.socket], LOOK):  # an interrupt just before the wait is raised after it
                 pass
             number, pid = ANSWER.unpack(receive_exactly(self.socket, ANSWER.size))
         return pid
 
     def kill(self, pid: int) -> None:
-        with self.lock, contextlib.suppress(OSError):  # a fork server that is gone has taken its ranks along
+        with self.lock, contextlib.suppress(OSError):  # a fork server that is gone has ended its ranks
             self._send({"do": "kill", "pid": pid}, [])
 
     def _send(self, request: dict[str, Any], fds: list[int]) -> None:
@@ -131,39 +132,39 @@ class Forkserver:
     def stop(self) -> None:
         if self.process is not None and self.owner == os.getpid():
             self.socket.close()
-            self.process.terminate()  # it heeds this only while it imports, when there is no rank yet
+            self.process.terminate()  # the fork server obeys this only during its imports, before the first rank
             self.process.wait()
             self.process = None
 
 
 def serve(fd: int, course: Sequence[str]) -> None:
-    """The fork server's own loop: requests in, ranks and exit statuses out, until the caller is gone."""
+    """Run the fork server's loop: read requests, fork ranks and send exit statuses, until the caller is gone."""
     caller = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # what is imported stays: to look through it again and again took a sixth of the time
+    gc.disable()  # imported objects stay: collecting again and again took a sixth of the time
     with ended_with(caller):
         for module in PRELOAD:
             importlib.import_module(module)
         files = import_course(course)
-    gc.freeze()  # or each rank's garbage collector would walk through all of this, and copy it
+    gc.freeze()  # otherwise each rank's garbage collector would walk through all these objects, and copy their pages
     gc.enable()
     in_huge_pages()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it ends when the caller has gone, and its ranks first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # now there may be ranks: it ends them, then itself, after its caller
     inherit_orphans()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES and soft != resource.RLIM_INFINITY:
         most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))  # a rank has a socket for each other, in each group
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))  # a rank has a socket per peer in each group
     requests = socket.socket(fileno=fd)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
-    children: dict[int, tuple[int, str]] = {}  # pid: (where its status goes, the file to delete)
-    job, anew = "", False  # the newest, by its file, and whether its ranks import the course anew
+    children: dict[int, tuple[int, str]] = {}  # pid: (the pipe for its exit status, the file to delete)
+    job, anew = "", False  # the newest job's file, and whether its ranks import the course again
     while True:
         ready, _, _ = select.select([requests, wake_read], [], [], LOOK)
-        if os.getppid() != caller:  # whose socket a process that it has forked may still hold open
+        if os.getppid() != caller:  # the socket does not show it: another child of the caller may hold that open
             break
         if wake_read in ready:
             os.read(wake_read, 4096)
@@ -202,12 +203,12 @@ def serve(fd: int, course: Sequence[str]) -> None:
     while end_orphans(signal.SIGKILL):
         reap({})
         time.sleep(0.01)
-    os._exit(0)  # to take torch down in order takes a second
+    os._exit(0)  # an orderly teardown of torch would take a second
 
 
 @contextlib.contextmanager
 def ended_with(caller: int) -> Iterator[None]:
-    """While the body runs, this process ends with its caller.  No thread is left behind: a fork would break it."""
+    """End this process if its caller ends during the body.  The watching thread ends with it: a fork would break it."""
     done = threading.Event()
 
     def look() -> None:
@@ -225,16 +226,16 @@ def ended_with(caller: int) -> Iterator[None]:
 
 
 def inherit_orphans() -> None:
-    """From here on this process is the parent of what its descendants leave behind (Linux)."""
+    """Make this process the parent of every process that its descendants leave behind (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def in_huge_pages() -> None:
-    """Gather what this process holds in pages of 2 MiB, where Linux can: a fork then copies one entry for 512 pages.
+    """Move this process' memory into pages of 2 MiB, if Linux can: a fork then copies one page-table entry, not 512.
 
-    Half of the kernel's time for a rank went into those entries.  A rank that writes somewhere gets a small page of its
-    own, as ever.
+    Half of the kernel's time for a rank went into those entries.  A rank that writes to a page still gets a small page
+    of its own.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -242,65 +243,65 @@ def in_huge_pages() -> None:
             addresses, rights, _, _, inode, *name = line.split()
             if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
                 start, end = (int(address, 16) for address in addresses.split("-"))
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)  # or nothing changes
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)  # may fail
 
 
 def end_orphans(sign: signal.Signals, ranks: Collection[int] = ()) -> bool:
-    """Send a signal to every child that is no rank; whether there was one."""
+    """Send a signal to every child that is not a rank; return whether there was one."""
     try:
         children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    except FileNotFoundError:  # not on macOS
+    except FileNotFoundError:  # macOS has no such file
         return False
     orphans = set(map(int, children)).difference(ranks)
     for pid in orphans:
-        os.kill(pid, sign)  # one that has ended is there until it is waited for
+        os.kill(pid, sign)  # a child that has ended still exists until somebody waits for it
     return bool(orphans)
 
 
 def become_rank(fds: list[int], not_mine: list[int], anew: bool) -> None:
     for other in not_mine:
         os.close(other)
-    os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
-    inherit_orphans()  # or the end of another rank would end them
+    os.setpgid(0, 0)  # every process that the rank starts is in its group, and ends with it
+    inherit_orphans()  # otherwise the fork server would inherit them, and end them with another rank
     let_the_other_finish()
     try:
         if anew:
             forget()
-        from labs.kit.ranks import worker  # after the fork: an edit of the course's files is seen by the next job
+        from labs.kit.ranks import worker  # imported after the fork, so that the next job sees an edit of the course
 
         worker.main(*fds)
-    except BaseException:  # never back into the fork server's loop
+    except BaseException:  # nothing may return into the fork server's loop
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def let_the_other_finish() -> None:
-    """What this process wakes, and who wakes it, do not interrupt each other (Linux, where ranks share cores).
+    """Keep a process from preempting the one that wakes it, in both directions (Linux, for ranks that share cores).
 
-    Otherwise gloo's sender is often stopped by the very rank that it has just woken, while it holds a lock, and its
-    other thread spins until it gets that (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks on two cores a
-    small all-reduce took 2.4 times as long.
+    Otherwise the rank that gloo's sender has just woken often preempts the sender, which still holds a lock, and
+    another thread spins until it gets that lock (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks on two
+    cores a small all-reduce took 2.4 times as long.
     """
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(PermissionError):  # a sandbox may forbid it; then it is slower, and nothing else
+        with contextlib.suppress(PermissionError):  # a sandbox may forbid it, which costs only speed
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def clear_up(pid: int, path: str) -> None:
-    """After a rank: end what it has started and left (workers of a DataLoader, say), and delete its job's file.
+    """End the processes that a rank has left behind (workers of a DataLoader, say), and delete its job's file.
 
-    By SIGTERM, which multiprocessing's resource tracker outlives: it still has to remove shared memory.  The caller
-    deletes the file, too; but a rank that is just beginning would make it anew.
+    The signal is SIGTERM, which multiprocessing's resource tracker survives: it still has to remove shared memory.
+    The caller deletes the file, too, but a rank that is just beginning would create it again.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says the latter
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises the latter
         os.killpg(pid, signal.SIGTERM)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def reap(children: dict[int, tuple[int, str]]) -> None:
-    """Send on the exit status of every rank that has ended: exit code, or minus the signal."""
+    """Send the exit status of every rank that has ended to the caller: its exit code, or minus the signal."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -314,7 +315,7 @@ def reap(children: dict[int, tuple[int, str]]) -> None:
             with contextlib.suppress(BrokenPipeError):  # the caller has stopped listening
                 os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
             os.close(fd)
-        end_orphans(signal.SIGTERM, children)  # of this rank; or an orphan has ended, and left others
+        end_orphans(signal.SIGTERM, children)  # the rank may have left orphans, and so may an orphan that has ended
 
 
 def receive_exactly(source: socket.socket, size: int) -> bytes:

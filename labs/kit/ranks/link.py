@@ -1,29 +1,29 @@
-"""Nodes, and a wire between them that is slow for real: a laptop feels what a cluster feels.
+"""Links between nodes that are slow for real: a laptop feels what a cluster feels.
 
     link = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
     run(train, ranks=4, link=link)                                 # ranks 0 and 1 are node 0, ranks 2 and 3 node 1
-    link.seconds("all_reduce", 5_000_000, ranks=4)                 # 0.304: what one such call will take
+    link.seconds("all_reduce", 5_000_000, ranks=4)                 # 0.304: the seconds that one such call will take
 
-What stays inside a node is as quick as ever.  What crosses takes as long as on the wire of each node, which carries
-`bandwidth` out and as much in at the same time:
+Transfers inside a node are not slowed.  Each node has one link to the others, which is full duplex: it carries
+`bandwidth` out of the node and as much into it at the same time.  A transfer between nodes takes
 
     seconds = most bytes out of or into one node x 8 / bandwidth + trips x latency
 
-with the bytes that each operation books (record.py), n of them handed in by each of N members, and as trips how often
-the longest path of a byte crosses from one node to another; C is how many pairs of neighbours in the ring are on two
-nodes:
+The bytes are those that record.py counts for each operation: each of N members passes n bytes.  The number of trips is
+how often the longest path of a byte crosses from one node to another.  C is the number of pairs of neighbours in the
+ring that are on two nodes:
 
     all_reduce       each member to the next, around a ring: 2 (N-1)/N n     trips 2 min(C, N-1)
     reduce_scatter   likewise                                  (N-1)/N n           min(C, N-1)
     all_gather       likewise                                    (N-1) n           min(C, N-1)
     all_to_all       each member to each other: n/N                          1
     broadcast, send  the root to each other: n                               1
-    scatter          the root to each other: n/N, with n all that it deals   1
+    scatter          the root to each other: n/N, with n all its input       1
     reduce, gather   each member to the root: n                              1
-    barrier          as an all_reduce of 0 bytes
+    barrier          like an all_reduce of 0 bytes
 
-What a backend really carries may be more: gloo's own reduce_scatter is an all_reduce, but takes as long here as a
-real one would.  Two transfers at once on one wire take the sum (wire.py makes it so).
+A backend may really send more: gloo implements reduce_scatter as an all_reduce, but it takes as long here as a real
+reduce_scatter would.  Two transfers at once over one link take the sum of their times (wire.py sees to that).
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ MOST_NODES = 64
 
 @dataclass(frozen=True)
 class Link:
-    """The wire of each of `nodes` nodes: bit/s (a number, or "200 Mbit/s") each way, and seconds of latency.
+    """The network link of each of several nodes.
 
-    Raises ValueError for what is not a wire.
+    nodes      number of nodes, among which the ranks are divided evenly
+    bandwidth  bit/s out of a node, and as much into it: a number, or text such as "200 Mbit/s"
+    latency    seconds for each trip from one node to another
+
+    Raises ValueError for a value out of range.
     """
 
     nodes: int
@@ -66,7 +70,10 @@ class Link:
             raise ValueError(f"Link(latency={self.latency!r}): give a number of seconds, 0 or more")
 
     def node(self, rank: int, ranks: int) -> int:
-        """The node of a rank: consecutive ranks share one.  Raises ValueError when there is no such rank or layout."""
+        """Return the node of a rank: consecutive ranks share a node.
+
+        Raises ValueError if the ranks cannot be divided evenly among the nodes, or if there is no such rank.
+        """
         if ranks % self.nodes:
             raise ValueError(
                 f"{self.nodes} nodes for ranks={ranks}: every node has the same number of ranks, so give a multiple of "
@@ -77,23 +84,23 @@ class Link:
         return rank // (ranks // self.nodes)
 
     def crosses(self, group: Sequence[int], ranks: int) -> bool:
-        """Whether the members of a group are on more than one node."""
+        """Return whether the members of a group are on more than one node."""
         return len({self.node(rank, ranks) for rank in group}) > 1
 
     def across(self, rank: int, to: Mapping[int, int], ranks: int) -> int:
-        """Of the bytes that `rank` sent `to` each other rank, those that went to other nodes."""
+        """Return how many of the bytes that `rank` sent went to other nodes; to: bytes sent to each other rank."""
         return sum(size for other, size in to.items() if self.crosses((rank, other), ranks))
 
     def seconds(
         self, op: str, nbytes: float, ranks: int, group: Sequence[int] | None = None, root: int | None = None
     ) -> float:
-        """How long one call takes that has the wire to itself.
+        """Return the seconds that one call takes if nothing else uses the link.
 
         op      "all_reduce", "send", ...
-        nbytes  bytes that each member hands in (to a scatter: the root)
-        ranks   of the whole job
-        group   its members as ranks of the job; all ranks when left out; of a send (sender, receiver)
-        root    of a broadcast, reduce, gather or scatter, as a rank of the job; the first member when left out
+        nbytes  bytes that each member passes to the call; for a scatter, those that the root passes
+        ranks   number of ranks of the whole job
+        group   members as ranks of the job: all ranks by default, (sender, receiver) for a send
+        root    root of a broadcast, reduce, gather or scatter, as a rank of the job; the first member by default
         """
         group = tuple(range(ranks) if group is None else group)
         return self.duration(*self.loads(op, nbytes, ranks, group, group[0] if root is None else root))
@@ -102,7 +109,10 @@ class Link:
         return max(loads.values(), default=0.0) * 8 / self.bandwidth + trips * self.latency
 
     def loads(self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int) -> tuple[Counter[int], int]:
-        """Bytes by way, 2 x node for out of it and 2 x node + 1 for into it, and how many trips follow each other."""
+        """Return the bytes in each direction of each node's link, and the number of trips that follow each other.
+
+        Direction 2 x node leads out of the node, 2 x node + 1 into it.
+        """
         pairs, each, turns = traffic(op, nbytes, group, root)
         ways: Counter[int] = Counter()
         crossing = [pair for pair in pairs if self.crosses(pair, ranks)]
@@ -124,7 +134,10 @@ def bits_per_second(bandwidth: Any) -> float:
 
 
 def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[list[tuple[int, int]], float, int]:
-    """Who sends to whom, how many bytes each, and how often around the ring; 0 where all is sent at once."""
+    """Return the pairs (sender, receiver), the bytes of each pair, and the number of turns around the ring.
+
+    The number of turns is 0 if every member sends everything at once.
+    """
     size = len(group)
     ring = list(zip(group, group[1:] + group[:1], strict=True))
     others = [rank for rank in group if rank != root]

@@ -1,8 +1,9 @@
-"""What the ranks print, line by line as it comes, each line with its rank before it.
+"""The output of the ranks, shown line by line as it arrives, each line behind the number of its rank.
 
-Progress bars work: a piece that ends in a carriage return is shown at once and written over by the next.
-What gloo says of a lost peer, or as it ends the process, is kept back: the diagnosis mostly knows better (see team.py).
-A rank that prints more than FIRST bytes is not shown any further until it ends; then come its LAST bytes.
+Progress bars work: a piece that ends in a carriage return is shown at once and overwritten by the next.
+The lines that gloo writes about a lost peer, or as it aborts the process, are not shown: the diagnosis is mostly
+better (see team.py).
+After FIRST bytes of one rank, nothing more of it is shown until it ends; then its LAST bytes are shown.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from __future__ import annotations
 import re
 import sys
 
-FIRST = 1 << 20  # bytes of one rank; a loop that prints tensors would otherwise bury the notebook
+FIRST = 1 << 20  # bytes per rank; a loop that prints tensors would otherwise bury the notebook
 LAST = 1 << 16
 GLOO_ABORTS = re.compile(
     rb"(terminate called .*|libc\+\+abi: .*)gloo::|  what\(\):  \[enforce fail "
-    rb"|\[E.*/gloo/transport/"  # a log of the same error, written only if a thread comes to it before the end
+    rb"|\[E.*/gloo/transport/"  # a log of the same error, which a thread may write before the process ends
 )
 
 
 class Lines:
-    """Cuts the ranks' byte streams into prefixed lines on `sys.stdout`."""
+    """A splitter that turns the ranks' byte streams into prefixed lines on `sys.stdout`."""
 
     def __init__(self, ranks: int) -> None:
         self.unfinished = [bytearray() for _ in range(ranks)]
         self.room = [FIRST] * ranks
-        self.beyond = [0] * ranks  # bytes that came when the room was used up
-        self.end = [bytearray() for _ in range(ranks)]  # and the last of these
-        self.aborts = [""] * ranks  # what gloo said, each line after a newline
+        self.beyond = [0] * ranks  # number of bytes that arrived after the room was used up
+        self.end = [bytearray() for _ in range(ranks)]  # the last of those bytes
+        self.aborts = [""] * ranks  # gloo's own lines, each after a newline
 
     def feed(self, rank: int, data: bytes, last: bool = False) -> None:
-        """Show every complete line of what `rank` has written so far, and at the end (`last`) what is left."""
+        """Show every complete line that `rank` has written so far; if `last`, also the unfinished line."""
         first, more = data[: self.room[rank]], data[self.room[rank] :]
         self.room[rank] -= len(first)
         shown = self.lines(rank, first, last or bool(more))
@@ -44,9 +45,9 @@ class Lines:
             say(shown)
 
     def keep_end(self, rank: int, data: bytes) -> str:
-        """Take what there is no room for; the sentence that says so, the first time."""
-        told = f"{FIRST >> 20} MiB printed: only the end of the rest is shown; return it, or write a file"
-        sentence = "" if self.beyond[rank] else f"[rank {rank}] {told}\n"
+        """Store bytes that there is no room for; return a sentence that says so the first time, and "" later."""
+        notice = f"{FIRST >> 20} MiB printed: only the end of the rest is shown; return it, or write a file"
+        sentence = "" if self.beyond[rank] else f"[rank {rank}] {notice}\n"
         self.beyond[rank] += len(data)
         self.end[rank] += data
         if len(self.end[rank]) > 2 * LAST:
@@ -71,7 +72,7 @@ class Lines:
 
 
 def say(text: str) -> None:
-    """Write to the standard output, whatever that is here: there may be none, or one that cannot be flushed."""
+    """Write to the standard output, even if there is none, or one that cannot be flushed."""
     if sys.stdout is not None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

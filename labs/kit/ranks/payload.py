@@ -1,10 +1,12 @@
-"""What travels between the caller and its ranks.
+"""Serialization of what the caller and its ranks send each other.
 
-    pickled(fn, args, kwargs)    to the ranks: a function travels by value, from a notebook's cell, too
-    pack(value, file)            back: the value and its buffers, past the socket, into a file without a name
-    unpack(file, sizes)          and out of it; a class that the caller sent is the caller's own, as it is there now
+    pickled(fn, args, kwargs)    caller: pickle the function by value, even one from a notebook's cell
+    pack(value, file)            rank: write the value and its buffers into a file without a name, past the socket
+    unpack(file, sizes)          caller: read them. A class that the caller sent comes back as the caller's own class,
+                                 with its present methods and attributes.
 
-A tensor travels as its bytes, a view as its own bytes only: torch would send the whole storage, copied several times.
+A tensor is sent as its bytes, and a view as its own bytes only: torch would send the whole storage, and copy it
+several times.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from labs.kit.watch import frames
 
 
 def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
-    """(fn, args, kwargs) as bytes; a TypeError that names the variable that cannot be sent."""
+    """Return (fn, args, kwargs) as bytes.  Raises a TypeError that names the variable that cannot be sent."""
     if autocall := sys.modules.get("IPython.core.autocall"):  # a notebook's exit() holds the kernel; a rank has its own
         for kind in (autocall.ExitAutocall, *autocall.ExitAutocall.__subclasses__()):
             copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
@@ -52,11 +54,11 @@ class NotebooksOwn(TypeError):
 
 
 class Pickler(cloudpickle.Pickler):
-    """By value, as cloudpickle does it, with three exceptions.
+    """A pickler by value, like cloudpickle's, with three exceptions.
 
-    Modules of every class go by name, torch's `config` modules among them: cloudpickle sends these along with any
-    function that uses both `torch.distributed` and a variable named `config`.  Tensors go as buffers.  A cell's
-    function with a cache goes without what is in that.
+    Modules of every class are pickled by name, torch's `config` modules among them: cloudpickle would pickle these
+    with any function that uses both `torch.distributed` and a variable named `config`.  Tensors are passed as buffers.
+    A cell's function with a cache is sent with an empty cache.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -84,7 +86,7 @@ def cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., 
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but bytes with a shape; torch itself sends every other one."""
+    """Return whether a tensor is nothing but bytes with a shape; torch pickles every other tensor."""
     special = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__
     has_bytes = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return bool(has_bytes and not special and tensor.untyped_storage().nbytes() >= tensor.nbytes)
@@ -92,19 +94,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def tensor_of(content: Any, dtype: torch.dtype, layout: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
     known = torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
-    storage = known.clone().untyped_storage()  # one that can be resized
+    storage = known.clone().untyped_storage()  # a clone can be resized
     return torch.empty(0, dtype=dtype).set_(storage, *layout).requires_grad_(requires_grad)
 
 
 def dumps(value: Any, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """`value` as bytes; its large parts apart, in `buffers`, where that is given."""
+    """Return `value` as bytes, and append its large parts to `buffers` if a list is given."""
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=None if buffers is None else buffers.append).dump(value)
     return file.getvalue()
 
 
 def pack(value: Any, file: int) -> list[int]:
-    """Write `value` into a file; the sizes of the parts, which `unpack` needs."""
+    """Write `value` into a file; return the sizes of its parts, which `unpack` needs."""
     buffers: list[pickle.PickleBuffer] = []
     parts = [memoryview(dumps(value, buffers)), *(buffer.raw() for buffer in buffers)]
     with open(file, "wb", closefd=False) as out:
@@ -121,10 +123,10 @@ def unpack(file: int, sizes: list[int]) -> Any:
 
 
 class Unpickler(pickle.Unpickler):
-    """Take a class that came from here for what it is here now, whatever it is on the rank.
+    """An unpickler that leaves a class which this process had sent as the class is here now.
 
-    cloudpickle finds it by its number, and would then set all of it anew: its methods would use the rank's copies of
-    the notebook's variables, and its attributes would be the rank's.
+    cloudpickle finds such a class by its number, and would then set its whole state again: its methods would use the
+    rank's copies of the notebook's variables, and its attributes would be the rank's.
     """
 
     def __init__(self, file: IO[bytes], **options: Any) -> None:
@@ -147,10 +149,10 @@ def read(source: IO[bytes], size: int) -> memoryview:
 
 
 def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
-    """A file without a name that a rank and its caller share, until `stack` and the rank close it.
+    """Return a file without a name that a rank and its caller share, until `stack` and the rank close it.
 
-    On Linux it is in memory.  Elsewhere it is on disk, and written once: a mapping of a file that the disk has no room
-    for would end the rank without a word.
+    On Linux the file is in memory.  Elsewhere it is on disk, and is filled with zeros at once: if the disk had no room
+    for a mapped file, the rank would end without a message.
     """
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("labs")
@@ -164,7 +166,7 @@ def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
 
 
 def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """The name of what cannot be pickled: an argument, or a variable that the function uses."""
+    """Return the name of the argument that cannot be pickled, or of the variable that the function uses."""
     used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
         f"argument {k!r}": v for k, v in kwargs.items()
     }
@@ -176,13 +178,13 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
     for label, value in used.items():
         try:
             dumps(value)
-        except Exception:  # any refusal will do: it is the one that is looked for, and gets named
+        except Exception:  # any exception shows that this is the value that cannot be pickled
             return f"{label} ({type(value).__name__}) of {getattr(fn, '__name__', 'the function')}"
     return f"{getattr(fn, '__name__', fn)!s}"
 
 
 def cell_sources() -> dict[str, str]:
-    """The text of the notebook's cells, so that a rank's traceback can show the line."""
+    """Return the text of the notebook's cells as {file: text}, so that a rank's traceback can show the line."""
     return {
         file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and frames.CELL.match(file)
     }

@@ -1,11 +1,11 @@
-"""What the caller has set in PyTorch that changes numbers: its ranks compute under the same settings.
+"""Settings of PyTorch that change numbers: the ranks compute under the caller's settings.
 
-    travels                               a rank's own
+    copied from the caller                a rank's own
     default dtype                         default device: see run(device=)
     deterministic algorithms              random numbers: seed them in the function
     precision of matmuls, cuDNN's choice  number of threads: 1
-    gradients on or off, autocast         what PyTorch cannot say (set_flush_denormal)
-    anomaly detection                     what other libraries have set
+    gradients on or off, autocast         settings that PyTorch cannot read back (set_flush_denormal)
+    anomaly detection                     settings of other libraries
 
 Under torchrun the ranks are the caller, and have all of its settings.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-FLAGS = {  # of torch.backends
+FLAGS = {  # attributes of torch.backends
     "cudnn": ("benchmark", "deterministic"),
     "mkldnn": ("enabled",),
     "cuda.matmul": ("fp32_precision",),
@@ -27,7 +27,7 @@ FLAGS = {  # of torch.backends
 
 
 def each() -> Iterator[tuple[str, Callable[[], Any], Callable[..., Any]]]:
-    """Yield the name of each setting that travels, what returns it, and what sets it to what was returned."""
+    """Yield (name, getter, setter) for each setting that is copied; the setter takes what the getter returns."""
     yield "dtype", torch.get_default_dtype, torch.set_default_dtype
     yield "deterministic", deterministic, lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1])
     yield "matmul", matmul_precision, torch.set_float32_matmul_precision
@@ -51,7 +51,7 @@ def deterministic() -> tuple[bool, bool]:
 def matmul_precision() -> str | None:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set in the newer way, by the flags
+    except RuntimeError:  # the precision was set in the newer way, by the flags
         return None
 
 
@@ -60,8 +60,10 @@ def anomaly() -> tuple[bool, bool]:
 
 
 def settings() -> dict[str, Any]:
-    """Return the settings that travel, by name. Raises ValueError where tensors are made on another device than the
-    CPU."""
+    """Return the settings that the ranks copy, as {name: value}.
+
+    Raises ValueError if tensors are made on another device than the CPU by default.
+    """
     if (device := torch.get_default_device()).type != "cpu":
         raise ValueError(
             f"tensors are made on {str(device)!r} by default here (set_default_device, or a with), and each rank has a "
@@ -72,7 +74,7 @@ def settings() -> dict[str, Any]:
 
 
 def apply(wanted: dict[str, Any]) -> None:
-    """Set here what is different in `wanted`."""
+    """Change each setting of this process whose value differs in `wanted`."""
     for name, get, put in each():
         if wanted.get(name) is not None and get() != wanted[name]:
             put(wanted[name])

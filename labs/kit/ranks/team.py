@@ -1,11 +1,11 @@
-"""The ranks of one job, seen from their caller: their ends, what has come back, and what is known to be wrong.
+"""The ranks of one job, as their caller sees them: the connections to them, their answers, and their failures.
 
     with Team(devices, payload, ranks, timeout, record, link, restarted, settings) as team:
         values = team.finish()
 
-A rank has a control (the job goes out; warnings, its value or its failure come back), an output, a status from the
-fork server when it has ended, and files without a name: what all are to do, its flight record, its stack, its value,
-the wires between nodes.
+The caller has for each rank a control connection (it sends the job; warnings, the value or the failure come back), a
+pipe for its output, and a pipe for its exit status from the fork server.  They share files without a name: the
+function with its arguments, the flight record, the stack, the value, and the state of the links between nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import cloudpickle
 
 from labs.kit.ranks import diagnosis, flight_recorder, wire, worker
 from labs.kit.ranks.devices import Devices
-from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, name, told
+from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, make_error, name
 from labs.kit.ranks.forkserver import Forkserver
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.output import Lines
@@ -41,14 +41,14 @@ from labs.kit.ranks.payload import cell_sources, shared_file, unpack
 
 POLL = 0.05  # seconds between two looks at the flight recorders
 GRACE = 0.25  # seconds after the first failure in which other ranks may still report theirs
-ENDING = 10.0  # seconds for a rank to take itself down after its value came; then it is killed
-MOST_BYTES = 1 << 28  # of a rank's message; what claims more was written by somebody else, and will not all come
-MOST_WARNINGS = 100  # of a job, each another; one that tells of every step would otherwise bury the notebook
-STORE_BYTES = 1 << 16  # what the ranks write to find each other
-FILES = 7  # that the caller has open for a rank, while it starts it
-MORE_FILES = 64  # and for everything else that may be opened meanwhile
-ITS_FILES_ARE_GONE = "nfds != -1"  # in what gloo says as it ends the process
-RESTARTED = "TORCHELASTIC_RESTART_COUNT"  # how often all ranks were started again: torchrun's name for it
+ENDING = 10.0  # seconds that a rank may take to end after it sent its value; then it is killed
+MOST_BYTES = 1 << 28  # bytes of a rank's message; a larger size was written by something else, and never arrives whole
+MOST_WARNINGS = 100  # different warnings of a job; a warning that names each step would otherwise bury the notebook
+STORE_BYTES = 1 << 16  # bytes that the ranks write to find each other
+FILES = 7  # files that the caller has open for each rank while it starts the rank
+MORE_FILES = 64  # files for everything else that may be opened meanwhile
+ITS_FILES_ARE_GONE = "nfds != -1"  # part of what gloo writes if the process has closed gloo's files
+RESTARTED = "TORCHELASTIC_RESTART_COUNT"  # torchrun's name for the number of times that all ranks were started again
 CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
 
 FORKSERVER = Forkserver()
@@ -56,7 +56,7 @@ atexit.register(FORKSERVER.stop)
 
 
 class Failure(NamedTuple):
-    """How one rank failed."""
+    """The failure of one rank: its time (s, monotonic clock), its kind, one sentence, and the traceback."""
 
     when: float
     kind: str
@@ -65,9 +65,9 @@ class Failure(NamedTuple):
 
 
 class Team:
-    """The ranks of one job: their ends, what has come back, and what is known to be wrong.
+    """The ranks of one job: the connections to them, their answers, and their failures.
 
-    As a context manager it leaves nothing behind, however the job ends: no process, no file, no descriptor.
+    The context manager leaves nothing behind, however the job ends: no process, no file, no descriptor.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Team:
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
-        self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # and the pickled class
-        self.unshown = 0  # warnings beyond those
+        self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # (text, class name, file, line): the pickled class
+        self.unshown = 0  # number of warnings beyond MOST_WARNINGS
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self.controls: list[Connection] = []
@@ -100,7 +100,7 @@ class Team:
         self.selector = self.stack.enter_context(selectors.DefaultSelector())
         try:
             self.start()
-        except BaseException as error:  # an interrupt, too: what has started must not stay
+        except BaseException as error:  # an interrupt, too, must not leave the started ranks behind
             self.__exit__(type(error), error, None)
             if isinstance(error, KeyboardInterrupt):
                 raise interruption("interrupted while the ranks were starting") from None
@@ -113,7 +113,7 @@ class Team:
                 FORKSERVER.kill(self.pids[rank])
             while self.alive:
                 self.hear(None)
-        finally:  # a second interrupt, or an output that is closed; a rank whose control is closed ends itself
+        finally:  # also after a second interrupt or a closed output; a rank whose control is closed ends itself
             self.stack.__exit__(*failure)
 
     def start(self) -> None:
@@ -142,11 +142,11 @@ class Team:
         self.folder, sources = working_folder(), cell_sources()
         for rank, control in enumerate(self.controls):
             job = cloudpickle.dumps(self.job(rank, store, sources))
-            with contextlib.suppress(OSError):  # a rank that died already: its status tells
+            with contextlib.suppress(OSError):  # the rank has already died, which its status will report
                 control.send_bytes(job)
 
     def store(self) -> str:
-        """The file in which the ranks will find each other, on a disk that has room for it."""
+        """Create the file in which the ranks will find each other, on a disk that has room; return its path."""
         try:
             handle, store = tempfile.mkstemp(prefix="labs-store-")
             self.stack.callback(self.remove, pathlib.Path(store))
@@ -159,7 +159,7 @@ class Team:
         return store
 
     def remove(self, store: pathlib.Path) -> None:
-        """A rank that outlives a killed fork server by a moment, and is just beginning, would make the file anew."""
+        """Delete the store.  If the fork server was killed, wait for its ranks first: one might create it again."""
         deadline = time.monotonic() + 1
         process = FORKSERVER.process
         while process and process.poll() is not None and self.any_left() and time.monotonic() < deadline:
@@ -212,7 +212,7 @@ class Team:
         )
 
     def finish(self) -> list[Any]:
-        """Listen until every rank has answered; their values by rank.  Raises RankError, or KeyboardInterrupt."""
+        """Listen until every rank has answered; return the values, by rank.  Raises RankError or KeyboardInterrupt."""
         try:
             self.listen()
         except KeyboardInterrupt:
@@ -230,24 +230,24 @@ class Team:
             if self.failures or problem:
                 wrong = wrong or now + GRACE
                 if now > wrong or len(self.values) + len(self.failures) == self.ranks:
-                    raise self.first_cause() if self.failures else told(problem)
+                    raise self.first_cause() if self.failures else make_error(problem)
             if now > deadline:
                 raise self.timed_out()
         if problem := self.watch.poll():
-            raise told(problem)
+            raise make_error(problem)
         for control in self.controls:
-            with contextlib.suppress(OSError):  # killed by somebody after its value came: the value counts
+            with contextlib.suppress(OSError):  # the rank was killed after it sent its value, which counts
                 control.send_bytes(b"end")
         deadline = time.monotonic() + ENDING
         while self.alive and time.monotonic() < deadline:
             self.hear(POLL)
 
-    # ---- what arrives ---------------------------------------------------------------------
+    # ---- messages from the ranks ----------------------------------------------------------
 
     def hear(self, timeout: float | None) -> None:
-        """Take what the ranks have sent."""
+        """Receive what the ranks have sent; wait up to `timeout` seconds for the first of it."""
         for key, _ in self.selector.select(timeout):
-            if key.fileobj in self.selector.get_map():  # not when the rank's end, heard just now, took the rest
+            if key.fileobj in self.selector.get_map():  # a rank's exit status, handled just now, unregisters the others
                 handler, rank = key.data
                 handler(rank, key.fileobj)
 
@@ -258,7 +258,10 @@ class Team:
         self.lines.feed(rank, data, last=not data)
 
     def last_output(self, rank: int, fd: int) -> None:
-        """What is in the pipe when a rank has ended; not its end, which a process that the rank started may hold."""
+        """Show what is left in the pipe of a rank that has ended.
+
+        The pipe's end is not awaited, since a process that the rank started may hold it open.
+        """
         if fd in self.selector.get_map():
             os.set_blocking(fd, False)
             with contextlib.suppress(BlockingIOError):
@@ -292,7 +295,7 @@ class Team:
             self.watch.returned.add(rank)
 
     def on_status(self, rank: int, fd: int) -> None:
-        """The rank has ended: take what it still had to say, and, if it gave no value, say how it ended."""
+        """Receive the last messages of a rank that has ended, and, if it sent no value, note how it ended."""
         status = os.read(fd, 8)
         self.selector.unregister(fd)
         self.alive.discard(rank)
@@ -305,47 +308,47 @@ class Team:
             self.selector.unregister(control)
         if rank not in self.values and rank not in self.failures:
             where = innermost(diagnosis.read_all(self.files["stack"][rank]))
-            told = how_it_ended(status, self.lines.aborts[rank]) + (f"   {where}" if where else "")
-            self.failures[rank] = Failure(time.monotonic(), "died", told, "")
+            sentence = how_it_ended(status, self.lines.aborts[rank]) + (f"   {where}" if where else "")
+            self.failures[rank] = Failure(time.monotonic(), "died", sentence, "")
 
-    # ---- what is wrong --------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------
 
     def first_cause(self) -> RankError:
-        """The failure that the others follow from: not one that only says that a peer is gone, then the earliest."""
+        """Return the job's error: the failure that the others follow from, or a problem that explains it better."""
         first = earliest(self.failures)
         gone = PEER_IS_GONE.search(first.sentence)
         if first.kind == "died" or "gloo" in first.sentence.lower() or gone:
-            # Over these the backend fails in its own words, or aborts.
+            # The backend reports these problems in its own words, or aborts over them.
             better = {"mismatch", "nobody", *(["returned"] if gone else [])}
             if (problem := self.watch.poll()) and problem.kind in better:
-                return told(problem)
+                return make_error(problem)
         error = caused(self.failures, self.ranks, self.lines.aborts)
         error.where = self.watch.complete(error.where)
         return error
 
     def late(self) -> dict[int, int]:
-        """The ranks that have not answered, and their pids."""
+        """Return the ranks that have not answered, as {rank: pid}."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.values and rank in self.alive}
 
     def timed_out(self) -> RankError:
-        return told(self.watch.overdue(self.timeout, self.late(), self.files["stack"]))
+        return make_error(self.watch.overdue(self.timeout, self.late(), self.files["stack"]))
 
     def standing(self) -> str:
-        """ "ranks 0 and 1 were in barrier   cell line 3: dist.barrier(); rank 2 had returned"."""
+        """Return "ranks 0 and 1 were in barrier   cell line 3: dist.barrier(); rank 2 had returned"."""
         places: dict[str, list[int]] = {}
         for where in self.watch.complete(self.watch.standing(self.late(), self.files["stack"])):
             places.setdefault(str(where).split(" ", 2)[2], []).append(where.rank)
         return "; ".join(f"{name(ranks)} {in_the_past(place, len(ranks))}" for place, ranks in places.items())
 
     def warn(self, error: Any, failure: BaseException | None, trace: Any) -> None:
-        """Issue the ranks' warnings here, each once; where they are errors, a failure of the job comes before them."""
+        """Issue the ranks' warnings here, each once; if warnings are errors, a failure of the job takes precedence."""
         if self.unshown:
-            told = f"the ranks gave {self.unshown:,} warnings more, which are not shown", "UserWarning", __file__, 1
-            self.warnings[told] = pickle.dumps(UserWarning)
+            more = f"the ranks gave {self.unshown:,} warnings more, which are not shown", "UserWarning", __file__, 1
+            self.warnings[more] = pickle.dumps(UserWarning)
         for (text, _, filename, line), kind in self.warnings.items():
             try:
                 category = pickle.loads(kind)
-            except Exception:  # a class that cannot be had here
+            except Exception:  # the class cannot be loaded here
                 category = UserWarning
             try:
                 warnings.warn_explicit(text, category, filename, line)
@@ -356,12 +359,17 @@ class Team:
 
 
 def earliest(failures: Mapping[int, Failure]) -> Failure:
-    """The one that the others follow from: not one that only says that a peer is gone, then the first in time."""
+    """Return the first failure in time, among those that do not only say that a peer is gone if there are any."""
     return min(failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
 
 
 def caused(failures: Mapping[int, Failure], ranks: int, aborts: Sequence[str] = ()) -> RankError:
-    """What is said of a job of so many ranks, of which these failed.  aborts: gloo's last words, by rank."""
+    """Return the error of a job.
+
+    failures   the failures, as {rank: failure}
+    ranks      number of ranks of the job
+    aborts     the lines that gloo wrote as it aborted each rank, by rank
+    """
     first = earliest(failures)
     same = tuple(sorted(r for r, failure in failures.items() if failure.sentence == first.sentence))
     where = [Where(r, failures[r].kind) for r in same]
@@ -375,19 +383,19 @@ def caused(failures: Mapping[int, Failure], ranks: int, aborts: Sequence[str] = 
 
 
 def interruption(text: str) -> KeyboardInterrupt:
-    """An interrupt of Python's own class, as shells expect it, which IPython shows in one line."""
+    """Return a KeyboardInterrupt of Python's own class, as shells expect it, that IPython shows in one line."""
     error = KeyboardInterrupt(text)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {text}"]  # type: ignore[attr-defined]
     return error
 
 
 def no_room(error: OSError) -> OSError:
-    told = f"{error.strerror} for temporary files in {tempfile.gettempdir()}: free some, or set TMPDIR"
-    return OSError(error.errno, told)
+    text = f"{error.strerror} for temporary files in {tempfile.gettempdir()}: free some, or set TMPDIR"
+    return OSError(error.errno, text)
 
 
 def allow_open_files(ranks: int) -> None:
-    """Raise this process's soft limit where the job needs it.  Raises RuntimeError where the hard one forbids."""
+    """Raise this process' soft limit of open files if the job needs it.  Raises RuntimeError beyond the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = len(os.listdir("/dev/fd")) + MORE_FILES
     need = taken + FILES * ranks

@@ -1,12 +1,12 @@
-"""Under torchrun a process is a rank already: it takes part in the world that is there.
+"""Jobs under torchrun, where each process already is a rank and joins the existing world.
 
-    join    the function runs here; every rank gets everybody's value
-    Patrol  the first rank of each machine compares the flight records of that machine's ranks, as a caller does, and
-            keeps the time; on its stderr it says what is wrong, and ends, upon which torchrun ends all the others
+    join    runs the function in this process and returns every rank's value to every rank
+    Patrol  on the first rank of each machine, compares the flight records of that machine's ranks, as a caller does,
+            and watches the time; it reports a problem on its stderr and exits, whereupon torchrun ends all the others
 
-A rank that raises or dies is torchrun's to report, and to start again, even one that the backend aborts over sizes
-that differ.  Other machines' ranks are not seen: each machine reports its own, and a disagreement between two of them
-shows only at the timeout.
+torchrun itself reports and restarts a rank that raises or dies, even one that the backend aborts over different sizes.
+A Patrol does not see the ranks of other machines: each machine reports its own, and a disagreement between two
+machines shows only at the timeout.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import torch.distributed as dist
 
 from labs.kit.ranks import flight_recorder, worker
 from labs.kit.ranks.devices import devices_for
-from labs.kit.ranks.diagnosis import Problem, Watch, told
+from labs.kit.ranks.diagnosis import Problem, Watch, make_error
 from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
 
 POLL = 0.1  # seconds between two looks at the flight records
-GRACE = 1.0  # seconds in which other machines, whose time is up as well, may still report theirs
+GRACE = 1.0  # seconds in which other machines, whose time is also up, may still report their problems
 ELASTIC = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
-GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", *ELASTIC)  # by torchrun
+GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", *ELASTIC)  # torchrun sets these
 
 
 def world() -> int | None:
-    """How many ranks torchrun has started, this one among them; None where it has not."""
+    """Return the number of ranks if torchrun has started this process, else None."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     if missing := [name for name in GIVEN if name not in os.environ]:
@@ -57,7 +57,7 @@ def world() -> int | None:
 def join(
     fn: Callable[..., Any], args: Any, kwargs: Any, device: str, timeout: float, record: str | None
 ) -> list[tuple[Any, Any]]:
-    """Call `fn` here, and gather what it returned, and what was recorded of it, from all ranks on every rank."""
+    """Call `fn` in this process; return (value, recording) of every rank, by rank."""
     devices = devices_for(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     if not dist.is_initialized():
         worker.use_device(devices.names[int(os.environ["LOCAL_RANK"])])
@@ -72,16 +72,16 @@ def join(
 
 
 def leave() -> None:
-    """Take the process group down before the interpreter: one that outlives it aborts the process now and then."""
+    """Destroy the process group before the interpreter ends: a later destruction sometimes aborts the process."""
     if dist.is_initialized():
-        if not hasattr(sys, "last_value"):  # where this rank has failed, the others may never come
+        if not hasattr(sys, "last_value"):  # after a failure of this rank, the others may never come
             dist.barrier()
-        gc.collect()  # what holds the group in a cycle, as DDP's modules do
+        gc.collect()  # frees reference cycles that hold the group, as DDP's modules do
         dist.destroy_process_group()
 
 
 class Patrol:
-    """This rank's flight record, and on the first rank of a machine the thread that looks at all of them."""
+    """The flight record of this rank and, on the first rank of a machine, a thread that reads all of the machine's."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -107,7 +107,7 @@ class Patrol:
                 readers = {rank: Reader(file.fileno()) for rank, file in flights.items()}
                 self.watch = Watch(readers, len(of_all))
                 self.thread.start()
-            dist.barrier()  # every file is open
+            dist.barrier()  # now every file is open, and may lose its name
             pathlib.Path(flight_path).unlink()
             pathlib.Path(stacks_path).unlink()
             self.stack = stack.pop_all()
@@ -132,14 +132,14 @@ class Patrol:
 
 
 def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
-    """A temporary file for others to open by its name, which goes with `stack`, if not before."""
+    """Return a temporary file that others can open by its path, and that path; `stack` deletes it at the latest."""
     handle, path = tempfile.mkstemp(prefix="labs-rank-")
     stack.callback(pathlib.Path(path).unlink, missing_ok=True)
     return stack.enter_context(open(handle, "r+b", buffering=0)), path
 
 
 def end(problem: Problem) -> NoReturn:
-    """Report, and end this process: torchrun then ends the others.  Its main thread may wait in C for ever."""
-    print(f"RankError: {told(problem)}", file=sys.stderr, flush=True)
+    """Report the problem and exit, whereupon torchrun ends the others.  The main thread may wait in C for ever."""
+    print(f"RankError: {make_error(problem)}", file=sys.stderr, flush=True)
     time.sleep(GRACE)
     os._exit(1)

@@ -1,18 +1,19 @@
-"""A rank's end of the wires between nodes: what it sends and receives over them is late.
+"""A rank's end of the links between nodes: it delays the completion of transfers that use them.
 
     with Wire(link, ranks, file).slowing(): train()
 
-A collective starts when its last member has issued it, a message when it is sent, but not before what is already on
-the same wires has passed: two at once take the sum.  Where members bring different sizes, the largest counts.
-How long it then takes is the link's arithmetic (link.py).
+A collective starts when its last member has issued it, and a message when it is sent, but neither starts before the
+earlier transfers over the same links have ended: two at once take the sum of their times.  If the members' sizes
+differ, the largest counts.  `Link` computes how long the transfer then takes (link.py).
 
-It is the completion that is late, not the call, so overlap still pays.  The process gets a Work (and a future)
-that is done when the wire says so, and whoever waits for it waits: Python, functional collectives, DDP in C++.  gloo's
-reduce_scatter, send and recv have no future: they are late in `Work.wait` and in `wait_tensor`, which is all that they
-offer.  Not slowed: a recv from any source, since nobody knows beforehand what it waits for.
+The completion is late, not the call, so overlap still pays.  The program gets a Work (and a future) that completes
+when the link's time is over, and everything that waits for it waits: Python, functional collectives, DDP in C++.
+gloo's reduce_scatter, send and recv have no future, so they are late in `Work.wait` and in `wait_tensor`, the only
+ways to wait for them.  A recv from any source is not slowed, since its sender is not known beforehand.
 
-The ranks share a file: for each way, out of and into each node, until when it is taken (s, monotonic clock), and for
-each transfer a slot, with its key, how many members have issued it, the most bytes of one, and when it is done.
+The ranks share a file.  It holds, for each direction of each node's link, the time until which it is busy (s,
+monotonic clock).  Each transfer has a slot with its key, the number of members that have issued it, the most bytes of
+a member, and the time at which it is done.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from labs.kit.ranks.link import MOST_NODES, Link
 from labs.kit.watch import tap
 
 MESSAGES = "send", "recv"
-WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # on gloo
-SLOTS = 1 << 15  # transfers that are remembered; far more than are ever under way
+WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # gloo's Works for these have no future
+SLOTS = 1 << 15  # number of transfers that have a slot; far more than are ever in flight
 SLOT = KEY, MEMBERS, BYTES, DONE = range(4)
 SIZE = 8 * (2 * MOST_NODES + len(SLOT) * SLOTS)
 POLL = 0.001  # seconds
-FAILURE = "failure"  # of a call, in its notes
+FAILURE = "failure"  # the key of a call's error in its notes
 
 
 class Wire(tap.Listener):
-    """This rank's end of the job's wires; `file` is what the ranks share, SIZE bytes."""
+    """A rank's end of the job's links; `file` is the file of SIZE bytes that the ranks share."""
 
     def __init__(self, link: Link, ranks: int, file: int) -> None:
         self.link, self.ranks, self.file = link, ranks, file
         self.shared = memoryview(mmap.mmap(file, SIZE)).cast("d")
-        self.places: Counter[object] = Counter()  # of transfers issued so far, in each order of them
+        self.places: Counter[object] = Counter()  # the number of transfers issued so far, in each order of them
         self.lock = threading.Lock()
         self.slowed: weakref.WeakSet[dist.Work] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def slowing(self) -> Iterator[None]:
         tap.install()
-        tap.listeners.insert(0, self)  # before those who note when a wait is over
+        tap.listeners.insert(0, self)  # the listeners that note the end of a wait come after this one
         usual, dist.Work.wait = dist.Work.wait, with_timeout(dist.Work.wait, self.slowed)
         try:
             yield
@@ -88,7 +89,10 @@ class Wire(tap.Listener):
         call.notes[self] = key, least
 
     def issue(self, key: int, needed: int, op: str, nbytes: int, group: tuple[int, ...], root: int) -> float:
-        """Enter one member; with the last, the transfer takes its place on the wires.  The earliest end."""
+        """Enter one member into the transfer's slot; return the earliest time at which the transfer can end.
+
+        The last member reserves the links for the transfer.
+        """
         with self.alone():
             slot, now = self.slot(key), time.monotonic()
             if slot[KEY] != key:
@@ -108,8 +112,11 @@ class Wire(tap.Listener):
         at = 2 * MOST_NODES + len(SLOT) * (key % SLOTS)
         return self.shared[at : at + len(SLOT)]
 
-    def due(self, call: tap.Call) -> float:
-        """When the call may be over (s, monotonic clock); a root that does not wait for the others, after its share."""
+    def completion_time(self, call: tap.Call) -> float:
+        """Return the time at which the call may complete (s, monotonic clock).
+
+        If members are still missing, this is the earliest end: a root need not wait for the others.
+        """
         key, least = call.notes[self]
         with self.alone():
             slot = self.slot(key)
@@ -125,7 +132,7 @@ class Wire(tap.Listener):
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
-        """A work that is done when `work` is and its time has passed."""
+        """Return a Work that is done once `work` is done and the link's time has passed."""
         if self not in call.notes or call.op in WITHOUT_FUTURE:
             return work
         arrived: torch.futures.Future[Any] = work.get_future()
@@ -134,11 +141,11 @@ class Wire(tap.Listener):
         def hold(_: Any) -> None:
             try:
                 arrived.value()
-            except RuntimeError as error:  # of the backend, at once; a wait in C++ would not raise it
+            except RuntimeError as error:  # `waited` raises it; a wait in C++ would not
                 call.notes[FAILURE] = error
                 passed.set_result(None)
                 return
-            timer = threading.Timer(self.due(call) - time.monotonic(), passed.set_result, [None])
+            timer = threading.Timer(self.completion_time(call) - time.monotonic(), passed.set_result, [None])
             timer.daemon = True
             timer.start()
 
@@ -151,11 +158,11 @@ class Wire(tap.Listener):
         if FAILURE in call.notes:
             raise call.notes[FAILURE]
         if self in call.notes:
-            time.sleep(max(0.0, self.due(call) - time.monotonic()))
+            time.sleep(max(0.0, self.completion_time(call) - time.monotonic()))
 
 
 def with_timeout(wait: Callable[..., Any], slowed: weakref.WeakSet[dist.Work]) -> Callable[..., Any]:
-    """`Work.wait` that can give up on a slowed work, too: in C++ one that is made of a future cannot."""
+    """Return a `Work.wait` whose timeout works for slowed Works, too: in C++ a Work made of a future has none."""
 
     def waiting(work: dist.Work, timeout: timedelta = timedelta(0)) -> Any:
         if not timeout or work not in slowed:

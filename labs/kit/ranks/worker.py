@@ -2,8 +2,8 @@
 
     job arrives -> stdout and stderr become the caller's lines -> process group -> function -> value goes back -> end
 
-The value is handed back before anything is taken down, and the rank stays until every value has arrived: a rank that
-leaves early would break its peers' last messages.  It ends by `os._exit`: torch's own teardown sometimes aborts.
+The rank sends its value back before anything is torn down, and stays until every value has arrived: a rank that
+leaves early would break its peers' last messages.  It ends by `os._exit`, since torch's own teardown sometimes aborts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pack
 from labs.kit.ranks.wire import Wire
 
-YEAR = 365 * 24 * 3600.0  # seconds; for whoever gives a timeout of infinity
-UNHEARD = 113  # exit code of a rank that cannot answer: the function has closed the way to the caller
-MOST_TEXT = 1 << 16  # characters of an error or a warning; of a longer one its ends
+YEAR = 365 * 24 * 3600.0  # seconds; stands for a timeout of infinity
+UNHEARD = 113  # exit code of a rank that cannot answer, since the function has closed the connection to the caller
+MOST_TEXT = 1 << 16  # characters of an error or a warning; a longer text loses its middle
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is told, besides the function and its arguments, which are in a file for all."""
+    """The description of a rank's job, apart from the function and its arguments, which are in a file for all ranks."""
 
     rank: int
     ranks: int
@@ -56,13 +56,13 @@ class Job:
     path: list[str]
     folder: str
     sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
-    settings: dict[str, Any] = field(default_factory=dict)  # of PyTorch, see settings.py
+    settings: dict[str, Any] = field(default_factory=dict)  # PyTorch's settings, see settings.py
 
 
 def main(
     control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack_fd: int, value_fd: int, wires_fd: int
 ) -> NoReturn:
-    """The body of a forked rank; never returns."""
+    """Run a forked rank from its start to its end; never return."""
     for target in (1, 2):
         os.dup2(output_fd, target)
     os.close(output_fd)
@@ -76,12 +76,12 @@ def main(
     threading.Thread(target=obey, args=(control, finished), daemon=True).start()
     faulthandler.enable(file=stack_fd)
     faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
-    sending = threading.Lock()  # a thread may warn while the value is on its way
+    sending = threading.Lock()  # a thread may warn while the value is being sent
     with FlightRecorder(flight_fd).listening():
         answer = work(job, payload_fd, value_fd, wires_fd, control, sending)
     flush()
     try:
-        if not os.path.samestat(door, os.fstat(control_fd)):  # closed, and its number given to another file
+        if not os.path.samestat(door, os.fstat(control_fd)):  # the function closed it, and another file has its number
             raise OSError
         with sending:
             control.send_bytes(answer)
@@ -90,21 +90,21 @@ def main(
     finished.wait()
     flush()
     if "nccl" in job.backend and dist.is_initialized():
-        dist.destroy_process_group()  # gives the GPU's memory back in order; gloo has nothing to give back
+        dist.destroy_process_group()  # releases the GPU's memory in order; gloo has nothing to release
     os._exit(0)
 
 
 def obey(control: Connection, finished: threading.Event) -> None:
-    """Wait for the caller's word to end; a caller that is gone ends this rank at once."""
+    """Wait for the caller's message to end; if the caller is gone, end this rank at once."""
     try:
         control.recv_bytes()
     except (EOFError, OSError):
-        os.killpg(os.getpid(), signal.SIGKILL)  # and what this rank has started
+        os.killpg(os.getpid(), signal.SIGKILL)  # the signal also ends the processes that the rank has started
     finished.set()
 
 
 class NoKeyboard(io.TextIOBase):
-    """A rank's standard input."""
+    """A rank's standard input, from which nothing can be read."""
 
     def readline(self, size: int = -1, /) -> str:
         raise RuntimeError("a rank has no keyboard: call input() before run(), and pass on what it returned")
@@ -125,7 +125,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     wanted = job.environment | {"RANK": rank, "WORLD_SIZE": str(job.ranks), "LOCAL_RANK": rank, "LABS_RANK": rank}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update(wanted.items() - os.environ.items())  # most are as in the fork server: 1 ms
+    os.environ.update(wanted.items() - os.environ.items())  # most equal the fork server's: skipping them saves 1 ms
     sys.path[:] = job.path
     os.chdir(job.folder)
     for name, source in job.sources.items():
@@ -134,29 +134,32 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     me, usual = os.getpid(), warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, line: int, *rest: Any) -> None:
-        if os.getpid() != me:  # a process that the function has forked: the way to the caller is not its own
+        if os.getpid() != me:  # the function has forked this process, which has no connection of its own
             return usual(message, category, filename, line, *rest)
         try:
             kind = cloudpickle.dumps(category)
-        except Exception:  # a class that cannot travel: the caller then issues its text as a plain warning
+        except Exception:  # the class cannot be pickled: the caller then issues the text as a UserWarning
             kind = b""
         warning = (cut(str(message)), category.__name__, kind, filename, line)
         with sending:
             control.send_bytes(cloudpickle.dumps(("warning", warning)))
 
     warnings.showwarning = show
-    torch.default_generator.seed()  # not the fork server's numbers, which all ranks would share
+    torch.default_generator.seed()  # otherwise all ranks would share the fork server's random numbers
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(int.from_bytes(os.urandom(4)))  # seed() alone takes 0.6 ms
     sys.stdin = NoKeyboard()
-    torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
+    torch.set_num_threads(1)  # a rank stands for a device: it uses one core, on every machine
     settings.apply(job.settings)
 
 
 def work(
     job: Job, payload_fd: int, value_fd: int, wires_fd: int, control: Connection, sending: threading.Lock
 ) -> bytes:
-    """Run the function; pickled ("value", sizes of what is in the file) or ("error", (when, type, sentence, trace))."""
+    """Run the function, and write its value into the file `value_fd`.
+
+    Returns a pickled ("value", sizes of the file's parts) or ("error", (time, type, sentence, traceback)).
+    """
     value, me = None, os.getpid()
     try:
         settle_in(job, control, sending)
@@ -177,14 +180,14 @@ def work(
     try:
         return cloudpickle.dumps(("value", pack(value, value_fd)))
     except BaseException as error:  # the value's own class may raise anything
-        told = f"the value that it returned ({type(value[0]).__name__}) cannot be sent to the caller: {error}"
+        text = f"the value that it returned ({type(value[0]).__name__}) cannot be sent to the caller: {error}"
         if "ProcessGroup" in str(error):
-            told += " (it ends with the job): return what has none, such as full_tensor() of each DTensor"
-        return failure(TypeError(told), error)
+            text += " (it ends with the job): return what has none, such as full_tensor() of each DTensor"
+        return failure(TypeError(text), error)
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End a process that the function has forked and let return, or raise: it is its parent that answers."""
+    """End a process that the function has forked and that has returned from it, or raised: only its parent answers."""
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     flush()
@@ -199,12 +202,12 @@ def join_world(job: Job) -> None:
 
 
 def patience(timeout: float) -> timedelta:
-    """How long the backend waits: the caller's own limit comes first, with a diagnosis."""
+    """Return the backend's timeout, which is longer than the caller's, so that the caller's diagnosis comes first."""
     return timedelta(seconds=min(timeout + 60, YEAR))
 
 
 def use_device(name: str) -> None:
-    """Make this process compute on `name`, without a line in the function that it runs."""
+    """Make this process compute on the device `name`, so that the function needs no line for it."""
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -212,7 +215,7 @@ def use_device(name: str) -> None:
 
 
 def watched(record: str | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The function's value, and what the pass `record` saw of it."""
+    """Call the function; return its value and the recording that the pass named `record` made of it, or None."""
     if record is None:
         return function(*args, **kwargs), None
     from labs.kit.record import PASSES
@@ -227,14 +230,14 @@ def failure(error: BaseException, origin: BaseException) -> bytes:
     when = time.monotonic()
     trace = origin.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # the learner's own frames are what helps
+        trace = trace.tb_next  # only the learner's own frames help
     text = "".join(traceback.format_exception(type(error), error, trace))
     sentence = "".join(traceback.format_exception_only(type(error), error)).strip()
     return cloudpickle.dumps(("error", (when, type(error).__name__, cut(sentence), cut(text))))
 
 
 def cut(text: str) -> str:
-    text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair can be neither printed nor sent
+    text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair can neither be printed nor sent
     if len(text) <= MOST_TEXT:
         return text
     end = MOST_TEXT // 2

@@ -1,10 +1,11 @@
-"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts of it; one family per file.
+"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts for it; one family per file.
 
-row     what a row says
-ddp     gradients averaged
-fsdp    state sharded
-deepspeed   likewise, where it is installed
-tp      matrices split
-pp      layers dealt out
-parallel    several axes at once
+row         the columns of a row
+ddp         strategies that average gradients
+fsdp        strategies that shard the state
+deepspeed   DeepSpeed's ZeRO stages, if DeepSpeed is installed
+tp          strategies that split matrices
+pp          strategies that divide the layers among the ranks
+parallel    strategies on several axes at once
+gspmd       XLA's compiler, if JAX is installed
 """

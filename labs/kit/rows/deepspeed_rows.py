@@ -1,4 +1,4 @@
-"""DeepSpeed's three stages, where it is installed: each with the settings under which it does what ours does."""
+"""Rows of DeepSpeed's three stages, if it is installed: each has the settings under which it does what ours does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labs.mesh import Mesh
 
 
 class Steps:
-    """The engine as an optimizer: it steps once, and with that its gradients are gone."""
+    """An engine in the role of an optimizer: its step also frees the gradients, so zero_grad does nothing."""
 
     def __init__(self, engine: Any) -> None:
         self.step = engine.step
@@ -28,15 +28,17 @@ class Steps:
 
 
 def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
-    """A batch is cut when it comes, so the configuration has one micro-batch of one sequence, and nothing more is said
-    of it there."""
+    """Set up DeepSpeed's engine as a strategy.
+
+    `backward` cuts the batch into micro-batches, so the configuration names a single micro-batch of one sequence.
+    """
     config = configuration.like_zero(stage) | {configuration.MICRO: 1}
     made = engine.initialize(model, config, partial(torch.optim.AdamW, **ADAMW))
     return Training(partial(backward, made), Steps(made), (), partial(engine.full, made), divided=True)
 
 
 def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None) -> list[Tensor]:
-    """`labs.kit.training.backward`; the engine is told which micro-batch is the last of its step."""
+    """Run `labs.kit.training.backward` with the engine, and tell it which micro-batch is the last of its step."""
     losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)

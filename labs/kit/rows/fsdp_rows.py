@@ -1,4 +1,4 @@
-"""Rows that shard the state over the ranks: ZeRO in its stages, FSDP, and FSDP in replicas."""
+"""Rows that shard the state over the ranks: ZeRO in its stages, FSDP, and HSDP (FSDP in replicas)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def sharded(model: nn.Module) -> Training:
-    """Its parameters are DTensors, the optimizer's too; under tensor parallelism not all of them."""
+    """Return the training of a model whose parameters are DTensors; under tensor parallelism, some may be tensors."""
     trained = trainable(model)
     optimizer = torch.optim.AdamW(trained, **ADAMW)
     return Training(
@@ -59,7 +59,7 @@ def sharded(model: nn.Module) -> Training:
 
 
 def whole(p: Tensor) -> Tensor:
-    """PyTorch's is gathered along one axis of the mesh after the other, since it warns of two at once."""
+    """Gather a parameter.  PyTorch's DTensors are gathered axis by axis, since PyTorch warns of two axes at once."""
     if isinstance(p, dtensor.DTensor):
         return p.full_tensor()
     if not isinstance(p, DTensor):
@@ -70,12 +70,12 @@ def whole(p: Tensor) -> Tensor:
 
 
 def of_stage(stage: int) -> Strategy:
-    """A row of ours whose predictions are `labs.cost.zero`'s."""
+    """Return a row of ours whose predictions are `labs.cost.zero`'s."""
 
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         return cost.zero_sent([*root, *layers], ranks, stage)
 
-    # Its sums are those of one process, in the same order, on any number of ranks.
+    # ZeRO adds up gradients in the same order as one process, on any number of ranks.
     return Strategy(
         f"zero-{stage}", "ours", partial(zero, stage), partial(cost.zero, stage=stage), sent, bitwise=(2, 3, 4)
     )
@@ -92,7 +92,7 @@ def zero_redundancy() -> Strategy:
 def fully_sharded(
     name: str, side: str, reshard: bool = True, computes: torch.dtype = torch.float32, **others: Any
 ) -> Strategy:
-    """A row whose layers are sharded parameter by parameter, with gradients averaged in float32."""
+    """Return a row whose layers are sharded parameter by parameter, with gradients averaged in float32."""
     replicas = 2 if "axes" in others else 1
     how = {"reshard_after_forward": reshard, "replicas": replicas, "itemsize": computes.itemsize}
     precision = {"param_dtype": computes, "reduce_dtype": torch.float32} if computes != torch.float32 else {}

@@ -1,7 +1,7 @@
-"""What XLA makes of two layouts, where JAX is installed: one process, on as many virtual devices as there are ranks.
+"""Rows of XLA's compiler under two layouts, if JAX is installed: one process, with a virtual device for each rank.
 
-Its communication does not pass through PyTorch: what is sent is read from the compiled program, what is held from the
-compiler's own account.  Neither is predicted, but for P and S, which lie as they were told to.
+Its communication does not pass through PyTorch: the bytes sent are read from the compiled program, and the bytes held
+from the compiler's own account.  Only P and S are predicted, since they have the layout that they are given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labs.kit.rows.tp_rows import pair
 
 @dataclass(frozen=True)
 class Compiled:
-    """As a Strategy; predict: of the one of ours that holds as much of P."""
+    """A row like a Strategy; predict: the prediction for our strategy that holds the same share of P."""
 
     name: str
     axes: Callable[[int], Mapping[str, int]]

@@ -1,4 +1,4 @@
-"""Rows that have several axes besides each other: stages, which are split and sharded."""
+"""Rows on several mesh axes at once: pipeline stages that are split and sharded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def composed(
     mesh: Mesh,
     whole_ones: Callable[[], Mapping[str, Tensor]],
 ) -> Training:
-    """As pp's, whose parameters are put together first along the other axes."""
+    """Return the training of `piped`, but gather the parameters along the other axes first."""
     own = piped(backward, mine, mesh.size("pp") * len(mine), mesh.get_group("pp"))
 
     def full() -> dict[str, Tensor]:

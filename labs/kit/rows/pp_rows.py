@@ -1,4 +1,4 @@
-"""Rows that give each rank some of the layers; a pipeline drives its own backward."""
+"""Rows that give each rank some of the layers; a pipeline runs its own backward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
     group, ranks = mesh.get_group("pp"), mesh.size("pp")
     number = pp.ranks_of(schedule_of(schedule, ranks, 1))
     mine = {s: stage for s, stage in enumerate(pp.cut(model, stages * ranks)) if number[s] == mesh.get_local_rank("pp")}
-    parts = [mine.get(s) for s in range(stages * ranks)]  # the others may go
+    parts = [mine.get(s) for s in range(stages * ranks)]  # no reference to the other ranks' stages is held
     loss = Weighed(model.loss)
     build = cache(partial(native.pp, parts, schedule, loss=loss, group=group))
 
@@ -64,14 +64,17 @@ class Weighed:
 
 
 def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
-    """Each micro-batch of other strategies is one for each rank here, which would otherwise idle."""
+    """Return the schedule that cuts each micro-batch of the other strategies into one per rank.
+
+    Otherwise ranks would idle.
+    """
     return pp.SCHEDULES[name](ranks, micro_batches * ranks)
 
 
 def piped(
     backward: Callable[..., list[Tensor]], mine: Mapping[int, nn.Module], stages: int, group: dist.ProcessGroup
 ) -> Training:
-    """Every rank holds and steps its own stages; it has their parameters' names as the model has them."""
+    """Return the training of a rank that holds and steps its own stages; its parameters have the model's names."""
     own = {name: p for stage in mine.values() for name, p in stage.named_parameters()}
     trained = [p for p in dict.fromkeys(own.values()) if p.requires_grad]
 
@@ -84,12 +87,12 @@ def piped(
 
 
 def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
-    """A row of pipeline parallelism; stages: of each rank."""
+    """Return a row of pipeline parallelism; stages: number of stages per rank."""
     schedule = name.removeprefix("torch-").removeprefix("pp-")
     apply, predict = (our_pp, cost.pp) if side == "ours" else (torch_pp, cost.pipelining)
 
     def predicted(job: cost.Job) -> cost.Prediction:
-        """As the schedule has it: `job.batch` is cut into as many micro-batches as there are ranks."""
+        """Predict a step of the schedule, which cuts `job.batch` into as many micro-batches as there are ranks."""
         lists = schedule_of(schedule, job.ranks, job.accumulation)
         if job.batch % job.ranks:
             raise ValueError(f"a batch of {job.batch} is not divisible by {job.ranks} micro-batches, one for each rank")
@@ -100,7 +103,8 @@ def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
     return Strategy(name, side, partial(apply, schedule, stages), predicted, None, axes, **others, **ALONG)
 
 
-# A small GPT has 4 layers, and each stage needs one.  A batch that the ranks asked for divide, these divide, too.
+# A small GPT has 4 layers, and each stage needs one.  The number of ranks used divides the number asked for, so it
+# also divides every batch that the latter divides.
 def four_stages(schedule: str, side: str, stages: int, asked: int) -> dict[str, int]:
     ranks = max(n for n in range(1, 4 // stages + 1) if asked % n == 0)
     if ranks == 1:

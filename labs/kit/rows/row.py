@@ -1,17 +1,18 @@
-"""What a row of the table says about a strategy.
+"""A row of the table of strategies.
 
-Its columns, which are the fields of a Strategy:
+The columns are the fields of a Strategy:
 
-    name      what `--strategies` calls it; those      side      "ours" or "native"
-              of PyTorch begin with "torch-"
-    apply     (model, mesh) -> Training                axes      ranks asked for -> the sizes of its mesh, by axis
-    predict   labs.cost.Job -> Prediction of a step    batch     along which of them the batch is cut: ranks that
-    sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
-              bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
-              of its layers; root: the other parts;              process bit for bit, in float32
-              None where the tokens count, too         takes     the models that it can train: for a GPT it has a plan
-    computes  in which dtype; at rest all is float32   note      where PyTorch's differs from its stage, or from ours
-    dtypes    in which the model itself may be
+    name      its name for `--strategies`; PyTorch's   side      "ours" or "native"
+              begin with "torch-"
+    apply     (model, mesh) -> Training                axes      ranks asked for -> {axis: size} of its mesh
+    predict   labs.cost.Job -> Prediction of a step    batch     the axes along which the batch is cut: ranks that
+    sent      (root, layers, ranks, rank) ->                     differ only in another axis read the same part
+              bytes, for any model by the shapes       bitwise   the numbers of ranks on which it equals one process
+              of its layers; root: the other parts;              with micro-batches bit for bit, in float32
+              None if the tokens count, too            takes     the class of models that it can train: a GPT, if it
+    computes  the dtype of its computation; P is                 needs a plan
+              float32 between steps                    note      how PyTorch's way differs from its stage, or from
+    dtypes    the dtypes that the model may have                 ours
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Layers = Sequence[cost.Layer]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row, as the head of this file has it."""
+    """A row of the table; the head of this file describes its columns."""
 
     name: str
     side: str
@@ -48,22 +49,22 @@ class Strategy:
     note: str = ""
 
     def ranks(self, asked: int) -> int:
-        """How many it takes of those asked for."""
+        """Return how many of the ranks asked for the strategy uses."""
         return prod(self.axes(asked).values())
 
     def fits(self, asked: int) -> bool:
-        """Whether `axes` has a mesh for this many; where not, it raises ValueError."""
+        """Return whether `axes` has a mesh for this many ranks; `axes` raises ValueError if it has none."""
         try:
             return bool(self.axes(asked))
         except ValueError:
             return False
 
     def parts(self, asked: int) -> int:
-        """Into how many parts the batch is cut."""
+        """Return the number of parts into which the batch is cut."""
         return prod(self.axes(asked)[axis] for axis in self.batch)
 
     def part(self, mesh: Mesh) -> int:
-        """Which of them this rank reads."""
+        """Return the number of the part that this rank reads."""
         number = 0
         for axis in self.batch:
             number = number * mesh.size(axis) + mesh.get_local_rank(axis)

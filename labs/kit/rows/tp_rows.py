@@ -1,4 +1,4 @@
-"""Rows that split each matrix over the ranks, alone or with FSDP along the other axis."""
+"""Rows that split each matrix over the ranks, alone or with FSDP along another mesh axis."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def backward_of_split_logits(
 
 
 def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) -> Strategy:
-    """A row of tensor parallelism."""
+    """Return a row of tensor parallelism."""
     apply, predict = (our_tp, cost.tp) if side == "ours" else (torch_tp, cost.parallelize_module)
     predict = partial(predict, sequence_parallel=sequence_parallel)
     return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
 
 
-# Heads of keys and values can be shared equally by 2 ranks in all sizes of the GPT, but not by more in the small ones.
+# Two ranks can share the heads of keys and values equally in all sizes of the GPT; more ranks cannot in the small ones.
 def pair(asked: int) -> dict[str, int]:
     if asked < 2:
         raise ValueError(f"tensor parallelism takes 2 ranks: not {asked}")
@@ -103,7 +103,7 @@ TP = (
 
 
 def by_plan(plan: Mapping[str, Style]) -> Strategy:
-    """The row `tp`, over all ranks, by this plan."""
+    """Return the row `tp` over all ranks, with this plan."""
     return replace(TP[0], apply=partial(split_by, plan), axes=all_ranks)
 
 

@@ -3,28 +3,28 @@
     with CommunicationWatch() as watch: train()
     watch.tape                  # a dictionary for each event; labs.kit.record makes Events of them
 
-An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors handed to the call.
-`sent` is logical: the least that this rank has to send, with c_i the size of the i-th piece when a tensor of
-n elements is cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split):
+An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors passed to the call.
+`sent` is logical: it is the least that rank r has to send.  A tensor of n elements is cut into N pieces as evenly as
+possible, the longer ones first (torch.tensor_split), and c_i is the size of the i-th piece:
 
-    all_reduce       2n - c_r - c_(r+1)        reduce_scatter, then all_gather, each around a ring
+    all_reduce       2n - c_r - c_(r+1)        a reduce_scatter, then an all_gather, each around a ring
     reduce_scatter   all pieces but its own    all_gather   N - 1 times its piece
     all_to_all       all pieces but its own    send         its tensor
     broadcast, scatter    the root: one copy, or one piece, for each other rank; the others: nothing
     reduce, gather        each rank but the root: its tensor
     recv, barrier         nothing
 
-Around a ring all of it goes to the next member of the group; `to` has the bytes by who gets them.  A tree sends as
-much in all, from other ranks.  What a backend really puts on the wire may be more: gloo's reduce_scatter carries an
-all_reduce.  The tensors are looked at as the call is issued, and not kept.
+Around a ring, each rank sends everything to the next member of the group; `to` has the bytes for each receiver.  A
+tree sends as much in all, but from other ranks.  A backend may really send more: gloo's reduce_scatter is an
+all_reduce.  The watch reads the sizes of the tensors when the call is issued, and keeps no tensor.
 
-gloo's collectives say themselves when they end.  Where nobody says (gloo's reduce_scatter, a send, a recv, and all of
-NCCL, which works on behind the host's back), an event ends when the rank has waited for it, or, where it never does,
-when the call returned.  `waits` tells when the rank stood still for it in Work.wait or wait_tensor (on a busy machine
-it hears of the end some time later); a wait inside C++ (the last one of torch's DDP) is not seen.
+gloo's collectives report their end.  gloo's reduce_scatter, send and recv do not, nor does any call on NCCL, which
+works asynchronously to the host: such an event ends when the rank has waited for it, or, without a wait, when the call
+returned.  `waits` has the times in which the rank was blocked in Work.wait or wait_tensor; on a busy machine it wakes
+some time after the end.  A wait inside C++, such as the last one of torch's DDP, is not seen.
 
-What another backend would make of the same calls is asked of labs.kit.nccl; for that an event has the name of its
-communicator, the root, the tag, which batch it is a part of, and where its memory lies.
+labs.kit.nccl judges how another backend would run the same calls.  For that, an event has the name of its
+communicator, the root, the tag, its batch, and the addresses of its memory.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short
 from labs.kit.watch.storages import storages_of
 
 BATCHES = itertools.count()
-IN_PLACE = "all_gather", "reduce_scatter"  # where input and output may be parts of each other
-ONE_SIDED = "broadcast", "reduce"  # of what one tensor does: the root of the first only reads it, others of the second
+IN_PLACE = "all_gather", "reduce_scatter"  # the input may be a part of the output, or the output of the input
+ONE_SIDED = "broadcast", "reduce"  # some ranks only read their tensor: a broadcast's root, a reduce's other members
 TELLS_ITS_END = {
     "all_reduce",
     "all_gather",
@@ -65,9 +65,9 @@ TELLS_ITS_END = {
 PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
 OPERATOR = os.path.join(TORCH, "_ops.py")
 IN_PYTHON = os.path.join(TORCH, "distributed", "distributed_c10d.py"), OPERATOR
-FAR = 48  # bits: no storage is longer than the way to the next one, where it has no address
+FAR = 48  # bits: made-up addresses of two storages are at least 2^48 bytes apart, more than any storage has
 Extent = tuple[int, int]  # addresses of memory: the first byte, and the one after the last
-SETTING_UP = "_initialize_stage", "_initialize_stages"  # there: what a schedule does before its first step
+SETTING_UP = "_initialize_stage", "_initialize_stages"  # functions that run before a schedule's first step
 
 
 @dataclass(frozen=True)
@@ -76,60 +76,60 @@ class Event:
 
     rank: int
     op: str  # "all_reduce", "send", ...
-    dtype: str  # "float32"; "" where there is no tensor
+    dtype: str  # "float32"; "" if there is no tensor
     bytes_in: int
     bytes_out: int
     group: str
     ranks: tuple[int, ...]  # the group's members, as ranks of the job
-    peer: int | None  # of a send or recv, as a rank of the job
+    peer: int | None  # the other rank of a send or recv, as a rank of the job
     start: float  # s on the job's clock
     end: float
-    waits: tuple[tuple[float, float], ...]  # s on the job's clock: from when to when the rank stood still for it
+    waits: tuple[tuple[float, float], ...]  # (start, end) of each wait for it, in s on the job's clock
     sent: int  # logical bytes
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
-    step: int | None = None  # None outside of any step, and for `meta`
-    to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` by whom it goes to, as a rank of the job
-    part: tuple[int, int] | None = None  # of a send: the byte of the memory where its tensor begins, of how many
-    meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
-    communicator: str = ""  # the name of the group that no other one of this rank has
-    root: int | None = None  # as a rank of the job
-    reduction: str = ""  # "sum", "max", ...; "" where nothing is reduced
-    tag: int = 0  # of a send or recv
-    batch: int | None = None  # of a send or recv: the number of the batch_isend_irecv that has issued it
-    takes: dict[int, int] = field(default_factory=dict, hash=False)  # of an all_to_all: bytes by whom they come from
-    reads: tuple[Extent, ...] = ()  # memory, empty where a tensor has none
+    step: int | None = None  # the number of the step; None outside of any step, and for `meta`
+    to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` for each receiver, as a rank of the job
+    part: tuple[int, int] | None = None  # a send's (first byte in its storage, the storage's bytes)
+    meta: bool = False  # a message about shapes: PyTorch's pipelines send a few before their first step
+    communicator: str = ""  # the name of the group, which no other group of this rank has
+    root: int | None = None  # a rank of the job
+    reduction: str = ""  # "sum", "max", ...; "" if nothing is reduced
+    tag: int = 0  # the tag of a send or recv
+    batch: int | None = None  # the number of the batch_isend_irecv that has issued it, if one has
+    takes: dict[int, int] = field(default_factory=dict, hash=False)  # an all_to_all's bytes from each sender
+    reads: tuple[Extent, ...] = ()  # the memory that it reads; empty for a tensor without memory
     writes: tuple[Extent, ...] = ()
-    overwritten: bool = False  # what it sends, or receives, was written to before the rank waited for it
-    read_at: str = ""  # the line that read what it receives before the rank waited for it (labs.kit.watch.touches)
-    unseen: bool = False  # it is waited for where nobody sees that: in C++, which has issued it, or by its future
+    overwritten: bool = False  # the program wrote to its tensors before the rank waited for it
+    read_at: str = ""  # the line that read its output before the rank waited for it (labs.kit.watch.touches)
+    unseen: bool = False  # the wait cannot be seen: C++ has issued the call, or the program waits by a future
 
     @property
     def waited(self) -> float:
-        """s."""
+        """Return the seconds that the rank waited for it."""
         return sum(end - start for start, end in self.waits)
 
 
 class CommunicationWatch(tap.Listener):
-    """Notes the calls of this process while it is entered; `tape` is small and picklable."""
+    """A recorder of this process' calls in the body of a with statement; its `tape` is small and picklable."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.under_way: list[dict[str, Any]] = []  # those that the rank has not waited for, in order
+        self.in_flight: list[dict[str, Any]] = []  # calls in flight: the rank has not waited for them yet
         self.batch = Batch()
 
     @property
     def tape(self) -> list[dict[str, Any]]:
-        """One dictionary for each event, by the fields of Event; times in nanoseconds of the monotonic clock."""
+        """Return a dictionary of Event's fields for each event; times are nanoseconds of the monotonic clock."""
         rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
-        unfinished = ("returned", "since", "versions")  # a wait is still open where nobody waited to the end
+        unfinished = ("returned", "since", "versions")  # "since" is left if a wait has not ended
         return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
         tap.install()
         tap.listeners.append(self)
-        # Called once by each batch_isend_irecv, however it was imported; on gloo nothing else tells of it.
+        # Each batch_isend_irecv calls this check once, however it was imported; on gloo nothing else shows a batch.
         self.check = distributed_c10d._check_p2p_op_list
-        distributed_c10d._check_p2p_op_list = self.batch.begun_by(self.check)
+        distributed_c10d._check_p2p_op_list = self.batch.counting(self.check)
         return self
 
     def __exit__(self, *failure: Any) -> None:
@@ -151,23 +151,23 @@ class CommunicationWatch(tap.Listener):
         row = call.notes[self]
         row["returned"] = time.monotonic_ns()
         if work is not None and not row["unseen"]:
-            self.under_way = [*self.under_way, row][-tap.OUTSTANDING :]
+            self.in_flight = [*self.in_flight, row][-tap.OUTSTANDING :]
         if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
-            # On one of gloo's threads, before those who wait are woken.
+            # The callback runs on one of gloo's threads, before the waiting threads are woken.
             work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
 
     def has_future(self, call: tap.Call) -> None:
         if self in call.notes:
             row = call.notes[self]
             row["unseen"] = True
-            self.under_way = [other for other in self.under_way if other is not row]
+            self.in_flight = [other for other in self.in_flight if other is not row]
 
     def waiting(self, call: tap.Call) -> None:
         if self in call.notes:
             row = call.notes[self]
             row["since"] = time.monotonic_ns()
-            # What a backend itself does in a wait (gloo divides for an average) is no early touch.
-            self.under_way = [other for other in self.under_way if not is_done_with(other, row)]
+            # The backend's own work in a wait, such as gloo's division for an average, is no early touch.
+            self.in_flight = [other for other in self.in_flight if not is_done_with(other, row)]
 
     def waited(self, call: tap.Call) -> None:
         if self in call.notes:
@@ -178,14 +178,18 @@ class CommunicationWatch(tap.Listener):
                 row["overwritten"] = any(now._version != then for it, then in versions if (now := it()) is not None)
 
     def touched(self, memory: Extent, writes: bool, frame: FrameType) -> None:
-        """An operator of the program reads this, or writes to it."""
-        for row in self.under_way:
+        """Note that an operator of the program reads this memory, or writes to it."""
+        for row in self.in_flight:
             if overlap(memory, row["writes"] + row["reads"] * writes):
                 row |= {"overwritten": True} if writes else {"read_at": issuer(frame)}
 
 
 def is_done_with(row: dict[str, Any], waited: dict[str, Any]) -> bool:
-    """A communicator runs its calls in order; a single message may have one of its pair."""
+    """Return whether the end of the call `waited` implies the end of `row`.
+
+    It does in one batch, and for earlier calls of the same communicator, which runs its calls in order. A single
+    message may have a communicator of its pair.
+    """
     if waited["batch"] is not None and row["batch"] == waited["batch"]:
         return True
     keys = [(each["communicator"], each["peer"] if each["batch"] is None else None) for each in (row, waited)]
@@ -197,12 +201,12 @@ def overlap(memory: Extent, others: Iterable[Extent]) -> bool:
 
 
 class Batch(threading.local):
-    """Which batch_isend_irecv the next send or recv of this thread is a part of."""
+    """The batch_isend_irecv that the next send or recv of this thread is a part of."""
 
     number, left = -1, 0
 
-    def begun_by(self, check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-        """The same check of a batch's messages, which notes that so many come now."""
+    def counting(self, check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+        """Wrap PyTorch's check of a batch's messages, so that the number of messages to come is noted."""
 
         def noted(messages: list[Any]) -> None:
             check(messages)
@@ -218,11 +222,11 @@ class Batch(threading.local):
 
 
 def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
-    """Each tensor, not kept, and how often it has been written to, where that is told.
+    """Return (weak reference, version) of each tensor of a call whose version counter shows only the program's writes.
 
-    An inference tensor does not count it, and a slice counts what is written beside it.  An all_gather counts itself,
-    for its output, of which its input may be a part; likewise a reduce_scatter, whose output may be a part of its
-    input.  So does gloo where it divides for an average, and where it copies back what was coalesced.
+    An inference tensor has no counter, and a slice shares the counter of the memory beside it.  An all_gather counts
+    its own write to its output, of which its input may be a part; likewise a reduce_scatter, whose output may be a
+    part of its input.  gloo's own writes count, too, when it divides for an average or copies coalesced tensors back.
     """
     if call.reduction == "avg" or "coalesced" in call.raw:
         return []
@@ -238,7 +242,7 @@ def is_whole(x: torch.Tensor) -> bool:
 def describe(call: tap.Call) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
     ranks, is_root = tuple(dist.get_process_group_ranks(call.group)), call.group.rank() == call.root
-    of_the_job = dict(enumerate(ranks))  # a message may be for a rank that does not exist: the launcher tells of it
+    of_the_job = dict(enumerate(ranks))  # a message may be for a rank that does not exist: the launcher reports it
     to = {of_the_job.get(member, member): size for member, size in destinations(call).items() if size}
     return {
         "rank": dist.get_rank(),
@@ -263,7 +267,7 @@ def describe(call: tap.Call) -> dict[str, Any]:
 
 
 def extents(tensors: Iterable[torch.Tensor]) -> tuple[Extent, ...]:
-    """Where they lie, from the first byte to the last, with what may be in between."""
+    """Return the memory of each tensor from its first byte to its last, with the gaps in between."""
     return tuple(filter(None, map(extent, tensors)))
 
 
@@ -271,7 +275,7 @@ def extent(tensor: torch.Tensor) -> Extent | None:
     if tensor.layout != torch.strided or not tensor.numel() or not (storages := storages_of(tensor)):
         return None
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    if isinstance(tensor, FakeTensor):  # of a dry run: without an address, but not without memory
+    if isinstance(tensor, FakeTensor):  # a dry run's tensor has no address, but stands for memory
         begin = (storages[0]._cdata << FAR) + tensor.storage_offset() * tensor.element_size()
     else:
         begin = tensor.data_ptr()
@@ -283,7 +287,7 @@ def part(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def destinations(call: tap.Call) -> dict[int, int]:
-    """Bytes that this rank has to send for this call, as the table at the head of this file has it, by member."""
+    """Return the bytes that this rank has to send to each member, by the table at the head of this file."""
     ranks, rank = call.group.size(), call.group.rank()
     given, received = nbytes(call.inputs), nbytes(call.outputs)
     following = (rank + 1) % ranks
@@ -310,13 +314,13 @@ def destinations(call: tap.Call) -> dict[int, int]:
 
 
 def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
-    """Elements of a piece, as torch.tensor_split cuts."""
+    """Return the number of elements of a piece, as torch.tensor_split cuts."""
     size, longer = divmod(tensor.numel(), pieces)
     return size + (index < longer)
 
 
 def sources(call: tap.Call) -> dict[int, int]:
-    """Bytes of an all_to_all that this rank takes, by member."""
+    """Return the bytes that this rank receives from each member in an all_to_all; nothing for any other call."""
     if call.op != "all_to_all":
         return {}
     ranks, rank = call.group.size(), call.group.rank()
@@ -324,7 +328,7 @@ def sources(call: tap.Call) -> dict[int, int]:
 
 
 def cut(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int], member: int) -> int:
-    """Bytes of an all_to_all that are for a member, or from it: a tensor of a list, or rows."""
+    """Return the bytes of an all_to_all to a member, or from it: those of one tensor of a list, or of its rows."""
     if call.raw == "alltoall_":
         return nbytes(tensors[member : member + 1])
     rows = tensors[0].shape[0]
@@ -333,13 +337,13 @@ def cut(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int]
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # a sparse one has no .nbytes
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # a sparse tensor has no .nbytes
 
 
 def issuer(frame: FrameType | None) -> str:
-    """Who issued the call: the innermost line outside torch and this kit.
+    """Return the line that issued the call: the innermost one outside torch and this kit, or "torch (C++)".
 
-    Autograd's engine is C++: what stands right below its Python frame was called from there (DDP's reducer).
+    Autograd's engine is C++: a call right below its Python frame was issued from there (by DDP's reducer).
     """
     frame = program_frame(frame)
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
@@ -348,13 +352,16 @@ def issuer(frame: FrameType | None) -> str:
 
 
 def is_by_cpp(frame: FrameType | None) -> bool:
-    """Whether torch's Python has called something of C++ that issued it, and not a collective as such."""
+    """Return whether C++ issued the call: torch's Python code called something else there than a collective."""
     frame = program_frame(frame)
     return frame is None or (frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_filename not in IN_PYTHON)
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost one outside this kit, its dispatch modes, and what they hand an operator to (a dry run's fakes)."""
+    """Return the innermost frame of the program, which is outside this kit and outside of what its dispatch modes call.
+
+    A dry run's modes, for example, pass operators on to fake tensors.
+    """
     inner = frame
     while frame is not None:
         if frame.f_code.co_name == "__torch_dispatch__" and frame.f_code.co_filename.startswith(KIT):
@@ -366,7 +373,7 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def sets_up_a_pipeline(frame: FrameType | None) -> bool:
-    """Whether PyTorch's pipelining tells its neighbours what shapes will come."""
+    """Return whether PyTorch's pipelining issued the call to tell its neighbours the shapes to come."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
         if frame.f_code.co_name in SETTING_UP and frame.f_code.co_filename.startswith(PIPELINING):
             return True

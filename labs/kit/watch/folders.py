@@ -1,9 +1,9 @@
-"""What is in a folder after each call of this process that changes it, or flushes something in it.
+"""Snapshots of a folder's files, before each call of this process that changes the folder or flushes a file.
 
     with watched(folder, newest) as moments: save(folder, …)
 
-A file that is written beyond Python (by safetensors) is seen when it is flushed.  A hook on what Python is about to do
-(sys.addaudithook) stays until the process ends: so this is for a rank.
+A file that is not written by Python, but by safetensors, is seen when it is flushed.  The audit hook
+(sys.addaudithook) stays until the process ends, so use this in a rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RANDOM = re.compile(r"\.\w+\.draft")  # the word in a draft's name
 
 @dataclass(frozen=True)
 class Moment:
-    """What is about to be done; the files that are there; the checkpoint that would be loaded, if any."""
+    """The next call, the files before it, and the checkpoint that would be loaded then, or ""."""
 
     next: str
     files: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Whose line is it?  A stack's frames without torch's, the kit's and Python's own; how a line is shown to a person."""
+"""Frames of a stack without torch's, the kit's and Python's own, and the text that shows a line to a person."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from types import FrameType
 import torch
 import typing_extensions
 
-PYTHON = os.path.dirname(os.__file__) + os.sep  # its standard library
+PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library
 INSTALLED = (
     PYTHON + "site-packages" + os.sep,
     PYTHON + "dist-packages" + os.sep,
-)  # here where it is no virtual environment
+)  # packages lie inside the standard library's folder
 TORCH = os.path.dirname(torch.__file__) + os.sep
 KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
-WRAPPERS = typing_extensions.__file__  # stands between a caller and what torch deprecates
+WRAPPERS = typing_extensions.__file__  # wraps the functions that torch deprecates
 CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame, this one or one that called it, of somebody's own code; None where there is none."""
+    """Return the innermost frame of the user's code, from `frame` outwards, or None."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -44,7 +44,7 @@ def source_line(frame: FrameType | None) -> str:
 
 
 def show_line(filename: str, line: int) -> str:
-    """ "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called just that: its file name is noise."""
+    """Return "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called "cell", since its name is noise."""
     source = linecache.getline(filename, line).strip()
     return f"{short_name(filename)} line {line}" + (f": {source[:120]}" if source else "")
 

@@ -1,12 +1,15 @@
-"""What a storage is for: hooks, each global to the process, that need no line in the watched code.
+"""Hooks that find the kind of each storage; each is global to the process and needs no line in the watched code.
 
-    parameters     a module registers one, or its outermost forward begins; a lazy one gets its memory
-    gradients      a hook on each such parameter, and its `.grad` when somebody sets that
-    state          before and after an optimizer's step
-    activations    hooks on what autograd keeps; those of the program (checkpointing) have ours inside
-    gathered       parameters that a module computes with, and that were never seen at rest
+    parameters     tagged when a module registers one, when the outermost forward begins, or when a lazy parameter
+                   gets its memory
+    gradients      tagged by a hook on each such parameter, and when somebody sets its `.grad`
+    state          tagged before and after an optimizer's step
+    activations    tagged by hooks on the tensors that autograd saves; the program's own hooks (checkpointing) are
+                   wrapped in ours
+    gathered       parameters that a module computes with and that were not seen as parameters between steps
 
-Some memory comes from no operator of the watched thread: a storage that is resized or copied, and other threads'.
+Other hooks see memory that no operator of the watched thread allocates: storages that are resized or copied, and the
+memory of other threads.
 """
 
 from __future__ import annotations
@@ -31,13 +34,16 @@ from labs.kit.watch.ledger import GATHERED, Ledger
 
 
 class Finders:
-    """Tags the storages of a ledger while it is entered.  this_thread: what has to be entered in each thread."""
+    """A set of hooks that tag the storages of a ledger in the body of a with statement.
+
+    this_thread: returns the context that each new thread must enter.
+    """
 
     def __init__(self, ledger: Ledger, this_thread: Callable[[Finders], AbstractContextManager[None]]) -> None:
         self.ledger, self.this_thread = ledger, this_thread
         self.pack = self.keeping(keep)
-        self.hooked: dict[int, tuple[weakref.ref, Any]] = {}  # by id of a parameter: its death; what ends the hook
-        self.forwards = threading.local()  # how many are inside of one another
+        self.hooked: dict[int, tuple[weakref.ref, Any]] = {}  # id of a parameter: (weak reference, handle of its hook)
+        self.forwards = threading.local()  # the depth of nested forwards
         self.undo: list[Callable[[], Any]] = []
 
     def __enter__(self) -> Finders:
@@ -56,7 +62,7 @@ class Finders:
         self.replace(UninitializedTensorMixin, "materialize", self.materialize)
         self.replace(threading.Thread, "start", self.start)
         self.replace(eval_frame, "_callback_from_stance", self.run_compiled)
-        self.uncompiled = torch.compiler.set_stance("force_eager")  # from here on, and not as it is entered
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # the stance is set at once, not by __enter__
         nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
         self.undo.append(partial(delattr, nn.Parameter, "grad"))
         return self
@@ -99,25 +105,25 @@ class Finders:
     def at_rest(self, parameter: torch.Tensor) -> None:
         if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
             self.ledger.tag(parameter, "P")
-            if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3 has it beside
+            if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3 keeps its shard here
                 self.ledger.tag(shard, "P")
             self.meet_gradient(parameter)
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:
         key = id(parameter)
-        # One without memory is met when it takes part in a forward: torch.utils.swap_tensors, which gives it memory
-        # where it stands, refuses a tensor with weak references.
+        # A parameter without memory is met at its first forward: torch.utils.swap_tensors, which may give it memory in
+        # place, refuses a tensor with weak references.
         without_memory = parameter.is_meta or is_lazy(parameter)
         if parameter.requires_grad and key not in self.hooked and not without_memory:
             handle = parameter.register_post_accumulate_grad_hook(self.accumulated)
             self.hooked[key] = weakref.ref(parameter, partial(self.hooked.pop, key)), handle
 
     def accumulated(self, parameter: nn.Parameter) -> None:
-        gradient = torch.Tensor.grad.__get__(parameter)  # which a strategy may not show to everybody
+        gradient = torch.Tensor.grad.__get__(parameter)  # a strategy may hide it from `parameter.grad`
         if gradient is not None:
             self.ledger.tag(gradient, "G" if self.ledger.kind(parameter) == "P" else "comm")
 
-    accumulated.only_watches = True  # so that a strategy whose parameters are others may leave it behind
+    accumulated.only_watches = True  # lets a strategy that replaces its parameters drop this hook
 
     def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         torch.Tensor.grad.__set__(parameter, gradient)
@@ -127,7 +133,7 @@ class Finders:
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if self.ledger.kind(parameter) != "P":
-                self.ledger.tag(parameter, "S" if self.hooked else "P")  # without any module they are no copies
+                self.ledger.tag(parameter, "S" if self.hooked else "P")  # without any module, it is no master copy
             if parameter.grad is not None:
                 self.ledger.tag(parameter.grad, "G")
         for state in optimizer.state.values():
@@ -142,22 +148,22 @@ class Finders:
     # ---- activations -------------------------------------------------------------------------------------------
 
     def keeping(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        """A hook of saved_tensors_hooks whose answer is what the backward keeps."""
+        """Wrap a pack hook of saved_tensors_hooks so that its result, which autograd saves, is tagged."""
 
         def packed(tensor: torch.Tensor) -> Any:
             answer = pack(tensor)
             self.ledger.tag(answer, "A")
             return answer
 
-        packed.__dict__ = getattr(pack, "__dict__", {})  # by its attributes torch's checkpoint knows whose a hook is
+        packed.__dict__ = getattr(pack, "__dict__", {})  # torch's checkpoint recognises its own hooks by attributes
         return packed
 
     def enter_saved_tensors_hooks(self, original: Callable[..., Any], hooks: saved_tensors_hooks) -> None:
-        # Only the innermost pair of hooks is called: ours would not see what checkpointing keeps as it recomputes.
+        # Autograd calls only the innermost pair of hooks: ours would not see what checkpointing saves as it recomputes.
         torch._C._autograd._push_saved_tensors_default_hooks(self.keeping(hooks.pack_hook), hooks.unpack_hook)
 
     @contextmanager
-    def hooks_on_what_is_kept(self) -> Iterator[None]:
+    def hooks_on_saved_tensors(self) -> Iterator[None]:
         torch._C._autograd._push_saved_tensors_default_hooks(self.pack, itself)
         try:
             yield
@@ -166,7 +172,7 @@ class Finders:
 
     @contextmanager
     def disable_saved_tensors_hooks(self, original: Callable[..., Any], message: str) -> Iterator[None]:
-        """torch.func refuses to work where there are hooks: ours step aside, those of the program do not."""
+        """Remove our hooks while torch.func, which refuses to work with hooks, runs; the program's own hooks stay."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         if top is None or top[0] is not self.pack:
             with original(message):
@@ -180,7 +186,7 @@ class Finders:
         finally:
             torch._C._autograd._push_saved_tensors_default_hooks(self.pack, itself)
 
-    # ---- what is no operator of this thread ----------------------------------------------------------------
+    # ---- memory that no operator of this thread allocates --------------------------------------------------
 
     def resize_(self, original: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> Any:
         answer = original(storage, size)
@@ -188,7 +194,7 @@ class Finders:
         return answer
 
     def clone(self, original: Callable[..., Any], storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """By copy.deepcopy of a tensor."""
+        """Copy a storage, as copy.deepcopy of a tensor does, and note the copy."""
         copy = original(storage)
         if copy.device.type != "meta":
             self.ledger.born(copy)
@@ -205,14 +211,14 @@ class Finders:
         original(thread)
 
     def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
-        """Something compiled is called (or, without a callback, something that must not be)."""
+        """Warn when a compiled function is called; `callback` is None if compilation is turned off anyway."""
         if callback:
             self.ledger.warn("what torch.compile has compiled runs uncompiled, since nobody can look into its code")
         return original(callback)
 
 
 def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
-    """What a module computes with: its parameters, and those that plain attributes of it are views of."""
+    """Yield the parameters that a module computes with: its own, and those that its plain attributes are views of."""
     for value in (*module._parameters.values(), *vars(module).values()):
         if isinstance(value, torch.Tensor):
             value = value if value._base is None else value._base
@@ -221,12 +227,13 @@ def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:
-    # Without its graph: a node that kept its own output, with it, would never be freed.  A leaf has none, and must
-    # stay itself, so that a parameter whose data is exchanged meanwhile is freed as it would be.
+    # The tensor is saved without its graph: a node that held its own output, and so itself, would never be freed.
+    # A leaf has no graph. It must be saved itself, so that a parameter whose data is replaced is freed as usual.
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-# PyTorch 2.15 warns of hooks around selective checkpoints, but for its own: for these it asks which were there before.
+# PyTorch 2.15 warns of hooks around selective checkpoints, except of its own, which have these attributes: the second
+# names the hooks that were there before.
 keep._checkpoint_internal, keep._user_hooks = True, None
 
 

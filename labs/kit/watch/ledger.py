@@ -1,4 +1,4 @@
-"""The storages of a process: when each came and went, how large it is, and what it is for."""
+"""The storages of a process: when each was allocated and freed, its size, and its kind."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from torch.utils._pytree import tree_leaves
 from labs.kit.watch.storages import allocates, storages_of
 
 KINDS = ("P", "G", "S", "A", "comm", "temporary")
-GATHERED = "gathered"  # comm, whatever else is found out about it
+GATHERED = "gathered"  # counts as comm, and no later tag changes it
 STRENGTH = {kind: strength for strength, kind in enumerate([*reversed(KINDS), GATHERED])}
 
 
 class Life(weakref.ref):
-    """Of a storage: the number and the address it has while it lives."""
+    """A weak reference to a storage, with the number and the address that the storage has while it lives."""
 
     number: int
     key: int
 
 
 class Ledger:
-    """Births, changes of size and deaths of storages, each of a kind; no storage is kept alive.
+    """A record of births, changes of size and deaths of storages, each with its kind; it keeps no storage alive.
 
-    A storage may die in any thread, in the middle of a line.  A line of Python about it could be overtaken by what
-    another thread does next, so the interpreter itself puts it on a list, and whoever looks at the ledger reads that
-    first.
+    A storage may die in any thread, in the middle of a line.  Another thread could act before a Python callback ran,
+    so the weak reference appends itself to a list, and every read of the ledger first takes the deaths from that list.
     """
 
     def __init__(self) -> None:
@@ -38,24 +37,24 @@ class Ledger:
         self._alive: dict[int, Life] = {}
         self.dead: list[Life] = []
         self.reading = threading.RLock()
-        self.kinds: list[str] = []  # by number of storage
+        self.kinds: list[str] = []  # the kind of each storage, by its number
         self.sizes: list[int] = []
         self.warned: set[str] = set()
 
     @property
     def changes(self) -> list[tuple[int, int, int]]:
-        """(nanoseconds, number of the storage, bytes more)"""
+        """Return (nanoseconds, number of the storage, change in bytes) for each change of size."""
         self.bury()
         return self._changes
 
     @property
     def alive(self) -> dict[int, Life]:
-        """By address."""
+        """Return the storages that are alive, as {address: life}."""
         self.bury()
         return self._alive
 
     def bury(self) -> None:
-        """Note the deaths up to now."""
+        """Record the deaths up to now."""
         with self.reading:
             while self.dead:
                 life = self.dead.pop(0)
@@ -64,7 +63,7 @@ class Ledger:
                     self.change(life.number, 0)
 
     def warn(self, text: str) -> None:
-        """Once; it reaches whoever has called `run`."""
+        """Warn once per text; the launcher passes the warning on to the caller of `run`."""
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(f'record="memory": {text}', stacklevel=2)
@@ -77,7 +76,7 @@ class Ledger:
                 self.born(storage)
 
     def tag(self, values: Any, kind: str) -> None:
-        """Every storage under `values` is of this kind, unless a stronger kind is known."""
+        """Give every storage under `values` this kind, unless a stronger kind is known."""
         for value in (values,) if isinstance(values, torch.Tensor) else tree_leaves(values):
             for storage in storages_of(value):
                 number = self.born(storage)
@@ -85,7 +84,7 @@ class Ledger:
                     self.kinds[number] = kind
 
     def kind(self, tensor: torch.Tensor) -> str | None:
-        """The strongest kind known of the storages under a tensor; None for one that was never seen."""
+        """Return the strongest known kind of the storages under a tensor; None for a tensor that was never seen."""
         alive = self.alive
         known = [alive[s._cdata].number for s in storages_of(tensor) if s._cdata in alive]
         return max((self.kinds[number] for number in known), key=STRENGTH.__getitem__, default=None)
@@ -108,5 +107,5 @@ class Ledger:
     def change(self, number: int, size: int) -> None:
         if delta := size - self.sizes[number]:
             self.sizes[number] = size
-            # In one piece: threads may do so at once.
+            # append is atomic: several threads may do this at once.
             self._changes.append((time.monotonic_ns(), number, delta))

@@ -1,9 +1,9 @@
-"""What the backend was lent for collectives, and when it has let go of it.
+"""Tensors lent to the backend for collectives, and the moment in which the backend has released them.
 
-A thread of gloo's holds the tensors of a collective until it runs again, which on a busy machine may be long after the
-program has gone on: what a step holds would depend on the machine.  So the backend gets other tensors on the same
-memory, which nobody else holds, and the next operator waits until it has let go of those of every collective that is
-over.
+One of gloo's threads holds the tensors of a collective until the thread runs again.  On a busy machine this may be
+long after the program has continued, so the memory of a step would depend on the machine.  Therefore the backend gets
+other tensors on the same memory, which nobody else holds.  The next operator waits until the backend has released
+those of every collective that is over.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_map_only
 
 from labs.kit.watch import tap
 
-SLICE = 5e-5  # s, between two looks
-PATIENCE = 10.0  # s: a machine may be that busy; a backend that keeps what it got is waited for once
+SLICE = 5e-5  # s between two checks
+PATIENCE = 10.0  # s: a machine may be that busy. A backend that never releases its tensors is waited for only once.
 
 
 class Loan:
-    """What one collective got, and what the program waits for it with.
+    """The tensors that one collective got, and the Work with which the program waits for it.
 
-    A weak reference tells of its tensor's end, and is never asked for it: C++ may be about to destroy that.
+    A weak reference only reports the end of its tensor, and is never dereferenced: C++ may be destroying the tensor.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Loan:
         self.handle: weakref.ref | None = None
 
     def lend(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout != torch.strided:  # the backend may give it other memory, which the program has to see
+        if tensor.layout != torch.strided:  # the backend may give the tensor other memory, which the program must see
             return tensor
         other = tensor.detach()
         self.tensors.append(weakref.ref(other, self.back.append))
@@ -45,34 +45,34 @@ class Loan:
 
 
 class Loans(tap.Listener):
-    """All of one watch."""
+    """All loans of one watch."""
 
     def __init__(self) -> None:
-        self.due: list[Loan] = []
-        self.kept = False  # by the backend, for longer than that
+        self.waited_for: list[Loan] = []
+        self.is_overdue = False  # the backend has once held a tensor for longer than PATIENCE
 
     def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
         return tree_map_only(torch.Tensor, loan.lend, args)
 
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
-        loan = call.notes.get(self)  # none, if it was issued before this watch began
+        loan = call.notes.get(self)  # a call that was issued before this watch began has none
         if loan and work is not None:
             loan.handle = weakref.ref(work)
 
     def waited(self, call: tap.Call) -> None:
         if loan := call.notes.pop(self, None):
             tap.let_go(call)
-            self.due.append(loan)
+            self.waited_for.append(loan)
 
-    def come_back(self) -> None:
-        """Wait for the backend to let go of what the program has let go of, the handle to wait for included."""
-        over = [loan for loan in self.due if loan.handle() is None]
+    def wait_for_release(self) -> None:
+        """Wait until the backend has released each loan whose Work the program has waited for and released."""
+        over = [loan for loan in self.waited_for if loan.handle() is None]
         if over:
-            self.due = [loan for loan in self.due if loan not in over]
-            deadline = time.monotonic() + (0 if self.kept else PATIENCE)
+            self.waited_for = [loan for loan in self.waited_for if loan not in over]
+            deadline = time.monotonic() + (0 if self.is_overdue else PATIENCE)
             while any(loan.out() for loan in over):
                 if time.monotonic() > deadline:
-                    self.kept = True
+                    self.is_overdue = True
                     break
                 time.sleep(SLICE)

@@ -3,28 +3,30 @@
     with StorageWatch() as watch: train()
     timeline(watch.tape)        # [(nanoseconds, {"P": bytes, "G": bytes, ...}), ...]
 
-A dispatch mode sees every operator of the rank and notes each storage (the block of memory behind one or several
-tensors) when it appears and, through a weak reference, when it goes: nothing is kept alive.  What a storage is
-*for* is often known only after its birth, so a kind belongs to the whole life of a storage.  The first that fits:
+A dispatch mode sees every operator of the rank.  It notes each storage (the block of memory behind one or several
+tensors) when it is allocated and, through a weak reference, when it is freed: nothing is kept alive.  The kind of a
+storage is often known only some time after its birth, so a kind counts for the whole life of a storage.  It is the
+first kind that fits:
 
-    P          parameters as modules hold them at rest: when they are registered, and whenever the outermost
+    P          parameters as modules hold them between steps: when they are registered, and whenever the outermost
                forward begins
-    G          what the `.grad` of such a parameter holds
-    S          what `optimizer.state` holds, counters included; and master copies, that is, parameters of an
-               optimizer that no module has
-    A          what autograd keeps for the backward, by itself or through a hook (checkpointing, as it recomputes)
-    comm       buffers handed to collectives; parameters gathered for a forward (FSDP's full ones), and their gradients
+    G          the `.grad` of such a parameter
+    S          `optimizer.state`, counters included, and master copies: parameters of an optimizer that no module has
+    A          tensors that autograd saves for the backward, by itself or through a hook (checkpointing, as it
+               recomputes)
+    comm       buffers passed to collectives; parameters gathered for a forward (FSDP's full ones), and their gradients
     temporary  the rest
 
-It counts the bytes that operators of this job ask the allocator for, in every thread that starts while it watches.  Not
-counted are copies that a kernel or a backend makes for itself (gloo's), what NumPy holds, and memory that operators
-only look at, such as the text of a file.  A fake tensor holds nothing, but in a dry run what it stands for.  Two things
-are changed, with a warning: what is compiled runs uncompiled, since generated code has no operators to see; and within
-torch.func, which allows no hooks on what autograd keeps, activations count as temporary.
+The watch counts the bytes that operators of this job request from the allocator, in every thread that starts during
+the watch.  It does not count copies that a kernel or a backend (gloo) makes for itself, NumPy's memory, or memory that
+operators only view, such as the text of a file.  A fake tensor holds nothing, except in a dry run, where it counts as
+the tensor that it stands for.  The watch changes two things, with a warning.  Compiled code runs uncompiled, since
+generated code has no operators to see; and inside torch.func, which allows no hooks on what autograd saves,
+activations count as temporary.
 
-It costs some 15 microseconds per operator, and behind a collective the moment in which the backend lets go of what the
-program has let go of.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6 times as long
-(3 times with a dispatch mode that does nothing); one with work to do, a quarter to a half more.
+The watch costs some 15 microseconds per operator, and a wait after each collective until the backend has released the
+tensors that the program has released.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6
+times as long, or 3 times with a dispatch mode that does nothing.  A step with more work takes a quarter to a half more.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ COMMUNICATION = "c10d", "_c10d_functional"
 
 
 class StorageWatch(Ledger):
-    """Keeps a ledger of storages while it is entered; `tape` is small and picklable."""
+    """A ledger of the storages in the body of a with statement; its `tape` is small and picklable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,19 +76,19 @@ class StorageWatch(Ledger):
         self.alive.clear()
 
     def settle(self) -> None:
-        """What is over by now is noted as over before anything new begins."""
-        self.loans.come_back()
+        """Wait for the backend's loans and record every death, so that both count before the next operator."""
+        self.loans.wait_for_release()
         self.bury()
 
     @contextmanager
     def this_thread(self, finders: Finders) -> Iterator[None]:
-        """Modes and hooks on what autograd keeps belong to a thread."""
-        with finders.hooks_on_what_is_kept(), Operators(self):
+        """Enter the mode and the hooks that each thread needs for itself."""
+        with finders.hooks_on_saved_tensors(), Operators(self):
             yield
 
 
 class Operators(TorchDispatchMode):
-    """Shows a watch the outputs of every operator of one thread."""
+    """A dispatch mode that shows a watch the outputs of every operator of one thread."""
 
     supports_higher_order_operators = True
 
@@ -96,7 +98,7 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while a watch is on (kinds.py): no need to guard each operator against it
+        return False  # nothing is compiled during a watch (kinds.py), so operators need no guard against that
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(map(takes_itself_apart, types)):
@@ -115,7 +117,7 @@ class Operators(TorchDispatchMode):
         return answer
 
     def inside(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-        """One that is made of operators (flex_attention) shows those, too."""
+        """Run a higher-order operator (flex_attention) so that the watch also sees the operators inside it."""
         kernel = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
         if kernel is None:
             return func(*args, **kwargs)
@@ -124,7 +126,7 @@ class Operators(TorchDispatchMode):
 
 
 def timeline(tape: Tape) -> list[tuple[int, dict[str, int]]]:
-    """(nanoseconds, bytes by kind) after each change, from the birth of the first storage."""
+    """Return (nanoseconds, {kind: bytes}) after each change, from the birth of the first storage."""
     held = dict.fromkeys(KINDS, 0)
     moments = []
     for moment, storage, delta in tape["changes"]:

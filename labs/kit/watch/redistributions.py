@@ -1,9 +1,9 @@
-"""What was redistributed on a rank while a module ran, operation by operation, and why.
+"""A table of the redistributions on a rank while a module ran, operation by operation, with the reason for each.
 
     run(redistributed, model, {"up.weight": [Shard(0)], "x": [Shard(0)]}, x, ranks=4)[0]      # rows of a table
 
-An operation has its inputs redistributed as its rule asks (labs.dtensor.operation), which stands beside it.  What the
-module, or a gradient, asks for itself is there as "redistribute".
+An operation redistributes its inputs as its rule requires (labs.dtensor.operation); the table shows the rule.  A
+redistribution that the module itself, or a gradient, asks for is called "redistribute".
 """
 
 from collections import Counter
@@ -26,9 +26,10 @@ ASKED, SENT = "asked for by itself", "rank 0 sends, bytes"
 def redistributed(
     module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh | None = None
 ) -> list[dict[str, Any]]:
-    """On a rank: module(x) and the backward of its sum; a row for each operation whose inputs were redistributed.
+    """Run module(x) and the backward of its sum; return a row for each operation whose inputs were redistributed.
 
-    layouts: by the name of a parameter, or "x"; what is not named is whole.  mesh: all ranks along one axis.
+    layouts: placements as {name of a parameter, or "x": placements}; every other parameter is replicated.
+    mesh: device mesh; by default all ranks along one axis.
     """
     x = laid_out(module, layouts, x, mesh or Mesh((dist.get_world_size(),), ("ranks",)))
     with watched() as moves:
@@ -37,7 +38,7 @@ def redistributed(
 
 
 def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh) -> Tensor:
-    """x; and the parameters, in the module.  Raises ValueError for a name that there is not."""
+    """Distribute the parameters inside the module, and x, which is returned.  Raises ValueError for an unknown name."""
     names = [name for name, _ in module.named_parameters()] + ["x"]
     if unknown := [name for name in layouts if name not in names]:
         raise ValueError(f"no parameter is called {unknown[0]!r}: there are {', '.join(names)}")
@@ -51,7 +52,7 @@ def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: T
 
 @contextmanager
 def watched() -> Iterator[Counter]:
-    """How often each was, as items of a row, in the order of the first time."""
+    """Count the redistributions in the body; the keys are a row's items, in the order of their first occurrence."""
     moves: Counter = Counter()
     prepare, by_rule, by_itself, now = operation.prepare, operation.redistribute, dtensor.redistribute, ("", "")
 

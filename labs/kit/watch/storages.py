@@ -16,7 +16,7 @@ NO_STORAGE = FakeTensor, UninitializedTensorMixin
 
 
 def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
-    """The storages behind a tensor, however it is wrapped (DTensor, AsyncCollectiveTensor); none for other values."""
+    """Return the storages behind a tensor, even a wrapped one (DTensor, AsyncCollectiveTensor); () for other values."""
     is_plain = type(value) in PLAIN
     if isinstance(value, FakeTensor) and getattr(value.fake_mode, "stands_for_memory", False):
         return (value.untyped_storage(),)
@@ -34,13 +34,16 @@ def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
 
 @cache
 def takes_itself_apart(cls: type[torch.Tensor]) -> bool:
-    """Whether tensors of this class (DTensor) stand for others, whose operators a dispatch mode sees by themselves."""
+    """Return whether a tensor of this class (DTensor) wraps others, whose operators a dispatch mode sees separately."""
     return hasattr(cls, "__tensor_flatten__")
 
 
 @cache
 def allocates(func: Any) -> bool:
-    """Whether an operator's outputs are new memory; torch.tensor() shows its own only as lift_fresh."""
+    """Return whether an operator's outputs are new memory.
+
+    torch.tensor() allocates without a visible operator: its memory first appears as the output of lift_fresh.
+    """
     if isinstance(func, HigherOrderOperator) or func is torch.ops.aten.lift_fresh.default:
         return True
     return not any(output.alias_info for output in func._schema.returns)

@@ -1,21 +1,21 @@
-"""One place where every collective of a process passes by.
+"""A tap on the one place that every collective of a process passes through.
 
-Whoever issues a collective or a send/recv (this course's code, torch's DDP in C++, FSDP2, DTensor, pipelining),
-it ends in one of PyTorch's `c10d::*` operators.  Here a kernel for the dispatch key BackendSelect, which stands just
-above the backends, shows each to the listeners and hands it on.  Nothing is replaced and nothing else is slowed.
+Every collective and every send/recv ends in one of PyTorch's `c10d::*` operators, whether this course's code issues
+it, torch's DDP in C++, FSDP2, DTensor or pipelining.  A kernel for the dispatch key BackendSelect, just above the
+backends, shows each call to the listeners and passes it on.  Nothing is replaced, and nothing else is slowed.
 
-    call      what was issued: op, tensors, group, peer or root
-    listener  issued(call)          before the operator runs
-              lent(call, args)      what the backend gets: these arguments, or others in their place
-              handed(call, work)    the work that the process gets: this one, or another in its place
-              returned(call, work)  when it is queued (most backends answer before it is done)
-              has_future(call)      the process takes its future, by which it may wait unseen
-              waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
-              waited(call)          and has stopped waiting
+    call      the op, tensors, group, and peer or root of a call
+    listener  issued(call)          is called before the operator runs
+              lent(call, args)      returns the arguments for the backend: these, or others in their place
+              handed(call, work)    returns the work for the process: this one, or another in its place
+              returned(call, work)  is called when the operation is queued; most backends return before it is done
+              has_future(call)      is called when the process takes the future, by which it may wait unseen
+              waiting(call)         is called when a wait begins, in Work.wait or wait_tensor
+              waited(call)          is called when that wait has ended
 
-A GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*`) do not pass here.
+A GPU's direct reads and writes of another GPU's memory (symmetric memory, `symm_mem::*`) do not pass here.
 
-`redispatch` and not a boxed call: the boxed one keeps the GIL, and gloo's own threads then never finish.
+The kernel calls `redispatch`, since a boxed call would hold the GIL, and then gloo's own threads would never finish.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ OPERATORS = {
     "barrier": ("barrier", None, None, 1),
     "monitored_barrier_": ("barrier", None, None, 1),
 }
-NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only looks at a tensor
+NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only reads a tensor
 ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "gather_into_tensor_": 3, "scatter_": 3}  # index of the root
-WAITS = "wait_tensor", "wait_tensors"  # of functional collectives, for one tensor or for a list
-WORKS = dist.Work, FakeWork  # those that have a wait of their own
+WAITS = "wait_tensor", "wait_tensors"  # the waits of functional collectives, for one tensor or for a list
+WORKS = dist.Work, FakeWork  # the classes that have a wait of their own
 REDUCTION = {  # index of the reduction
     "allreduce_": 2,
     "allreduce_coalesced_": 2,
@@ -68,16 +68,16 @@ REDUCTION = {  # index of the reduction
     "reduce_scatter_": 3,
     "reduce_scatter_tensor_coalesced_": 3,
 }
-OUTSTANDING = 64  # works that nobody has waited for: more than this and the oldest is forgotten
-HELD_HERE = 3  # references to a work that only _outstanding holds, while it is looked at
+OUTSTANDING = 64  # most works without a wait that are remembered; beyond that, the oldest is forgotten
+HELD_HERE = 3  # the reference count of a work that only _outstanding holds, seen from the loop in _remember
 
 
 class Call:
     """One collective or send/recv as this rank issued it.
 
-    `inputs` and `outputs` are flat tuples of tensors; `peer` (send, recv) and `root` are ranks of the group, or None;
-    `splits` and `output_splits` are the sizes of an uneven all_to_all; `reduction` is "sum", "max" or other, or "" for
-    none.
+    `inputs` and `outputs` are flat tuples of tensors. `peer` (send, recv) and `root` are ranks of the group, or None.
+    `splits` and `output_splits` are the sizes of an uneven all_to_all. `reduction` is "sum", "max" or another name,
+    and "" if nothing is reduced.
     """
 
     __slots__ = (
@@ -115,7 +115,10 @@ class Call:
 
 
 class Listener:
-    """Hears while it is entered.  Override what you need; keep it quick, it runs inside every collective."""
+    """A listener, which hears every call in the body of a with statement.
+
+    Override the methods that you need, and keep them fast: they run inside every collective.
+    """
 
     def __enter__(self) -> Self:
         listeners.append(self)
@@ -143,18 +146,18 @@ class Listener:
 
 listeners: list[Listener] = []
 _libraries: list[torch.library.Library] = []
-_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # by id(work), which the reference keeps; the thread
-_by_storage: dict[int, Call] = {}  # functional collectives are waited for by tensor
+_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # id(work): (work, which keeps the id valid, call, thread)
+_by_storage: dict[int, Call] = {}  # calls by their output's storage: functional collectives are waited for by tensor
 
 
 def install() -> None:
-    """Begin to listen in this process; a second call does nothing."""
+    """Start to listen in this process; a second call does nothing."""
     if _libraries:
         return
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     library = torch.library.Library("c10d", "IMPL")
     for raw in OPERATORS:
-        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):  # the set differs a little between versions of torch
+        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):  # the operators differ a little between versions of torch
             operator = getattr(torch.ops.c10d, raw).default
             library.impl(raw, _collective_kernel(raw, operator, below), "BackendSelect", with_keyset=True)
     functional = torch.library.Library("_c10d_functional", "IMPL")
@@ -169,16 +172,16 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """The opposite of `install`."""
+    """Undo `install`."""
     if _libraries:
         for kind in WORKS:
             kind.wait = kind.wait.__wrapped__
         dist.Work.get_future = dist.Work.get_future.__wrapped__
-    _libraries.clear()  # a library that nobody holds takes its kernels along
+    _libraries.clear()  # a library without references removes its kernels
 
 
 def remove(listener: Listener) -> None:
-    """The opposite of `listeners.append`; with the last one everything goes that was kept for them."""
+    """Remove a listener; with the last one, forget everything that was stored for them."""
     listeners.remove(listener)
     if not listeners:
         _outstanding.clear()
@@ -186,7 +189,7 @@ def remove(listener: Listener) -> None:
 
 
 def let_go(call: Call) -> None:
-    """Forget the work of a call that has been waited for now, and not only at the next collective."""
+    """Forget the work of a call that has been waited for at once, rather than at the next collective."""
     for key, (_, other, _) in list(_outstanding.items()):
         if other is call:
             _outstanding.pop(key, None)
@@ -212,8 +215,8 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
             listener.returned(call, work)
         if work is not None:
             _remember(work, call)
-        # The listeners have seen them. Kept here they would outlive their time: tensors their step, and a group the
-        # interpreter's end, where it aborts.
+        # The listeners have seen these. A longer life here would keep tensors beyond their step, and a group beyond the
+        # interpreter's end, where it aborts the process.
         call.inputs = call.outputs = ()
         call.group = None
         return answer
@@ -244,7 +247,7 @@ def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
             listener.waiting(call)
         try:
             return wait(work, *args, **kwargs)
-        finally:  # also when it gives up: the program may catch that, and go on
+        finally:  # a timeout counts, too: the program may catch the exception and continue
             _outstanding.pop(id(work), None)
             _tell_waited([call] if call else [])
 
@@ -263,7 +266,7 @@ def _watched_future(get_future: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell_waited(calls: list[Call]) -> None:
-    """Tell every listener, in order; one that raises does so when all have heard."""
+    """Tell every listener, in order, that the waits have ended; raise the first exception after all were told."""
     failure = None
     for call, listener in itertools.product(calls, listeners):
         try:
@@ -275,8 +278,8 @@ def _tell_waited(calls: list[Call]) -> None:
 
 
 def _remember(work: dist.Work, call: Call) -> None:
-    # A work keeps its tensors.  One that nobody else holds will not be waited for in Python, and has to go.
-    # list() and pop(): another thread may be here, too, and its last work on the way to those who will hold it.
+    # A work keeps its tensors alive.  A work that nobody else holds will not be waited for in Python: it is forgotten.
+    # Another thread may be here, too, hence list() and pop(), and its newest work may not have reached its owner yet.
     mine, entries = threading.get_ident(), list(_outstanding.items())
     for key in [key for key, (other, _, its) in entries if its == mine and sys.getrefcount(other) <= HELD_HERE]:
         _outstanding.pop(key, None)
@@ -291,7 +294,7 @@ def _remember(work: dist.Work, call: Call) -> None:
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    has_one = tensor.device.type != "meta" and tensor.layout == torch.strided  # a sparse tensor has two
+    has_one = tensor.device.type != "meta" and tensor.layout == torch.strided  # a sparse tensor has two storages
     return tensor.untyped_storage().data_ptr() if has_one else 0
 
 
@@ -305,7 +308,7 @@ def unbox(kind: Any, value: Any) -> Any:
 
 
 def reduction(op: torch.ScriptObject | dist.ReduceOp) -> str:
-    """The name of a reduction, which at this depth is an object of C++ that gives only its number."""
+    """Return the name of a reduction, which at this depth is a C++ object that gives only its number."""
     number = op._get_method("op")() if isinstance(op, torch.ScriptObject) else int(op.op)
     return dist.ReduceOp.RedOpType(number).name.lower()
 

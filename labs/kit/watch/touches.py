@@ -1,10 +1,11 @@
-"""What operators read and write while a call still has it.
+"""Reads and writes by operators of memory that a call in flight still uses.
 
     with CommunicationWatch() as watch, Touches(watch): train()
 
-A call has its tensors from its issue until the rank has waited for it, for a later one of its communicator, or for one
-of its batch.  Which bytes an operator touches is asked of its arguments: from the first to the last, with what may be
-in between.  A view touches nothing, nor does what only takes a shape.  Seen are the operators of this thread.
+A call uses its tensors from its issue until the rank has waited for it, for a later one of its communicator, or for
+another message of its batch.  The bytes that an operator touches follow from its arguments: they run from the first
+byte to the last, gaps included.  A view touches nothing, nor does an operator that only takes a shape.  Only the
+operators of this thread are seen.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from labs.kit.watch.communication import CommunicationWatch, Extent, extents
 from labs.kit.watch.storages import allocates, takes_itself_apart
 
 NOT_COMPUTING = "c10d", "_c10d_functional"
-DEVICE = torch.ops.prim.device.default  # PyTorch asks a fake tensor more often than for all operators together
+DEVICE = torch.ops.prim.device.default  # PyTorch asks fake tensors for this more often than for all other operators
 SHAPE_ALONE = "new_", "empty", "zeros", "ones", "full", "rand", "record_stream", "set_"
 
 
 class Touches(TorchDispatchMode):
-    """Tells a watch which call's memory is touched too early, and at which line."""
+    """A dispatch mode that tells a watch which call's memory is touched too early, and at which line."""
 
     def __init__(self, watch: CommunicationWatch) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Touches(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in labs.kit.watch.memory
+        return False  # see labs.kit.watch.memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE:
@@ -44,14 +45,14 @@ class Touches(TorchDispatchMode):
         if types and any(map(takes_itself_apart, types)):
             return NotImplemented
         kwargs = kwargs or {}
-        if self.watch.under_way and type(func) is OpOverload:
+        if self.watch.in_flight and type(func) is OpOverload:
             for extent, writes in touched(func, args, kwargs):
                 self.watch.touched(extent, writes, sys._getframe(1))
         return func(*args, **kwargs)
 
 
 def touched(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Extent, bool]]:
-    """Memory, and whether it is written to."""
+    """Yield the memory of each tensor that an operator touches, and whether the operator writes to it."""
     if not looks(func):
         return
     arguments = func._schema.arguments
@@ -64,7 +65,7 @@ def touched(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 @cache
 def looks(func: OpOverload) -> bool:
-    """Whether it reads or writes any numbers."""
+    """Return whether an operator reads or writes any numbers."""
     name = func._schema.name.split("::")[1]
     if func.namespace in NOT_COMPUTING or name.startswith(SHAPE_ALONE) or name.endswith("_like"):
         return False
