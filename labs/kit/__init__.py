@@ -1,32 +1,32 @@
-"""The laboratory around the textbook, and not on the exam: six modules that notebooks import, and what is behind them.
+"""The laboratory around the textbook, which is not on the exam: six modules that notebooks import, and their parts.
 
-launch     run a function on several ranks, and bring back what each returned        ranks/
-record     watch a rank from outside: what it sent, what it held, when               watch/
-draw       figures of recordings, ledgers and layouts                                drawing/
-play       the same with sliders                                                     explorers/
-check      run a learner's answer, and say what is right or what differs             checks/
-beat       the same where it is open: score it                                       challenges/
+launch     run a function on several ranks, and return the value of each             ranks/
+record     record from outside what a rank sends and holds, and when                 watch/
+draw       draw figures of recordings, ledgers and layouts                           drawing/
+play       draw figures with sliders                                                 explorers/
+check      run a learner's answer to an exercise, and say what is right or differs   checks/
+beat       score a learner's answer to an open challenge                             challenges/
 
-ranks/       one job's processes, from the fork to the diagnosis of a hang
-watch/       what passes by on a rank: collectives, storages, and whose line it was
-nccl/        what NCCL would make of a recording: would it hang?
-drawing/     from data to a picture, from the palette to the timeline
-explorers/   one picture with sliders per file
-checks/      what each exercise is put through, and the mistakes that are known by name
-challenges/  what is open in each notebook: judged, scored, and remembered
+ranks/       the processes of a job, from the fork to the diagnosis of a hang
+watch/       observers of a rank: its collectives, its storages, and the lines of code that made them
+nccl/        a prediction whether a recorded job would hang on NCCL
+drawing/     pictures from data, from the palette to the timeline
+explorers/   pictures with sliders, one per file
+checks/      the checks of the exercises, and the mistakes that they know by name
+challenges/  the open challenge of each notebook: its judge and its scores
 rows/        the table of strategies, one family per file
-dry/         one process as any rank of any number, on a device that only pretends
+dry/         one process that acts as any rank of a job, on a simulated device
 
-budget       a job that must fit in so much memory
-virtual      a function where JAX has as many devices as are asked for
-optional     a notebook whose extra is missing says so, and its cells pass
-sockets      what the system counted on the connections
-training     a model under a strategy, and a step of it
+budget       jobs with a limit on memory
+virtual      functions in a process in which JAX has any number of devices
+optional     notebooks whose extra is missing: they say so, and their cells pass
+sockets      the bytes that the system counted on the connections
+training     a model under a strategy, and one step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
 side_by_side several strategies in one job, on the same batches
-progress     which exercises a learner has passed
+progress     the exercises that a learner has passed
 recall       questions on earlier notebooks, and their answers (recall.md)
 exercises    a learner's functions in place of the course's own
-tour         each strategy against one process
+tour         each strategy compared with one process
 doctor       can this machine run the course?
 """

@@ -1,4 +1,4 @@
-"""Something to beat: an open task in each notebook, with a score that is the same on any machine.
+"""Challenges to beat: an open task in each notebook, with a score that is the same on any machine.
 
     beat.slow_wire(fn)             fn(x, latency, bandwidth)     02: x becomes the sum over all ranks, in place
     beat.early_start(fn)           fn(nbytes, backward, forward, latency, bandwidth)     03: -> buckets, in their order
@@ -8,7 +8,7 @@
     beat.least_again(fn)           fn(model, most)   07: the model is changed in place
     beat.hidden_disk(fn)           fn(nbytes, forward, update, budget, latency, bandwidth)     07b: -> instructions
     beat.cheap_save(fn)            fn(disk, step, mine, tensors, memo)   08: the state is on the disk
-    beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
+    beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: y for this rank's tokens, with a gradient
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
     beat.best_mesh(fn)             fn(config, batch, nodes, pieces)     11: -> axes and their sizes, outermost first
     beat.fewest_bytes(fn)          fn(tokens, width)             13: -> layouts of weights, and of activations
@@ -19,9 +19,9 @@
       …
       straightforward 46.6, the course's own 63.1, known to be possible 75.2, the bound 100
 
-A learner's function is judged by a real job: by its numbers first, then by what it sent, held or waited for.  100
-points stand for a bound that nobody can beat, derived in the notebook.  Each try is drawn, and kept in scores.json
-where a notebook of the course runs; LABS_PLOT=off in the environment leaves the drawing away.
+A real job judges a learner's function: its numbers first, then the bytes that it sent or held, or the time that it
+waited.  100 points stand for a bound that nobody can beat; the notebook derives it.  Each try is drawn, and saved in
+scores.json if a notebook of the course runs; LABS_PLOT=off in the environment turns the drawing off.
 """
 
 from labs.kit.challenges.best_mesh import best_mesh

@@ -1,7 +1,7 @@
-"""Can this machine run the course?  One line for each thing that it needs, with the remedy where one is amiss.
+"""Can this machine run the course?  A line for each thing that the course needs, with a remedy if something is wrong.
 
-ok     as it should be
-warn   the course runs; something in it is slower, or missing
+ok     all is well
+warn   the course runs, but something in it is slower, or missing
 FAIL   the course does not run
 
 $ python -m labs doctor
@@ -32,7 +32,7 @@ GiB = 2**30
 PYTHONS = ((3, 11), (3, 13))
 TORCHES = ((2, 11), (2, 15))
 PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "cloudpickle", "tqdm")
-MEMORY = 2 * GiB  # a kernel and four ranks, with room to spare
+MEMORY = 2 * GiB  # enough for a kernel and four ranks
 SCRATCH = GiB // 4
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MAC_BROWSERS = (
@@ -43,7 +43,11 @@ GET_BROWSER = "Debian: apt-get install chromium; Ubuntu: snap install chromium; 
 
 
 class Line(NamedTuple):
-    """status is "ok", "warn" or "FAIL"; remedy is empty when there is nothing to do."""
+    """One line of the report.
+
+    status: "ok", "warn" or "FAIL".
+    remedy: a sentence, or "" when there is nothing to do.
+    """
 
     status: str
     what: str
@@ -75,7 +79,7 @@ def installed(name: str) -> str | None:
 
 
 def course() -> Iterator[Line]:
-    """A notebook must import the course of its own checkout: a copied environment still points to the old one."""
+    """Check that a notebook imports its own checkout's course; a copied environment still points to the old one."""
     asking = "import labs; print(labs.__path__[0])"
     done = subprocess.run([sys.executable, "-c", asking], cwd=tempfile.gettempdir(), capture_output=True, text=True)
     found, here = done.stdout.strip(), Path(__file__).resolve().parents[1]
@@ -100,9 +104,9 @@ def memory() -> Iterator[Line]:
 
 
 def limits(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
-    """Yield limit and use, in bytes, of each control group around this process that limits memory (Linux; a container).
+    """Yield the limit and the use, in bytes, of each control group around this process that limits memory.
 
-    Files that the system has cached do not count as used.
+    Only Linux has control groups; a container is one.  Files that the system has cached do not count as used.
     """
     for line in proc.read_text().splitlines() if proc.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -147,7 +151,7 @@ def scratch() -> Iterator[Line]:
 
 
 def names() -> Iterator[Line]:
-    """torchrun's store asks for the name of the loopback address; where DNS stalls, so does every launch."""
+    """Time the look-up of the loopback address's name, which torchrun's store needs: a slow DNS delays every launch."""
     start = time.perf_counter()
     socket.getnameinfo(("::ffff:127.0.0.1", 0), socket.NI_NUMERICSERV)
     seconds = time.perf_counter() - start
@@ -156,7 +160,7 @@ def names() -> Iterator[Line]:
 
 
 def ranks() -> Iterator[Line]:
-    """Real jobs: each rank adds its number to everybody's."""
+    """Run real jobs of 2 and 4 ranks, which all-reduce their numbers."""
     for count in (2, 4):
         start = time.perf_counter()
         try:
@@ -184,7 +188,7 @@ def browser() -> Iterator[Line]:
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium or Chrome, for the browser tests."""
+    """Return the path of a Chromium or Chrome for the browser tests, or None."""
     found = [shutil.which(name) for name in BROWSERS]
     found += [path for path in MAC_BROWSERS if Path(path).exists()]
     return next(filter(None, found), None)
@@ -194,7 +198,7 @@ CHECKS = (versions, course, cores, memory, gpus, backends, scratch, names, ranks
 
 
 def main() -> int:
-    """Print every line as it is found; 1 if the course does not run here, else 0."""
+    """Print each line of the report as soon as it is known; return 1 if the course does not run here, else 0."""
     status = 0
     for check in CHECKS:
         for line in check():

@@ -1,22 +1,22 @@
 """Everything that the course shows: the last expression of a cell is the figure.
 
-    ledger, table, traffic, size      numbers in tables; predicted beside measured       tables.py
-    bars, curves                      what was measured, as PNG                          figures.py
-    memory                            bytes held over time, as PNG                       memories.py
-    timeline                          who did what when, as PNG                          timelines.py
-    messages, step, sends             who sends what to whom, who holds what, as SVG     diagrams.py
-    mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
-    nodes                             a mesh on its cluster, axis by axis, as SVG        nodes.py
-    scatter, Point                    points on two logarithmic axes; each says what it is      scatters.py
-    layouts                           all layouts of a plan, by memory and time, as SVG  layout_map.py
-    blocks                            who holds which block of a tensor, as SVG          blocks.py
-    schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
-    plan                              a plan of tensor parallelism on its model, as SVG  plans.py
-    reads, folder                     who reads which part of which file; a folder at one moment, as SVG   files.py
-    formula, term                     a picture under its formula; its terms light up    formulas.py
-    KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
+    ledger, table, traffic, size      numbers in tables; predictions beside measurements        tables.py
+    bars, curves                      measured bytes by kind, and losses, as PNG                figures.py
+    memory                            bytes held over time, as PNG                              memories.py
+    timeline                          the work, communication and waiting of each rank, as PNG  timelines.py
+    messages, step, sends             messages between ranks, and the pieces they hold, as SVG  diagrams.py
+    mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
+    nodes                             a mesh on its cluster, axis by axis, as SVG               nodes.py
+    scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
+    layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
+    blocks                            the block of a tensor that each rank holds, as SVG        blocks.py
+    schedule                          a pipeline's schedule, simulated, and as a job ran it     gantt.py, overlays.py
+    plan                              a tensor-parallel plan on its model, as SVG               plans.py
+    reads, folder                     the parts of files that ranks read; a folder, as SVG      files.py
+    formula, term                     a picture under its formula, with highlighted terms       formulas.py
+    KINDS, TIMELINE                   one colour each, in every figure and widget               palette.py
 
-Nothing here measures or predicts: it draws what a recording or a formula said.
+These functions neither measure nor predict: they draw the numbers of a recording or of a formula.
 """
 
 from labs.kit.drawing.blocks import blocks

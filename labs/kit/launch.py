@@ -3,18 +3,18 @@
     losses = run(train, steps=20, ranks=4)     # losses[2] is what rank 2 returned
 
 Every rank is a process with a process group.  The same line works in a notebook cell, a script and a test, and under
-torchrun, where it joins the world that is there.  What the ranks print arrives live, with their number before it.
+torchrun, where it joins the existing world.  The output of the ranks appears live, each line after its rank's number.
 
     a rank raises        RankError with that rank's traceback, naming the rank that failed first
     a rank dies          RankError with the signal
     ranks hang           RankError that says, per rank, the collective, the group and the line (see diagnosis)
-    an interrupt         KeyboardInterrupt that says where the ranks were; every rank is gone
+    an interrupt         KeyboardInterrupt that says where the ranks were; every rank is stopped
 
-With restarts=3, ranks of which one raised or died are all started again, at most three times, as torchrun's elastic
-agent does: `fn` is called anew, and goes on from its last checkpoint (see labs.checkpoint).
+With restarts=3, all ranks are started again after one has raised or died, at most three times, as torchrun's elastic
+agent does: `fn` is called anew, and continues from its last checkpoint (see labs.checkpoint).
 
-Why a launcher of its own: each of the ten that were measured names the wrong rank when one fails, leaves processes
-behind when the kernel is killed, or takes seconds for what takes 0.1 s here.
+The course has its own launcher because each of the ten that were measured names the wrong rank when one fails, leaves
+processes behind when the kernel is killed, or takes seconds to start a job that takes 0.1 s here.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = ["MOST_RANKS", "Link", "RankError", "Results", "run"]
 
 MOST_RANKS = 64
 RECORDS = ("time", "communication", "order", "memory")
-MOST_TEXT = 300  # characters of what a rank raised, where all are started again
+MOST_TEXT = 300  # characters of a rank's error that are printed before a restart
 T = TypeVar("T")
 
 
 class Results(list[T]):
-    """What the ranks returned, in order.
+    """The values that the ranks returned, in order.
 
-    recording   what was recorded of the job, if anything was; of one that was restarted, since the last time
-    restarts    how often all ranks were started again
+    recording: the recording of the job, if there is one; of a restarted job, the part since the last restart.
+    restarts: the number of times that all ranks were started again.
     """
 
     recording: Any = None
@@ -57,7 +57,7 @@ class Results(list[T]):
 
 
 def run(
-    fn: Callable[..., T],  # no ParamSpec: typing allows no keyword besides its own, and these are ours
+    fn: Callable[..., T],  # not typed with a ParamSpec, which does not allow run's own keywords beside those of fn
     *args: Any,
     ranks: int | None = None,
     device: str = "auto",
@@ -68,25 +68,26 @@ def run(
     restarts: int = 0,
     **kwargs: Any,
 ) -> Results[T]:
-    """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return what each returned.
+    """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return the value of each.
 
-    ranks    how many, 1 to 64 (4 if left out; under torchrun, as many as it started)
-    device   "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, tensors are made
-             on the rank's GPU by default, so that the body of `fn` is the same everywhere
-    timeout  seconds after which a job that is not done is stopped, with a report of where each rank stands; they begin
-             anew when it is restarted
-    record   "time", "communication", "order" or "memory": what to watch; the result's `.recording` has it (record.py)
-    link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-             (see ranks/link.py and wire.py); the job then runs on the CPU
-    tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"
-    restarts how often to start all ranks again after one has raised or died, with a line that says so; `fn` is called
-             with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  Never after an
-             interrupt, a timeout, or where ranks disagree, which they would again.  Under torchrun it is torchrun that
-             restarts, for any of these: give the number of its --max-restarts, or leave it out, and set
-             TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it
+    `fn`, its arguments and its value may be anything that cloudpickle can send, such as a function from a cell.  The
+    ranks have the same PyTorch settings as this process; ranks/settings.py has the list.
 
-    `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
-    What was set in PyTorch before is set on the ranks, too: ranks/settings.py has the list.
+    ranks: the number of ranks, 1 to 64; if left out, 4, or under torchrun as many as it started.
+    device: "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, new tensors are on
+        the rank's GPU by default, so that the body of `fn` is the same everywhere.
+    timeout: the seconds after which an unfinished job is stopped, with a report of where each rank is; a restart begins
+        the count anew.
+    record: "time", "communication", "order" or "memory", the pass to record (record.py); the result's `.recording` has
+        the recording.
+    link: nodes, and a wire between them that is really slow: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3).  The
+        job then runs on the CPU (ranks/link.py, ranks/wire.py).
+    tell: the words to print while a job of some seconds runs: "stage 2" becomes "stage 2, 4 ranks … 6 s".
+    restarts: the number of times to start all ranks again after one has raised or died; a line says so.  `fn` is called
+        with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  A job is not restarted
+        after an interrupt or a timeout, or if ranks disagree, since they would disagree again.  Under torchrun,
+        torchrun itself restarts, in all of these cases: give the number of its --max-restarts, or leave it out, and
+        set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
     """
     world = torchrun.world()
@@ -106,7 +107,7 @@ def run(
             with telling(tell, ranks), team:
                 values = team.finish()
             return to_results(values, record, link, restarted)
-        except KeyboardInterrupt as interrupt:  # it says where the ranks are; our own lines say nothing more
+        except KeyboardInterrupt as interrupt:  # its message says where the ranks are; our own frames add nothing
             raise interrupt.with_traceback(None) from None
         except RankError as error:
             if error.kind not in ("raised", "died") or restarted == restarts:
@@ -161,7 +162,7 @@ def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
         raise TypeError(f'link={link!r:.80} is not a Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
     if world:
         raise ValueError("link= is for ranks that run() starts itself: under torchrun the wires are real, leave it out")
-    link.node(0, ranks)  # raises where its nodes do not divide the ranks
+    link.node(0, ranks)  # raises if the number of nodes does not divide the number of ranks
     if device == "cuda":
         raise ValueError('device="cuda" with link=: only gloo can be slowed here, on the CPU; leave one of them out')
 
@@ -179,4 +180,4 @@ def to_results(
 
 
 if "LABS_RANK" not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
-    FORKSERVER.start()  # its imports take a second or two, in the background
+    FORKSERVER.start()  # now, since its imports take a second or two in the background

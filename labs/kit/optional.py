@@ -1,4 +1,4 @@
-"""A notebook that needs an extra, where that is not installed: it says so, and its cells pass.
+"""Notebooks that need an extra which is not installed: they say so, and their cells pass.
 
 optional.or_skip(engine.missing())
 """
@@ -7,7 +7,7 @@ from IPython import get_ipython
 
 
 def or_skip(reason: str) -> None:
-    """With a reason, print it, and let all cells of the notebook from the next one on do nothing."""
+    """Print the reason, if there is one, and turn all later cells of the notebook into empty ones."""
     if reason:
         print(f"{reason}. Until then, the cells below do nothing.")
         get_ipython().input_transformers_cleanup.append(lambda lines: [])

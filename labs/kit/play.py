@@ -1,24 +1,24 @@
-"""Pictures with a slider: move it, and what a formula or a recording says is drawn again.
+"""Pictures with sliders: when a slider moves, the picture of a formula or of a recording is drawn again.
 
     explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control per argument
     frames(picture, "round", 7)             a slider with a Play button over the frames of a film
     collective(messages, ranks)             a collective, round by round
-    replay(recording, …)                    recorded timelines, as they went by
+    replay(recording, …)                    recorded timelines as a film
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
     links()                                 seconds of an all-reduce on each link of a cluster, by its size
-    prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
-    memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
-    schedule()                              a pipeline's schedule in time: its bubble, the activations alive
-    microbatches(lists)                     a pipeline's stages, moment by moment: which micro-batch is where
-    crashes(moments)                        a folder while checkpoints are saved, and what a crash would leave
-    placements()                            a tensor from some placements to others: who holds what, what is sent
-    planner()                               a model on a cluster: the plan's choice, and the other ways
-    tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
+    prefetch(talk, held, steps)             recordings by the number of layers that are prefetched
+    memory(model="llama3-8b")               bytes on each rank by kind and stage, and the cards that can hold them
+    schedule()                              a pipeline's schedule in time: its bubble, the activations held
+    microbatches(lists)                     a pipeline's stages, moment by moment, and the micro-batches in them
+    crashes(moments)                        a folder while checkpoints are saved, and the one loaded after a crash
+    placements()                            a tensor before and after a redistribution, and the bytes sent
+    planner()                               a model on a cluster: the plan's choice, and the alternatives
+    tensor_parallel()                       each rank's slice of each matrix, and the bytes that a rank sends and holds
 
-Where a picture comes with its formula (draw.formula), the terms that the control moved last has changed light up.
+If a picture comes with its formula (draw.formula), the terms that the last control has changed are highlighted.
 
-A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
-kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
+A notebook stores only a static picture of each, at its first settings: it looks the same without a kernel, and is the
+same after each build. This module has no formulas: they are arguments, or come from labs.cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
 
-WORDS = {  # what stands beside a control, where its name in code does not say enough
+WORDS = {  # the label of a control whose name in code does not say enough
     "batch": "sequences at once",
     "context": "tokens in each",
     "card": "a card's memory",
@@ -67,11 +67,12 @@ WORDS = {  # what stands beside a control, where its name in code does not say e
 
 
 class Explorer(ipywidgets.VBox):
-    """Controls above the picture that they set.
+    """Controls above the picture that they change.
 
-    picture: called with the value of each control by name; returns anything of `labs.kit.draw`.
-    controls: the widgets by name, in order; beside: further widgets for the row of controls, such as a Play
-    button; still: the picture that a saved notebook shows (the one at the first settings when left out).
+    picture: a function that takes the value of each control by name, and returns anything of `labs.kit.draw`.
+    controls: the widgets by name, in order.
+    beside: further widgets for the row of controls, such as a Play button.
+    still: the picture that a saved notebook shows; the one at the first settings when left out.
     """
 
     def __init__(
@@ -92,11 +93,14 @@ class Explorer(ipywidgets.VBox):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The value of each control."""
+        """The values of the controls, by name."""
         return {name: control.value for name, control in self.controls.items()}
 
     def refresh(self, moved: str | None = None) -> None:
-        """Draw the picture at the present settings; light the terms of its formula that the control `moved` moves."""
+        """Draw the picture at the current settings; highlight the terms of its formula that depend on `moved`.
+
+        moved: the name of the control that has moved, if one has.
+        """
         picture = self.picture(**self.settings)
         self.stage.value = picture.lit(moved) if isinstance(picture, Captioned) else picture.html
 
@@ -109,24 +113,25 @@ class Explorer(ipywidgets.VBox):
 
 
 def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
-    """A slider over `values` (or pairs of label and value) in order, or a dropdown over {label: value}, at the first.
+    """Return a slider over `values`, or a dropdown over {label: value}, set to the first value.
 
-    Raises ValueError when there is nothing to choose from.
+    values: the values in order, or pairs (label, value).
+    Raises ValueError when there is no value.
     """
     if not len(values):
         raise ValueError(f"{name} has no values to choose from: give a list with at least one")
-    whole = {"description": WORDS.get(name, name), "style": {"description_width": "initial"}}  # a long name, too
+    whole = {"description": WORDS.get(name, name), "style": {"description_width": "initial"}}  # shows a long name whole
     if isinstance(values, Mapping):
         return ipywidgets.Dropdown(options=list(values.items()), **whole)
     return ipywidgets.SelectionSlider(options=list(values), **whole)
 
 
 def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explorer:
-    """A picture with one control for each argument of `picture`, each at its first value to begin with.
+    """Return an explorer with one control for each argument of `picture`, each at its first value.
 
-    values: by argument name, the values to choose from: a list or range, also of pairs (label, value), which becomes a
-    slider, or {label: value}, a dropdown.
-    Raises ValueError when an argument has nothing to choose from, or none has values.
+    values: the values of each argument, by its name.  A list or range, also of pairs (label, value), becomes a slider;
+        {label: value} becomes a dropdown.
+    Raises ValueError when an argument has no values, or there are no arguments.
     """
     if not values:
         raise ValueError("there are no values to choose from: give some, such as ranks=[2, 4]")
@@ -136,10 +141,12 @@ def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explor
 def frames(
     picture: Callable[[int], Any], label: str, count: int, still: Any = None, pause: float = 0.8, begin: int = 0
 ):
-    """A film of `count` frames with a slider and a Play button; `picture(frame)` draws one.
+    """Return a film of `count` frames with a slider and a Play button, as an Explorer.
 
-    pause: seconds between frames while it plays; still: as for Explorer; begin: the frame that is shown at first.
-    Returns an Explorer.
+    picture: a function that draws one frame, picture(frame).
+    still: the picture that a saved notebook shows; the first frame when left out.
+    pause: seconds between frames while the film plays.
+    begin: the frame that is shown at first.
     """
     slider = ipywidgets.IntSlider(value=begin, min=0, max=count - 1, description=label)
     button = ipywidgets.Play(value=begin, min=0, max=count - 1, interval=int(1000 * pause), show_repeat=False)
@@ -149,9 +156,10 @@ def frames(
 
 
 def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = None) -> Explorer:
-    """A collective round by round; saved, all rounds side by side.
+    """Return a film of a collective, round by round; a saved notebook shows all rounds side by side.
 
-    messages: (round, source, destination, piece); held: what the ranks start with (default: their own tensor).
+    messages: (round, source, destination, piece) of each message.
+    held: the pieces that the ranks hold at the start; if left out, each rank holds its own tensor.
     """
     rounds = len(by_round(messages))
     return frames(
@@ -163,9 +171,12 @@ def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = 
 
 
 def replay(*recordings, step: int | None = None, names: Sequence[str] = (), count: int = 41) -> Explorer:
-    """Recorded timelines as they went by, side by side in time, in `count` frames; saved and at first, the whole.
+    """Return a film of recorded timelines, which start together; a saved notebook shows the last frame.
 
-    recordings: labs.kit.record.Recordings; step: the one to show (all of the job when left out); names: one for each.
+    recordings: labs.kit.record.Recordings.
+    step: the step to show, the whole job when left out.
+    names: one name per recording.
+    count: the number of frames.
     """
     longest = max(end - start for start, end in (window(recording, step) for recording in recordings))
     whole = draw.timeline(*recordings, step=step, names=names)
@@ -180,7 +191,7 @@ def replay(*recordings, step: int | None = None, names: Sequence[str] = (), coun
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
-    """Time of one all-reduce by algorithm and size, and which wins where; a dot at the slider's size.
+    """Return an explorer of the seconds of one all-reduce, by algorithm and size; a dot marks the slider's size.
 
     seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula.
     """
@@ -191,23 +202,26 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
 
 
 def links(**begin: Any) -> Explorer:
-    """What one all-reduce takes on NVLink, PCI Express, InfiniBand and Ethernet, by size; a dot at the slider's size.
+    """Return an explorer of the seconds of one all-reduce on NVLink, PCI Express, InfiniBand and Ethernet, by size.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.links.CONTROLS`.
+    A dot marks the slider's size.
+
+    begin: the first values of controls, by the names of `labs.kit.explorers.links.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    controls = begun("links", wires.CONTROLS, wires.BEGIN, begin)
+    controls = set_controls("links", wires.CONTROLS, wires.BEGIN, begin)
     return Explorer(wires.picture, controls)
 
 
 def prefetch(
     talk: Mapping[int | str, Any], held: Mapping[int | str, Any], steps: Mapping[int | str, int], begin: Any = None
 ) -> Explorer:
-    """Who did what when, and what rank 0 held in a steady step, by how many layers were gathered ahead.
+    """Return an explorer of timelines and of rank 0's memory in a steady step, by the number of layers prefetched.
 
-    talk, held: by that number, recordings of communication and of memory; steps: likewise, which step of `talk` to
-    show; begin: where the slider stands at first.
-    Raises ValueError when the three are not of the same jobs.
+    talk, held: {number of layers: a recording} of communication and of memory.
+    steps: {number of layers: the step of `talk` to show}.
+    begin: the number at which the slider starts.
+    Raises ValueError when the three do not have the same numbers.
     """
     if not list(talk) == list(held) == list(steps):
         raise ValueError(
@@ -220,85 +234,94 @@ def prefetch(
 
 
 def memory(measured: Mapping[str, Any] | None = None, config: Config | None = None, **begin: Any) -> Explorer:
-    """What each rank holds under DDP and the stages of ZeRO, and on how many ranks it fits a card of 24, ... 141 GB.
+    """Return an explorer of the bytes that each rank holds under DDP and the stages of ZeRO.
 
-    measured: what a job of your own held, by name, for thin bars that stay as they are: a recording of memory (a steady
-    step of rank 0), or bytes by kind and "peak"; "DDP", "stage 1", ... stand below the formula's bar of that name.
+    A table below has the smallest number of ranks on which each fits a card of 24, 40, 80 or 141 GB.
+
+    measured: the bytes that a job of your own held, by name, for thin bars that do not depend on the controls: a
+        recording of memory, of which a steady step of rank 0 is drawn, or bytes by kind and "peak".  A bar with the
+        name "DDP", "stage 1", ... stands below the formula's bar of that name.
     config: the shape of that job's model, which is then the first in the menu, as "yours".
-    begin: where controls stand at first, by the names of `labs.kit.explorers.stages_of_zero.CONTROLS`; `batch` is the
-    sequences of a rank's micro-batch, `context` their tokens.
+    begin: the first values of controls, by the names of `labs.kit.explorers.stages_of_zero.CONTROLS`; `batch` is the
+        number of sequences in a rank's micro-batch, and `context` is the number of their tokens.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     held = {name: each if isinstance(each, Mapping) else each.steady() for name, each in (measured or {}).items()}
     models = {explorer.YOURS: config, **PRESETS} if config else PRESETS
     choices = {**explorer.CONTROLS, "model": {name: name for name in models}}
     first = {**explorer.BEGIN, "model": explorer.YOURS} if config else explorer.BEGIN
-    controls = begun("memory", choices, first, begin)
+    controls = set_controls("memory", choices, first, begin)
     return Explorer(lambda **settings: explorer.picture(held, models, **settings), controls)
 
 
 def crashes(moments: Sequence[Moment]) -> Explorer:
-    """A folder of checkpoints, call by call, and which of them is loaded after a crash there.  Saved: in the middle.
+    """Return a film of a folder of checkpoints, call by call, with the one that is loaded after a crash at that moment.
 
-    moments: as labs.kit.watch.folders has them.
+    A saved notebook shows the moment in the middle.
+
+    moments: the moments of labs.kit.watch.folders.
     """
     still = draw.folder(moments, len(moments) // 2)
     return frames(lambda frame: draw.folder(moments, frame), "moment", len(moments), still)
 
 
 def placements(**begin: str) -> Explorer:
-    """Who holds which block of a tensor before and after a redistribution, its collectives, and what a rank sends.
+    """Return an explorer of a tensor's blocks before and after a redistribution, its collectives, and the bytes sent.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.layouts.CONTROLS`, spaces as
-    underscores: placements(mesh="4", from_a="Shard(0)").
+    begin: the first values of controls, by the names of `labs.kit.explorers.layouts.CONTROLS`, with underscores for
+        spaces: placements(mesh="4", from_a="Shard(0)").
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
-    controls = begun("placement", layouts.CONTROLS, layouts.BEGIN, begin)
+    controls = set_controls("placement", layouts.CONTROLS, layouts.BEGIN, begin)
     explorer = Explorer(layouts.picture, controls)
     one, other = list(controls.values())[::2], list(controls.values())[1::2]
-    pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: wherever the row breaks
+    pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: each pair stays in one column
     explorer.children[0].children = [ipywidgets.VBox(pair) for pair in pairs]
     return explorer
 
 
 def tensor_parallel(**begin: Any) -> Explorer:
-    """Which slice of each matrix of a GPT lies on which rank, where collectives sit, what rank 0 sends and holds.
+    """Return an explorer of a GPT under tensor parallelism: each rank's slices, the collectives, and rank 0's bytes.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.split_block.CONTROLS`.
+    begin: the first values of controls, by the names of `labs.kit.explorers.split_block.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    return Explorer(split.picture, begun("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
+    return Explorer(split.picture, set_controls("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
 
 
 def planner(**begin: Any) -> Explorer:
-    """What the plan chooses for a model on a cluster, what a step is spent on, and what the other ways would take.
+    """Return an explorer of the plan's choice for a model on a cluster, the parts of a step, and the alternatives.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.planner.CONTROLS`.
+    begin: the first values of controls, by the names of `labs.kit.explorers.planner.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    return Explorer(planning.picture, begun("planner", planning.CONTROLS, planning.BEGIN, begin))
+    return Explorer(planning.picture, set_controls("planner", planning.CONTROLS, planning.BEGIN, begin))
 
 
 def schedule(**begin: Any) -> Explorer:
-    """A pipeline's schedule in time, and beneath it, of how many micro-batches each rank holds the activations.
+    """Return an explorer of a pipeline's schedule in time, and of the activations that each rank holds meanwhile.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
-    `backward` are what a micro-batch takes in all layers of a rank, `send` how many forwards it takes from rank to
-    rank.  Another schedule comes with its usual number of stages.
+    A newly chosen schedule starts with its usual number of stages.
+
+    begin: the first values of controls, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
+        `backward` are the times of a micro-batch in all layers of a rank, and `send` is the time of a message in
+        forwards.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    controls = begun("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin)
+    controls = set_controls("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin)
     stages = controls["stages_per_rank"]
     controls["schedule"].observe(lambda change: stages.set_trait("value", pipeline.usual_stages(change.new)), "value")
     return Explorer(pipeline.picture, controls)
 
 
 def microbatches(lists: Lists, **costs: Cost) -> Explorer:
-    """A film of micro-batches on their way through the stages, a frame for each moment at which something begins.
+    """Return a film of micro-batches on their way through the stages, a frame for each start of an instruction.
 
-    lists, costs: as labs.pp.simulate has them.  Saved: the moment in the middle.
-    Raises WrongSchedule for lists that cannot be run: draw.schedule shows where.
+    A saved notebook shows the moment in the middle.
+
+    lists, costs: the arguments of labs.pp.simulate.
+    Raises WrongSchedule for lists that cannot be run; draw.schedule shows the wrong instruction.
     """
     simulation = simulate(lists, **costs)
     times = moment.moments(simulation)
@@ -306,10 +329,10 @@ def microbatches(lists: Lists, **costs: Cost) -> Explorer:
     return frames(lambda frame: moment.picture(simulation, times[frame]), "moment", len(times), still)
 
 
-def begun(name: str, choices: Mapping[str, Any], at_first: Mapping[str, Any], begin: Mapping[str, Any]) -> dict:
-    """The controls of an explorer, each where it stands at first: a slider at a value, a menu at a label."""
+def set_controls(name: str, choices: Mapping[str, Any], defaults: Mapping[str, Any], begin: Mapping[str, Any]) -> dict:
+    """Return the controls of an explorer, each at its first value; a menu's value is one of its labels."""
     controls = {setting: control(setting, values) for setting, values in choices.items()}
-    for setting, value in {**at_first, **begin}.items():
+    for setting, value in {**defaults, **begin}.items():
         if setting not in controls:
             raise ValueError(f"{setting} is not a control of the {name} explorer: there are {', '.join(controls)}")
         there = [each[-1] if isinstance(each, tuple) else each for each in choices[setting]]

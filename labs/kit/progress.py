@@ -1,13 +1,13 @@
-"""What a learner has passed, and when: a small file in the course's folder, that nothing else needs.
+"""A learner's progress: a small file in the course's folder with the time at which each exercise was passed.
 
-    passed("broadcast")    a check says so when it has said ✓; noted only where a learner's notebook runs
-    report(course)         the exercises of each notebook: passed and when, or not yet
-    classroom(courses)     for a teacher: how many exercises each learner has passed, by notebook
-    course_map()           for notebook 00: links to the notebooks, and what is passed
+    passed("broadcast")          notes an exercise that a check has passed, if a learner's notebook runs
+    report(course)               the exercises of each notebook, and when each was passed
+    classroom(course, learners)  for a teacher: the number of exercises that each learner has passed, by notebook
+    course_map()                 for notebook 00: links to the notebooks, and the exercises that are passed
 
-    progress.json          {"broadcast": "2026-11-20 14:05", ...}: when each exercise was passed for the first time
+    progress.json                {"broadcast": "2026-11-20 14:05", ...}: the first time that each exercise was passed
 
-The notebooks themselves say which exercises there are, by the checks that their cells call.
+A notebook's exercises are the checks that its cells call.  If the file is lost, the course still works.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from typing import Any
 from labs.kit.drawing.tables import Table, table
 
 FILE = "progress.json"
-FOLDER = "notebooks"  # those of the learner; in solutions/, as in tests, nobody learns
+FOLDER = "notebooks"  # the learner's notebooks; nothing is noted in solutions/, nor in tests
 CHECK = re.compile(r"\bcheck\.(?!predict\b)(\w+)\(")
 Progress = dict[str, str]
 
@@ -36,23 +36,23 @@ class Notebook:
     file: str  # "02_collectives.ipynb"
     number: str  # "02"
     title: str  # "02 Collectives"
-    exercises: tuple[str, ...]  # by the names of their checks
+    exercises: tuple[str, ...]  # the names of their checks
 
 
 # ---- the file --------------------------------------------------------------------------------------------
 
 
 def passed(exercise: str) -> None:
-    """Note it with the time, where a learner's notebook runs and it was not noted before."""
+    """Note the time at which an exercise was passed, if a learner's notebook runs and no earlier time is noted."""
     try:
         if course := learners_course():
             add(course, exercise)
     except OSError:
-        pass  # in a folder that cannot be written to, a check still says what it has to say
+        pass  # the folder cannot be written to; the check still gives its answer
 
 
 def learners_course() -> Path | None:
-    """The folder of the course in whose notebooks/ this process works, as the kernels of its notebooks do."""
+    """Return the course's folder if this process works in its notebooks/, as the notebooks' kernels do, else None."""
     here = Path.cwd()
     return here.parent if here.name == FOLDER else None
 
@@ -62,17 +62,17 @@ def add(course: Path, exercise: str) -> None:
         try:
             found = read(course)
         except ValueError:
-            found = {}  # broken: it begins anew
+            found = {}  # a broken file is replaced
         if exercise not in found:
             write(course, found | {exercise: datetime.now().isoformat(" ", "minutes")})
 
 
 @contextmanager
 def alone_in(course: Path) -> Iterator[None]:
-    """Let no other thread or process note anything there while the body runs, which reads, and writes what it read."""
+    """Hold a lock on the course's folder, so that no other thread or process writes between a read and a write."""
     folder = os.open(course, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system may have no locks
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
@@ -84,7 +84,11 @@ def is_time(value: Any) -> bool:
 
 
 def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time) -> dict[str, Any]:
-    """What is passed there, and when.  Raises ValueError where the file is not what `write` has written."""
+    """Return the content of a course's file, {exercise: time} unless another file is named.
+
+    valid: whether a value of the file is one that `write` could have written.
+    Raises ValueError if `write` has not written the file.
+    """
     try:
         found = json.loads((course / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -97,7 +101,7 @@ def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time)
 
 
 def write(course: Path, progress: Mapping[str, Any], file: str = FILE) -> None:
-    """By a renaming: whoever reads meanwhile, or is killed, finds the old file or the new one."""
+    """Write the file under another name and rename it, so that a reader, or a crash, finds the old file or the new."""
     draft = course / f"{file}.{os.getpid()}"
     try:
         draft.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
@@ -110,13 +114,13 @@ def write(course: Path, progress: Mapping[str, Any], file: str = FILE) -> None:
 
 
 def notebooks(course: Path) -> list[Notebook]:
-    """Those of the course, in its order; copies that a learner has made have other names, and are left out."""
+    """Return the course's notebooks, in its order; copies that a learner made have other names, and are left out."""
     paths = sorted((course / FOLDER).glob("[0-9]*.ipynb"))
     return [notebook(path) for path in paths if re.fullmatch(r"\d\d[a-z]?_\w+", path.stem)]
 
 
 def notebook(path: Path) -> Notebook:
-    """Raises ValueError where it cannot be read as a notebook."""
+    """Return a notebook's title and exercises.  Raises ValueError if the file cannot be read as a notebook."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
@@ -133,7 +137,7 @@ def notebook(path: Path) -> Notebook:
 
 
 def report(course: Path) -> Table:
-    """Every exercise of every notebook: when it was passed, or not yet."""
+    """Return a table of all exercises of all notebooks, with the time at which each was passed, or "not yet"."""
     done = read(course)
     rows = [
         {"notebook": each.title, "exercise": name, "passed": done.get(name, "not yet")}
@@ -146,7 +150,10 @@ def report(course: Path) -> Table:
 
 
 def classroom(course: Path, learners: Sequence[Path]) -> Table:
-    """How many exercises of each notebook are passed; learners: the folders of their courses."""
+    """Return a table of the number of exercises that each learner has passed, by notebook.
+
+    learners: the folders of their courses.
+    """
     rows = []
     for folder in learners:
         if not folder.is_dir():
@@ -163,7 +170,7 @@ def share(each: Notebook, done: Progress) -> str:
 
 @dataclass(frozen=True, repr=False)
 class CourseMap:
-    """The notebooks that are there, each with its exercises, those that are passed in bold."""
+    """The notebooks of a course, each with its exercises; those that are passed are bold."""
 
     notebooks: tuple[Notebook, ...]
     done: Progress
@@ -188,7 +195,7 @@ class CourseMap:
 
 
 def course_map() -> CourseMap:
-    """Of the course whose notebook calls it.  In solutions/ nothing is passed, whoever has done what."""
+    """Return the map of the course whose notebook calls this function; a notebook in solutions/ has no progress."""
     found, course = tuple(notebooks(Path.cwd().parent)), learners_course()
     try:
         return CourseMap(found, read(course) if course else {})
@@ -197,7 +204,7 @@ def course_map() -> CourseMap:
 
 
 def course_here() -> Path:
-    """The course in or around this folder.  Raises ValueError where there is none."""
+    """Return the folder of the course in or around this folder.  Raises ValueError if there is no course."""
     here = Path.cwd()
     course = next((folder for folder in (here, here.parent) if list(folder.glob(f"{FOLDER}/*.ipynb"))), None)
     if course is None:
@@ -206,8 +213,8 @@ def course_here() -> Path:
 
 
 def main(learners: Sequence[str]) -> int:
-    """Print the report of the course in or around this folder; with folders of learners, theirs in short."""
-    from labs.kit.challenges import scores  # which notes its own by this file
+    """Print the report of the course in or around this folder, or a short one of the learners in these folders."""
+    from labs.kit.challenges import scores  # imported here, since it imports this module
 
     try:
         course = course_here()

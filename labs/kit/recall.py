@@ -1,10 +1,10 @@
 """Questions on earlier notebooks, different ones at each run; say the answer aloud before you unfold it.
 
-    recall.ask("04")    three on the notebooks before 04, at least one of them on the last
-    recall.ten()        ten, on as many notebooks as there are
+    recall.ask("04")    three questions on the notebooks before 04, at least one of them on the one just before it
+    recall.ten()        ten questions, on as many different notebooks as possible
 
-They come from recall.md beside this file: below the number of each notebook are its questions, one heading each, with
-their answers.
+The questions come from recall.md beside this file: below the number of each notebook, every question is a heading, and
+its answer is the text below.
 """
 
 import random
@@ -27,7 +27,7 @@ class Question:
 
     @property
     def html(self) -> str:
-        """Folded.  The class is what tools/nbval.cfg knows it by: other questions are not a difference."""
+        """The folded question as HTML, with the class by which tools/nbval.cfg leaves it out of a comparison."""
         return (
             f'<details class="recall" style="margin: 0.4em 0"><summary>{code(self.question)}</summary>\n'
             f"<p>{code(self.answer)} (Notebook {self.notebook})</p></details>"
@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True, repr=False)
 class Questions:
-    """They draw themselves, folded; as plain text without their answers."""
+    """Questions that draw themselves with folded answers; the plain text has no answers."""
 
     chosen: tuple[Question, ...]
 
@@ -48,45 +48,45 @@ class Questions:
 
 
 def ask(notebook: str, seed: int | None = None) -> Questions:
-    """Three questions on the notebooks before `notebook`: "01", "02", ...
+    """Return three questions on the notebooks before `notebook`: "01", "02", ...
 
-    Raises ValueError for a notebook that the bank does not know, or that is the first.
+    Raises ValueError for the first notebook, and for one that is not in the bank.
     """
     books = list(bank())
     if notebook not in books[1:]:
         raise ValueError(f"there are no questions before {notebook!r}: ask for one of {', '.join(books[1:])}")
     *earlier, last = books[: books.index(notebook)]
     chance = random.Random(seed)
-    return drawn([last, *chance.sample(earlier, len(earlier))], 3, chance)
+    return draw([last, *chance.sample(earlier, len(earlier))], 3, chance)
 
 
 def ten(seed: int | None = None) -> Questions:
-    """Ten questions across the course, in its order."""
+    """Return ten questions on the whole course, in its order."""
     chance = random.Random(seed)
-    found = drawn(chance.sample(list(bank()), len(bank())), 10, chance)
+    found = draw(chance.sample(list(bank()), len(bank())), 10, chance)
     return Questions(tuple(sorted(found.chosen, key=lambda each: each.notebook)))
 
 
-def drawn(books: Sequence[str], count: int, chance: random.Random) -> Questions:
-    """One from each of `books` in turn, none twice."""
+def draw(books: Sequence[str], count: int, chance: random.Random) -> Questions:
+    """Draw one question from each of `books` in turn, none of them twice."""
     piles = {book: chance.sample(bank()[book], len(bank()[book])) for book in books}
     return Questions(tuple(piles[book].pop() for book in islice(cycle(books), count)))
 
 
 @cache
 def bank() -> dict[str, list[Question]]:
-    """The questions by notebook, in the order of the course."""
+    """Return the questions by notebook, in the order of the course."""
     _, *parts = re.split(r"^## ", BANK.read_text(encoding="utf-8"), flags=re.MULTILINE)
     numbers = [part.partition("\n")[0] for part in parts]
     return {number: rows(number, part) for number, part in zip(numbers, parts, strict=True)}
 
 
 def rows(notebook: str, part: str) -> list[Question]:
-    """What stands below the heading of a notebook."""
+    """Return the questions in the part of the bank below the heading of a notebook."""
     _, *entries = re.split(r"^### ", part, flags=re.MULTILINE)
     return [Question(notebook, *(" ".join(text.split()) for text in entry.split("\n", 1))) for entry in entries]
 
 
 def code(text: str) -> str:
-    """For HTML, with what stands between backticks set as code."""
+    """Return text as HTML, in which words between backticks are set as code."""
     return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))

@@ -1,20 +1,21 @@
-"""Watch a job from outside: when its ranks did what, what they sent, what they held.
+"""Recordings of a job, made from outside: the times, the messages and the memory of its ranks.
 
     results = run(train, ranks=4, record="communication")
     results.recording                           # draws itself
     results.recording.sent(rank=0, step=2)      # bytes
-    results.recording.across(rank=0, step=2)    # those to other nodes, of a job that was run with a link
+    results.recording.across(rank=0, step=2)    # bytes to other nodes, of a job that was run with a link
 
-    pass             on a rank, for the whole of the function   it costs
-    time             marks and spans                            nothing
-    communication    and every collective and send/recv         less than 10 % of the step (watch/communication.py)
-    order            and what is touched before its wait        10 µs per operator (watch/touches.py)
-    memory           and every byte held, by kind               15 µs per operator (watch/memory.py)
+    pass             it records on each rank, for the whole function     its cost
+    time             marks and spans                                     nothing
+    communication    the same, and every collective and send/recv        less than 10 % (watch/communication.py)
+    order            the same, and tensors touched before their wait     10 µs per operator (watch/touches.py)
+    memory           marks and spans, and every byte held, by kind       15 µs per operator (watch/memory.py)
 
-One pass per job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
-Recording of them, on one clock: the monotonic one that all processes of a machine share, 0 at the first rank's start.
+A job has one pass, since each pass disturbs the values that another one measures.  Each rank's pass leaves a tape, and
+`join` makes one Recording of all tapes.  Its clock is the monotonic one that all processes of a machine share, and is 0
+when the first rank starts.
 
-The watched code has no part in this, except for the one thing that nobody could guess: where a step begins.
+The watched code only marks the beginning of each step, which no observer could guess.
 
     for x, y in batches:
         mark("step")            # closes the step before it
@@ -23,7 +24,7 @@ The watched code has no part in this, except for the one thing that nobody could
         mark("backward")
         loss.backward()
         ...
-    mark("end")                 # optional: what comes now belongs to no step
+    mark("end")                 # optional: the code after it belongs to no step
 
 In a pipeline, each instruction can be a span: `pipeline = instructions(Pipeline(...))`.
 """
@@ -58,7 +59,7 @@ P = TypeVar("P", bound=Pipeline)
 
 @dataclass(frozen=True)
 class Span:
-    """Something that a rank was doing, from `start` to `end` (s on the job's clock); a step is one named "step"."""
+    """A named activity of a rank from `start` to `end` (s on the job's clock); a step is a span named "step"."""
 
     rank: int
     name: str
@@ -67,9 +68,9 @@ class Span:
 
 
 class TimePass:
-    """Marks and spans, and nothing else."""
+    """A pass that records marks and spans, and nothing else."""
 
-    watch: Any = None  # what a pass has on besides: a context manager with a `tape`
+    watch: Any = None  # the observer that a pass adds: a context manager with a `tape`
     active: TimePass | None = None
 
     def __init__(self) -> None:
@@ -92,13 +93,13 @@ class TimePass:
 
     @property
     def tape(self) -> dict[str, Any]:
-        """Small and picklable; times in nanoseconds of the monotonic clock."""
+        """The marks and spans of the pass, small and picklable; times are in nanoseconds of the monotonic clock."""
         names = "start", "end", "marks", "spans"
         return {name: getattr(self, name) for name in names} | {"watched": self.watch and self.watch.tape}
 
 
 class CommunicationPass(TimePass):
-    """Marks and spans, and every collective, send and recv."""
+    """A pass that records marks and spans, and every collective, send and recv."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class CommunicationPass(TimePass):
 
 
 class OrderPass(CommunicationPass):
-    """A CommunicationPass that looks at every operator besides."""
+    """A CommunicationPass that also observes every operator."""
 
     def __enter__(self) -> OrderPass:
         super().__enter__()
@@ -119,7 +120,7 @@ class OrderPass(CommunicationPass):
 
 
 class MemoryPass(TimePass):
-    """Marks and spans, and the bytes held."""
+    """A pass that records marks and spans, and the bytes held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,18 +132,18 @@ class MemoryPass(TimePass):
 
 
 PASSES = {"time": TimePass, "communication": CommunicationPass, "order": OrderPass, "memory": MemoryPass}
-KIND = {"order": "communication"}  # of recording, where the pass has another name
+KIND = {"order": "communication"}  # the kind of a recording, if it is not the name of the pass
 
 
 def mark(name: str) -> None:
-    """From here on this rank is in phase `name`; "step" begins a step, "end" ends the last.  Free outside of a pass."""
+    """Begin phase `name` of this rank; "step" begins a step, and "end" ends the last one.  Free outside of a pass."""
     if TimePass.active:
         TimePass.active.mark(name)
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """What runs inside is a span `name`; unlike phases, spans may nest.  Free outside of a pass."""
+    """Record the body as a span `name`; unlike phases, spans may nest.  Free outside of a pass."""
     start, watch = time.monotonic_ns(), TimePass.active
     yield
     if watch:
@@ -150,48 +151,50 @@ def span(name: str) -> Iterator[None]:
 
 
 def instructions(pipeline: P) -> P:
-    """The same labs.pp.Pipeline; from now on each instruction that it obeys is a span, named as it is written: 2F0.
+    """Record each instruction that a labs.pp.Pipeline obeys as a span, named as it is written: 2F0.
 
-    A span begins when what the instruction takes is there: a rank that waits for another one computes nothing.  Times
-    are the process's own, which does not wait for a GPU.
+    A span begins when the instruction's input has arrived, so it does not contain the time in which the rank waits for
+    another one.  Times are those of the process, which does not wait for a GPU.
+
+    Returns the same pipeline.
     """
     compute, take, start = pipeline.compute, pipeline.mail.take, 0
 
-    def taken(message: Instruction) -> Tensor:
+    def take_and_time(message: Instruction) -> Tensor:
         nonlocal start
         x = take(message)
         start = time.monotonic_ns()
         return x
 
-    def computed(x: Instruction) -> None:
+    def compute_and_record(x: Instruction) -> None:
         nonlocal start
         start = time.monotonic_ns()
         compute(x)
         if TimePass.active:
             TimePass.active.spans.append((repr(x), start, time.monotonic_ns()))
 
-    pipeline.compute, pipeline.mail.take = computed, taken
+    pipeline.compute, pipeline.mail.take = compute_and_record, take_and_time
     return pipeline
 
 
 @dataclass(frozen=True, repr=False)
 class Recording:
-    """What a pass saw of all ranks, on one clock (seconds, 0 when the first rank began)."""
+    """The recording of a job: the passes of its ranks on one clock, in seconds from the start of the first rank."""
 
     kind: str  # "time", "communication" or "memory"
     ranks: int
     events: list[Event] = field(default_factory=list)  # in order of their start
-    spans: list[Span] = field(default_factory=list)  # likewise
+    spans: list[Span] = field(default_factory=list)  # in order of their start
     memory: Sequence[Series] | Mapping[int, Series] = field(default_factory=list)  # by rank
-    link: Link | None = None  # that the job was run with; of a dry run, its nodes
-    seen: Sequence[int] = ()  # the ranks that were watched: all, but of a dry run
+    link: Link | None = None  # the link of the job; a dry run has one for its nodes
+    seen: Sequence[int] = ()  # the ranks that were watched: all of them, except in a dry run
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seen", tuple(self.seen) or tuple(range(self.ranks)))
 
     @property
     def steps(self) -> int:
-        """How many steps the first rank marked."""
+        """The number of steps that the first rank marked."""
         return len(self.step_spans(self.seen[0]))
 
     def step_spans(self, rank: int = 0) -> list[Span]:
@@ -206,21 +209,21 @@ class Recording:
         return grouped(self.events, lambda event: (event.rank, event.step))
 
     def sent(self, rank: int = 0, step: int | None = None) -> int:
-        """Logical bytes that a rank sent, in one step or in all of the job."""
+        """Return the logical bytes that a rank sent, in one step or in the whole job if step is None."""
         return sum(event.sent for event in self.select(rank, step))
 
     def across(self, rank: int = 0, step: int | None = None) -> int:
-        """Of those, the bytes that went to other nodes of the job's link."""
+        """Return the logical bytes that a rank sent to other nodes of the job's link."""
         if self.link is None:
             raise ValueError("this job had no nodes to tell apart: run(..., link=Link(...)) gives it some")
         return sum(self.link.across(rank, event.to, self.ranks) for event in self.select(rank, step))
 
     def counts(self, rank: int = 0, step: int | None = None) -> Counter[str]:
-        """How many of each op a rank issued, in one step or in all of the job."""
+        """Return how many of each op a rank issued, in one step or in the whole job if step is None."""
         return Counter(event.op for event in self.select(rank, step))
 
     def select(self, rank: int = 0, step: int | None = None) -> list[Event]:
-        """The events of a rank, of one step or of all of the job."""
+        """Return the events of a rank, in one step or in the whole job if step is None."""
         self.require("communication")
         self.window(rank, step)
         if step is None:
@@ -228,21 +231,21 @@ class Recording:
         return list(self.events_by_step.get((rank, step), []))
 
     def held(self, rank: int = 0, step: int | None = None) -> dict[str, int]:
-        """The most bytes that a rank held of each kind, each at its own moment, and as "peak" the most in all."""
+        """Return the most bytes that a rank held of each kind, each at its own moment; "peak" is the most in all."""
         within = [held for _, held in self.moments(rank, step)]
         most = {kind: max(held[kind] for held in within) for kind in KINDS}
         return most | {"peak": max(sum(held.values()) for held in within)}
 
     def during(self, rank: int, step: int | None, kinds: Sequence[str] = KINDS) -> list[tuple[float, int]]:
-        """(s, bytes of these kinds together): what was there as a step began, then after each change within it.
+        """Return (s, bytes of these kinds together) when a step began, and after each change within it.
 
-        The most that a step added to what it found: `before, *later = [size for _, size in during(...)]`, and then
-        `max(before, *later) - before`.
+        The most bytes that a step added are `max(before, *later) - before`, with
+        `before, *later = [size for _, size in during(...)]`.
         """
         return [(moment, sum(held[kind] for kind in kinds)) for moment, held in self.moments(rank, step)]
 
     def moments(self, rank: int, step: int | None) -> list[tuple[float, dict[str, int]]]:
-        """(s, bytes by kind): what was there as a step began, then after each change within it."""
+        """Return (s, bytes by kind) when a step began, and after each change within it."""
         self.require("memory")
         start, end = self.window(rank, step)
         line = self.memory[rank]
@@ -251,9 +254,9 @@ class Recording:
         return [(start, before), *line[first:last]]
 
     def steady(self, rank: int = 0) -> dict[str, int]:
-        """What a rank holds in a step of a training run under way: of each kind, the least of all steps but the first.
+        """Return the bytes that a rank holds in a steady step: for each kind, the least of all steps but the first.
 
-        The least, since now and then a thread of the backend keeps a tensor a moment longer than the step needs it.
+        The least counts, since now and then a thread of the backend holds a tensor a moment longer than the step does.
         """
         later = [self.held(rank, step) for step in range(1, self.steps)]
         if not later:
@@ -261,9 +264,12 @@ class Recording:
         return {kind: min(held[kind] for held in later) for kind in later[0]}
 
     def schedule(self, lists: Lists, step: int | None = None) -> Simulation:
-        """When each instruction of these lists began and ended in a step (the last when left out), 0 at the first one.
+        """Return when each instruction of these lists began and ended in a step, in seconds from the first one.
 
-        Of a pipeline that went through `instructions`.  Raises ValueError where the step is not one run of the lists.
+        The job's pipeline must have gone through `instructions`.
+
+        step: the number of the step, the last when left out.
+        Raises ValueError if the step is not one run of the lists.
         """
         step = self.steps - 1 if step is None and self.steps else step
         windows = {rank: self.window(rank, step) for rank in self.seen}
@@ -287,7 +293,7 @@ class Recording:
             raise ValueError(f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here')
 
     def window(self, rank: int, step: int | None) -> tuple[float, float]:
-        """Start and end of a step (s).  Raises ValueError when there is no such rank or step."""
+        """Return the start and end of a step (s).  Raises ValueError when there is no such rank or step."""
         if rank not in self.seen:
             there = f"ranks 0 to {self.ranks - 1}" if len(self.seen) == self.ranks else f"of {self.ranks} ranks these: "
             there += "" if len(self.seen) == self.ranks else ", ".join(map(str, self.seen))
@@ -304,19 +310,19 @@ class Recording:
         return f"Recording({self.kind}, {self.ranks} ranks, {self.steps} steps, {seen.get(self.kind, 'bytes by kind')})"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        from labs.kit import draw  # with matplotlib, which a rank has no use for
+        from labs.kit import draw  # imported here, since it imports matplotlib, which no rank needs
 
         figure = draw.memory(self) if self.kind == "memory" else draw.timeline(self)
         return figure._repr_mimebundle_(include, exclude)
 
 
 def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Recording:
-    """One Recording of what the passes of all ranks left, in order of rank."""
+    """Return one Recording of the tapes of all ranks, in order of rank."""
     return join_some(kind, dict(enumerate(tapes)), len(tapes), link)
 
 
 def join_some(kind: str, tapes: Mapping[int, dict[str, Any]], ranks: int, link: Link | None = None) -> Recording:
-    """The same of some ranks of so many."""
+    """Return one Recording of the tapes of some ranks, {rank: tape}, in a job of so many ranks."""
     kind, zero = KIND.get(kind, kind), min(tape["start"] for tape in tapes.values())
 
     def seconds(moment: int) -> float:
@@ -348,7 +354,7 @@ def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """The items by key, each list in the order in which they came."""
+    """Return {key: items}, each list in the order of `items`."""
     groups: dict[Any, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -356,7 +362,7 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def phases(tape: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """(name, start, end) of each step, from its mark to the next one of a step, and of the phases in between."""
+    """Return (name, start, end) of each step, which lasts until the next step's mark, and of the phases within it."""
     marks = [*tape["marks"], ("end", tape["end"])]
     borders = [(name, moment) for name, moment in marks if name in ("step", "end")]
     steps = [pair for pair in pairwise(borders) if pair[0][0] == "step"]

@@ -1,11 +1,11 @@
-"""What really went over the wire: the bytes that this process's TCP connections have delivered.
+"""The bytes that this process's TCP connections have delivered, as the operating system counts them.
 
     before = delivered()
     dist.all_reduce(x)
     dist.barrier()
-    delivered() - before        # with headers of the backend, without those of TCP
+    delivered() - before        # with the backend's headers, without TCP's
 
-A recording (record.py) books what an algorithm has to send; this is what the operating system counted.
+A recording (record.py) has the bytes that an algorithm must send; this count has all that really went over the wire.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import struct
 import sys
 from pathlib import Path
 
-BYTES_ACKED = 120  # where `struct tcp_info` of linux/tcp.h has tcpi_bytes_acked, 8 bytes
+BYTES_ACKED = 120  # the offset of tcpi_bytes_acked (8 bytes) in `struct tcp_info` of linux/tcp.h
 
 
 def delivered() -> int | None:
-    """Bytes sent by this process and acknowledged by the other side, over all its open TCP connections.
+    """Return the bytes that this process sent and the other side acknowledged, over all its open TCP connections.
 
-    None where the system does not count them in this way: anywhere but on Linux.
+    Returns None on every system but Linux, since only Linux counts them in this way.
     """
     if sys.platform != "linux":
         return None
     total = 0
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # one that was closed since, or has no counter
+        with contextlib.suppress(OSError):  # the connection may have been closed since, or have no counter
             if os.readlink(link).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(link.name))) as connection:
                     total += acknowledged(connection)

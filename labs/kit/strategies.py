@@ -1,9 +1,9 @@
-"""Every strategy of the course, ours and PyTorch's own, in one table; and the one training loop they share.
+"""Every strategy of the course, ours and PyTorch's own, in one table; and the one training loop that they share.
 
 The tour, the contract test and the benchmarks read STRATEGIES and nothing else: a strategy joins all three as one row.
-What others ship, and needs an extra, is in WITH_AN_EXTRA, for the first two.
-What a row says is in rows/row.py, the rows are in the other files there, and what a loop needs of a model under a
-strategy is in training.py.
+WITH_AN_EXTRA has the strategies of other libraries that need an extra; the tour and the contract test read it, too.
+The class of a row is in rows/row.py, and the rows are in the other files there.  training.py has the class of a model
+under a strategy, on which the loop relies.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
-WITH_AN_EXTRA = (*DEEPSPEED,)  # where that is not installed they fit no number of ranks, and say which one adds it
-COMPILED = (*GSPMD,)  # likewise; no job of ranks, and for the tour alone
-ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # those that a dry run takes, too
+WITH_AN_EXTRA = (*DEEPSPEED,)  # without their extra they fit no number of ranks, and name the extra to install
+COMPILED = (*GSPMD,)  # the same, but they run in no job of ranks, and only the tour reads them
+ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # the rows that a dry run also accepts
 
 
 def train(
@@ -44,12 +44,15 @@ def train(
     micro_batches: int = 1,
     keep: int = 0,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take a step for each batch that this rank reads; runs on every rank of a job.
+    """Take a step for each batch that this rank reads; every rank of a job runs this function.
 
-    build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[part][step]: inputs and
-    targets.  micro_batches: into how many each batch is cut, their gradients added up; in a pipeline, into as many for
-    each rank.  Returns this rank's loss in each step (none where it does not have the model's end), and by name the
-    full parameters (on the CPU) as they were after `keep` steps.
+    build: a function that makes the model, the same on every rank; the model maps a batch to its mean loss.
+    batches: inputs and targets, batches[part][step].
+    micro_batches: the number into which each batch is cut; their gradients are added up.  In a pipeline, the number
+        per rank.
+    keep: the number of steps after which the full parameters are copied.
+    Returns this rank's loss in each step, none if it does not have the model's end, and {name: full parameter on the
+    CPU} as they were after `keep` steps.
     """
     training, part = set_up(strategy, build())
     losses, kept = [], {}
@@ -66,13 +69,19 @@ def train(
 
 
 def own_batch(training: Training, batch: Batch) -> Iterator[Tensor | None]:
-    """What this rank reads of it: a copy of its own, as a loader would make it, which dies with its step."""
+    """Yield a copy of x and y for this rank, as a loader would make it, or None for one that the rank does not read.
+
+    The copy belongs to one step, and is freed after it.
+    """
     for x, reads in zip(batch, training.reads, strict=True):
         yield x.to(torch.get_default_device(), copy=True) if reads else None
 
 
 def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
-    """The training of a model by all ranks of this job, and the number of the part of the batch that this one reads."""
+    """Apply a strategy to a model on all ranks of this job.
+
+    Returns the Training of this rank, and the number of the part of each batch that the rank reads.
+    """
     axes = strategy.axes(dist.get_world_size())
     mesh = Mesh(tuple(axes.values()), tuple(axes))
     return strategy.apply(model, mesh), strategy.part(mesh)

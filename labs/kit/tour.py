@@ -1,19 +1,20 @@
-"""The tour: the course's GPT trained on one process and with one strategy after another, and all of it measured.
+"""The tour: the course's GPT is trained on one process and with one strategy after another, and measured.
 
     python -m labs tour --ranks 4 --steps 30
 
-For each row of `labs.kit.strategies` that is asked for (`ONE_OF_EACH`, unless others are named) the same training runs
-three times, since each of these disturbs the next:
+The same training runs three times for each chosen row of `labs.kit.strategies`, or of `ONE_OF_EACH` if none is named,
+since each of these passes would disturb the others:
 
-    time             all steps, with nothing on      losses, parameters, milliseconds
+    time             all steps, without an observer  losses, parameters, milliseconds
     communication    WATCHED steps                   bytes sent
     memory           WATCHED steps                   bytes held, by kind
 
-A row of XLA's runs once, in one process with virtual devices: what it sends and holds is read from what was compiled.
+A row of XLA's runs once, in one process with virtual devices; its bytes sent and held are read from the compiled
+program.
 
-Beside each measurement stands what `labs.cost` predicts.  The output is one table, a figure and a JSON file; a strategy
-that does not train as one process does, or does not send or hold what was predicted, makes the command fail and
-say why.
+The predictions of `labs.cost` stand beside the measurements.  The output is a table, a figure and a JSON file.  The
+command fails, and says why, if a strategy does not train like one process, or does not send or hold the predicted
+bytes.
 """
 
 from __future__ import annotations
@@ -59,15 +60,16 @@ from labs.model import GPT, PRESETS, Config, parameters
 
 KINDS = (*draw.KINDS, "peak")
 EXACT = ("P", "G", "S")
-SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # those that read bytes
+SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # the models that read bytes
 PASSES = ("time", "communication", "memory")
 WATCHED = 4  # steps of the passes that count bytes
 WARM_UP = 3  # steps that are not timed
-# Two parameters that differ by no more are equal up to the rounding of the dtype that computed them ...
+# Parameters are compared after COMPARED steps, since every training amplifies rounding step by step.  Up to then, two
+# that differ by at most SAME are equal, up to the rounding of the dtype that computed them.
 SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-COMPARED = 30  # ... which every training blows up, step by step: so they are compared after these
+COMPARED = 30
 TIMEOUT = 3600.0
-ONE_OF_EACH = (  # rows enough to compare the ideas with each other, and with PyTorch's, within a minute or so
+ONE_OF_EACH = (  # enough rows to compare the ideas with each other and with PyTorch's, in about a minute
     *("ddp-overlapped", "torch-ddp", "zero-1", "zero-2", "zero-3"),
     *("fsdp", "torch-fsdp", "tp-sp", "fsdp-tp", "pp-1f1b", "torch-pp-1f1b"),
 )
@@ -75,7 +77,7 @@ ONE_OF_EACH = (  # rows enough to compare the ideas with each other, and with Py
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, and on what.  Raises ValueError, with the way out, for what cannot be trained."""
+    """The settings of a tour.  Raises ValueError, with the way out, for settings that cannot be trained."""
 
     size: str = "tiny"
     ranks: int = 4
@@ -99,7 +101,7 @@ class Plan:
                 f"batch {self.batch} is not divisible by {self.ranks} ranks: "
                 f"take --batch {larger}, or --ranks with one of {divisors}"
             )
-        # Chosen once: the reference must run on the same kind of device as the others.
+        # The device is chosen once, since the reference must run on the same kind of device as the strategies.
         object.__setattr__(self, "device", devices_for(self.device, self.ranks).names[0].split(":")[0])
 
     @property
@@ -111,7 +113,7 @@ class Plan:
         return corpus()
 
     def batches(self, parts: int, steps: int) -> list[list[Batch]]:
-        """[part][step]: the same data, cut into any number of parts."""
+        """Return batches[part][step]: the same data, cut into any number of parts."""
         tokens, context = self.corpus.tokens, self.config.context
         loaders = [Batches(tokens, self.batch, context, 0, part, parts) for part in range(parts)]
         return [[loader[step] for step in range(steps)] for loader in loaders]
@@ -130,19 +132,19 @@ class Plan:
 
 @dataclass
 class Row:
-    """What a strategy did; `differs` has a sentence for everything that is not as it should be."""
+    """The measurements of a strategy; `differs` has a sentence for each one that is not as it should be."""
 
     name: str
     side: str
     ranks: int
-    losses: list[float]  # the mean over the ranks that have one, by step
+    losses: list[float]  # in each step, the mean over the ranks that have a loss
     max_param_diff: float
-    sent: dict[str, int | None]  # predicted and measured, of the rank with the most; None: by nobody
-    held: dict[str, dict[str, int | None]]  # likewise, by kind
+    sent: dict[str, int | None]  # "predicted" and "measured", the maximum over the ranks; None if there is no value
+    held: dict[str, dict[str, int | None]]  # the same for each kind
     ms_per_step: float
     note: str = ""
-    mesh: str = ""  # that it ran on
-    same: float = SAME[torch.float32]  # how large max_param_diff may be
+    mesh: str = ""  # the mesh of the job
+    same: float = SAME[torch.float32]  # the largest max_param_diff that is allowed
     differs: list[str] = field(default_factory=list)
 
     @property
@@ -159,7 +161,10 @@ class Row:
 def tour(
     plan: Plan, chosen: Sequence[Strategy | Compiled], tick: Callable[[str, int], Any] = lambda name, done: None
 ) -> Iterator[Row]:
-    """One device, then each chosen strategy against it; before each pass tick(strategy's name, passes done)."""
+    """Yield the row of one device, then the row of each chosen strategy, compared with it.
+
+    tick: a function that is called before each pass with the strategy's name and the number of passes done.
+    """
     reference = None
     for number, strategy in enumerate((ONE_DEVICE, *chosen)):
         ranks = strategy.ranks(plan.ranks)
@@ -178,7 +183,7 @@ def tour(
 
 
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
-    """Train once, under this pass."""
+    """Train once, with this pass."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
     build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
     if kind == "time":
@@ -189,7 +194,10 @@ def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict
 def train_and_compare(
     strategy: Strategy, build: Any, batches: Any, reference: dict[str, Tensor] | None
 ) -> tuple[Any, Any]:
-    """On a rank: the losses, and how far its parameters are from the reference (the parameters where it is None)."""
+    """Train on a rank; return its losses, and the largest difference between its parameters and the reference.
+
+    If there is no reference, the parameters are returned in place of the difference.
+    """
     losses, kept = train(strategy, build, batches, keep=min(COMPARED, len(batches[0])))
     if reference is None:
         return losses, kept
@@ -197,7 +205,7 @@ def train_and_compare(
 
 
 def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
-    """The three passes of a strategy as one row, measured beside predicted on every rank."""
+    """Return the row of a strategy's three passes, with measurements and predictions compared on every rank."""
     losses, differences = zip(*time, strict=True)
     share = plan.batch // strategy.parts(plan.ranks)
     predicted = [strategy.predict(Job(plan.config, share, ranks, rank)) for rank in range(ranks)]
@@ -236,21 +244,21 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
 
 
 def most(predicted: Iterable[int | None]) -> int | None:
-    """Return the largest number of the ranks, or None where nobody predicts it."""
+    """Return the largest prediction of all ranks, or None if there is no prediction."""
     return max((number for number in predicted if number is not None), default=None)
 
 
 def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor]) -> Row:
-    """A row of XLA's: the numbers of its training, and what it says itself of bytes sent and held."""
+    """Return a row of XLA's: the results of its training, and the bytes that the compiled program sends and holds."""
     weights = {name: p.detach().numpy() for name, p in GPT(plan.config).named_parameters()}
     batches = [tuple(part.numpy() for part in batch) for batch in plan.batches(1, plan.steps)[0]]
     job = plan.config, weights, batches, strategy.axes(ranks), ADAMW, min(COMPARED, plan.steps)
     trained = on_devices(train_annotated, *job, devices=ranks, timeout=TIMEOUT)
     ours = strategy.predict(Job(plan.config, plan.batch, ranks))
-    # G has no place of its own: with A and all that is sent, it is in what the compiler calls temporary.
-    measured = {"P": trained.held // 3, "S": trained.held - trained.held // 3}  # two moments of each weight
-    due = replace(ours, sent=trained.sent, held=replace(ours.held, S=2 * ours.held.P))
-    known = {kind: (getattr(due.held, kind), measured[kind]) for kind in measured}
+    # The compiler does not report G: together with A and the communication, it is part of "temporary".
+    measured = {"P": trained.held // 3, "S": trained.held - trained.held // 3}  # each weight has two moments
+    expected = replace(ours, sent=trained.sent, held=replace(ours.held, S=2 * ours.held.P))
+    known = {kind: (getattr(expected.held, kind), measured[kind]) for kind in measured}
     known |= {"temporary": (None, trained.temporary), "peak": (None, trained.peak)}
     row = Row(
         strategy.name,
@@ -264,7 +272,7 @@ def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor
         strategy.note,
         mesh_of(strategy, ranks),
     )
-    faults = faults_of(row.max_param_diff, due, trained.sent, measured | {"G": due.held.G})
+    faults = faults_of(row.max_param_diff, expected, trained.sent, measured | {"G": expected.held.G})
     row.differs = [f"{strategy.name}: {fault}" for fault in faults]
     return row
 
@@ -283,8 +291,8 @@ def mesh_of(strategy: Strategy | Compiled, ranks: int) -> str:
 def faults_of(
     difference: float, predicted: Prediction, sent: int, held: dict[str, int], same: float = SAME[torch.float32]
 ) -> Iterator[str]:
-    """What one rank did differently from one process, or from what was predicted."""
-    if not difference <= same:  # nan, too
+    """Yield a sentence for each difference of a rank from one process, or from the predictions."""
+    if not difference <= same:  # also true if the difference is nan
         yield f"parameters differ from one process's by {difference:.1e}, more than {same:.0e}"
     if sent != predicted.sent:
         yield f"sent {sent:,} bytes in a step, not the predicted {predicted.sent:,}"
@@ -297,7 +305,7 @@ def faults_of(
 
 
 def show(rows: Sequence[Row]) -> draw.Table:
-    """One table for a terminal of 100 columns: two lines per strategy, what was predicted over what was measured."""
+    """Return a table for a terminal of 100 columns: two lines per strategy, the predictions above the measurements."""
     cells = [[row.sent, *(row.held[kind] for kind in KINDS)] for row in rows]
     largest = max(max(filter(None, cell.values()), default=0) for line in cells for cell in line)
     power = next(power for power in range(1, 6) if largest < 1000 * 1024**power)
@@ -327,24 +335,25 @@ def three_digits(number: float | None, unit: int) -> str:
 
 
 def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
-    """What the table says, in sentences."""
+    """Return the conclusions from the table, in sentences."""
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
     below = "below" if loss < entropy else "not yet below"
     low = any(row.same > SAME[torch.float32] for row in rows)
-    said = [f"The loss, {loss:.2f} nats, is {below} the corpus's unigram entropy of {entropy:.2f} (byte counts alone)."]
+    unigrams = f"the corpus's unigram entropy of {entropy:.2f} (byte counts alone)"
+    lines = [f"The loss, {loss:.2f} nats, is {below} {unigrams}."]
     if len(rows) > 1 and not any(row.differs for row in rows):
-        said += [
+        lines += [
             f"After {after} steps every strategy has one process's parameters, to {SAME[torch.float32]:.0e}"
             + (f", or {SAME[torch.bfloat16]:.0e} if it computes in bfloat16." if low else "."),
             "Each rank sent, and held of P, G and S, what the formulas say, to the byte.",
         ]
-    said += [sentence for row in rows if (sentence := off(row))]
-    return said + [f"{row.name} {row.note}." for row in rows if row.note]
+    lines += [sentence for row in rows if (sentence := off(row))]
+    return lines + [f"{row.name} {row.note}." for row in rows if row.note]
 
 
 def off(row: Row) -> str:
-    """Say which kinds, beside those that must be exact, were measured otherwise than predicted; "" for none."""
+    """Return a sentence with the kinds that need not be exact and differ from the predictions; "" if there are none."""
     kinds = [(NAMES.get(kind, kind), row.held[kind]) for kind in KINDS if kind not in EXACT]
     differ = [
         f"{name} {cell['measured']:,} (predicted {cell['predicted']:,})"
@@ -355,7 +364,7 @@ def off(row: Row) -> str:
 
 
 def picture(rows: Sequence[Row], plan: Plan) -> bytes:
-    """A PNG: the losses of all rows over the reference curve, and what a rank holds, predicted over measured."""
+    """Return a PNG of all rows' losses over the reference curve, and of the bytes held, predicted and measured."""
     from matplotlib import image
     from numpy import vstack
 
@@ -377,7 +386,7 @@ def label(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """What `--json` writes."""
+    """Return everything that `--json` writes."""
     return {
         "schema": 1,
         "config": plan.to_json(),
@@ -392,7 +401,7 @@ def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
 
 
 def in_a_line(row: Row) -> str:
-    """What is said of a row as soon as it is measured."""
+    """Return the line that is printed as soon as a row is measured."""
     against = "" if row.name == ONE_DEVICE.name else f", parameters {row.max_param_diff:.0e} from one process's"
     return f"{row.name}: {row.ms_per_step:.1f} ms per step{against}"
 
@@ -401,7 +410,7 @@ def in_a_line(row: Row) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Raise ValueError where no file can be put at `path`: before the training, not after it."""
+    """Raise ValueError if no file can be written at `path`; called before the training, not after it."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
@@ -413,7 +422,7 @@ def require_writable(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """All of the file or nothing: whoever reads it meanwhile sees the one before."""
+    """Write all of the file or nothing: until the end, a reader sees the old file."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_bytes(content)
@@ -426,10 +435,11 @@ def write(path: Path, content: bytes) -> None:
 
 
 def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
-    """The rows of STRATEGIES with these names, separated by commas, in the table's order.
+    """Return the rows of the table with these names, in the table's order.
 
-    None stands for one of each kind, and "all" for every row, of those that can be run on so many ranks.  Raises
-    ValueError for a name that does not exist, or that cannot be run so.
+    names: names separated by commas; None for ONE_OF_EACH, or "all" for every row, without the rows that cannot run on
+        so many ranks.
+    Raises ValueError for a name that does not exist, or whose strategy cannot run on so many ranks.
     """
     table = (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
     known = [strategy.name for strategy in table]
@@ -465,7 +475,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """0 when every strategy is as it should be, 1 when one differs, 2 when the tour could not be made."""
+    """Run the tour; return 0 if every strategy is as it should be, 1 if one differs, 2 if there was no tour."""
     chosen = parser().parse_args(arguments)
     try:
         plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)

@@ -1,6 +1,6 @@
-"""A model under a strategy, as every training loop of the course sees it; and one step of it.
+"""A model under a strategy, as every training loop of the course uses it; and one step of it.
 
-What a strategy's `apply` returns is a Training: `labs.kit.strategies.train` takes its steps, and so do the notebooks.
+A strategy's `apply` returns a Training; `labs.kit.strategies.train` and the notebooks take its steps.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from labs.model import counted
 
 Batch = tuple[Tensor, Tensor]
 
-# A larger eps than usual: where a gradient is all but zero, Adam would blow its rounding up to a whole step.  So, 30
-# steps of the tour's model leave rounding below 1e-6; with lr 3e-3 and eps 1e-6, on some texts, it grows to 1e-3.
+# The eps is larger than usual, since with a small one Adam turns the rounding of a gradient near zero into a whole
+# step.  With this eps, 30 steps of the tour's model keep rounding below 1e-6; with lr 3e-3 and eps 1e-6 it grows to
+# 1e-3 on some texts.
 ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model under a strategy: what a step needs of it, on one rank.
+    """A model under a strategy on one rank, with everything that a training step needs.
 
-    backward: (x, y, micro_batches, over) -> the mean loss of each (0-dim), whose gradients it has added up; no losses
-    on a rank that does not have the model's end.  over: None, or what the sum of a rank's losses is divided by, where
-    targets are ignored (`share_of`).
-    optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
-    full: the whole parameters by name, the same on every rank.  finish: called between backward and step().
-    reads: whether this rank reads x, and whether y; where it does not, it is given None.
+    backward: a function (x, y, micro_batches, over) that adds up the gradients of all micro-batches, and returns the
+        mean loss of each (0-dim), or no losses on a rank that does not have the model's end.  If some targets are
+        ignored, `over` is the number by which the sum of a rank's losses is divided (`share_of`), otherwise None.
+    optimizer: an object with step() and zero_grad().
+    trained: the tensors whose `.grad` the optimizer uses.
+    full: a function that returns the full parameters by name, the same on every rank.
+    finish: a function that is called between backward and step().
+    reads: whether this rank reads x, and whether it reads y; it is given None for one that it does not read.
     divided: whether backward has divided the gradients by the number of micro-batches.
     """
 
@@ -47,7 +50,10 @@ class Training:
 
 
 def replicated(model: nn.Module, backward: Callable[..., list[Tensor]], **others: Any) -> Training:
-    """Every rank holds and steps all of it."""
+    """Return the Training of a model that every rank holds and updates in full.
+
+    backward, others: the fields of the Training.
+    """
     trained = trainable(model)
     optimizer = torch.optim.AdamW(trained, **ADAMW)
     return Training(backward, optimizer, trained, lambda: dict(model.named_parameters()), **others)
@@ -58,9 +64,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def share_of(targets: Sequence[Tensor]) -> float | None:
-    """Return how many targets count in a batch, divided by the number of its parts; None where none is ignored.
+    """Return the number of targets that count in a batch, divided by the number of its parts; None if all count.
 
-    targets: of all parts.  A part's sum of losses, divided by this, has the batch's mean as its mean over the parts.
+    If each part divides its sum of losses by this number, the mean over the parts is the mean loss of the batch.
+
+    targets: the targets of all parts.
     """
     total = sum(map(counted, targets))
     return None if total == sum(y.numel() for y in targets) else total / len(targets)
@@ -69,11 +77,11 @@ def share_of(targets: Sequence[Tensor]) -> float | None:
 def take_step(
     training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1, over: float | None = None
 ) -> list[Tensor]:
-    """Take one step on x, y: [batch, time]; the mean losses of its micro-batches (0-dim), not waited for."""
+    """Take one step on x, y: [batch, time]; return the mean losses of its micro-batches (0-dim), without a GPU sync."""
     losses = training.backward(x, y, micro_batches, over)
     mark("sync")
     training.finish()
-    # Once and at the end, as data parallelism does it: the sum over micro-batches is rounded like that over ranks.
+    # Divided once, at the end, as in data parallelism: the sum over micro-batches rounds like the sum over ranks.
     for p in training.trained if micro_batches > 1 and not training.divided else ():
         p.grad /= micro_batches
     mark("optimizer")
@@ -85,9 +93,9 @@ def take_step(
 def step(
     training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1, over: float | None = None
 ) -> float | None:
-    """Take one step; this rank's mean loss, or None where it does not have the model's end."""
+    """Take one step; return this rank's mean loss, or None if the rank does not have the model's end."""
     losses = take_step(training, x, y, micro_batches, over)
-    # Only now, since on a GPU this waits for everything.
+    # The losses are read only now, since item() waits for a GPU's work.
     return fmean(loss.item() for loss in losses) if losses else None
 
 
@@ -99,9 +107,12 @@ def backward(
     over: float | None = None,
     no_sync: Callable[[], AbstractContextManager] = nullcontext,
 ) -> list[Tensor]:
-    """Forward and backward of each micro-batch in turn, all but the last within `no_sync()`; their mean losses (0-dim).
+    """Run forward and backward of each micro-batch in turn, all but the last within `no_sync()`.
 
-    x, y: [batch, time].  Raises ValueError for a batch that is not divisible by `micro_batches`.
+    x, y: inputs and targets, [batch, time].
+    over: None, or the number by which the batch's sum of losses is divided (`share_of`).
+    Returns the mean losses of the micro-batches (0-dim).
+    Raises ValueError for a batch that is not divisible by `micro_batches`.
     """
     if len(x) % micro_batches:
         raise ValueError(f"a batch of {len(x)} is not divisible by {micro_batches} micro-batches")

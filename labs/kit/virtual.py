@@ -1,12 +1,12 @@
-"""A function in a process of its own, where JAX has as many devices as are asked for: virtual ones, all of this CPU.
+"""Functions that run in another process, in which JAX has any number of devices: virtual ones, all on this CPU.
 
     losses = on_devices(train, batches, devices=8)
-    losses = on_processes(train, batches, processes=2, devices=2)[0]      two that know of each other: 4 devices in all
+    losses = on_processes(train, batches, processes=2, devices=2)[0]      two connected processes: 4 devices in all
 
-JAX counts its devices once, when it is first used, and starts threads; a notebook's kernel, from which jobs are started
-at any time, is to have neither.  So JAX is imported in a job of one rank, which ends with its call: within `fn`, then,
-and never at the top of a cell.  What holds for `run` holds here: errors, output, time limit (JAX catches SIGTERM; a
-rank gets SIGKILL).
+JAX counts its devices once, when it is first used, and starts threads.  A notebook's kernel starts jobs at any time, so
+it should do neither.  So JAX is imported in a job of one rank, which ends with its call: import it within `fn`, and
+never at the top of a cell.  Errors, output and the time limit are those of `run`.  JAX catches SIGTERM, but a rank is
+stopped by SIGKILL.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch.distributed as dist
 from labs.kit import optional
 from labs.kit.launch import run
 
-OLDEST = (0, 10)  # of JAX: it has make_mesh, set_mesh, shard_map and pcast as they are used here
+OLDEST = (0, 10)  # the oldest JAX whose make_mesh, set_mesh, shard_map and pcast work as they are used here
 MOST_DEVICES = 256
 T = TypeVar("T")
 
 
 def missing() -> str:
-    """What keeps JAX from being used, and the way out, in a sentence; nothing where it is there."""
+    """Return a sentence that says why JAX cannot be used, and what to do; "" if it can be used."""
     if importlib.util.find_spec("jax") is None:
         return "JAX is not installed: `make learn EXTRA=gspmd` adds it"
     version = importlib.metadata.version("jax")
@@ -41,17 +41,18 @@ def missing() -> str:
 
 
 def or_skip() -> None:
-    """In a notebook: where JAX is missing, say so, and let all cells from the next one on do nothing."""
+    """Turn all later cells of a notebook into empty ones if JAX is missing, and say why."""
     optional.or_skip(missing())
 
 
 def on_devices(
     fn: Callable[..., T], *args: Any, devices: int = 8, timeout: float = 120.0, tell: str = "", **kwargs: Any
 ) -> T:
-    """`fn(*args, **kwargs)` where JAX has this many virtual devices: its value.
+    """Return the value of `fn(*args, **kwargs)` in a process in which JAX has this many virtual devices.
 
-    timeout, tell: as of `run`.  Raises ImportError where JAX is missing or too old, ValueError for a number of devices
-    that cannot be, RankError where `fn` fails.
+    timeout, tell: the arguments of `run`.
+    Raises ImportError if JAX is missing or too old, ValueError for a number of devices outside 1 to 256, and RankError
+    if `fn` fails.
     """
     require(devices)
     return run(with_devices, devices, fn, args, kwargs, ranks=1, device="cpu", timeout=timeout, tell=tell)[0]
@@ -60,10 +61,10 @@ def on_devices(
 def on_processes(
     fn: Callable[..., T], *args: Any, processes: int = 2, devices: int = 2, timeout: float = 120.0, **kwargs: Any
 ) -> list[T]:
-    """`fn(*args, **kwargs)` in each of several processes, of which each has so many devices, and sees those of all.
+    """Return the values of `fn(*args, **kwargs)` in several processes, each with this many devices.
 
-    They communicate by gloo.  Raises as `on_devices` does; one that waits for a process that is not there any more
-    ends at the time limit, with all the others.
+    Every process sees the devices of all, and they communicate with gloo.  Raises the same errors as `on_devices`.  If
+    a process waits for one that has ended, all are stopped at the time limit.
     """
     require(devices)
     port = free_port()
@@ -73,12 +74,12 @@ def on_processes(
 def require(devices: int) -> None:
     if type(devices) is not int or not 1 <= devices <= MOST_DEVICES:
         raise ValueError(f"devices={devices!r}: give a number from 1 to {MOST_DEVICES}")
-    if told := missing():
-        raise ImportError(told)
+    if reason := missing():
+        raise ImportError(reason)
 
 
 def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
-    # A collective blocks a thread for each device, of a pool as large as the machine has cores: on few, for ever.
+    # A collective blocks one thread per device, in a pool of one thread per core: on few cores it would hang.
     os.environ["NPROC"] = str(4 * devices)
     return with_devices(devices, connected, (port, fn, args, kwargs), {})
 
@@ -86,7 +87,7 @@ def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: 
 def connected(port: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
     import jax
 
-    # gloo prints in C++ with whom it is connected; what Python prints goes where it did.
+    # C++ code of gloo prints its connections on stdout: that goes to /dev/null, and Python's output still goes out.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -102,7 +103,7 @@ def free_port() -> int:
 
 def with_devices(devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
     flags = os.environ.get("XLA_FLAGS", "")
-    # Programs here run for less time than it would take to make them quicker; what they communicate is the same.
+    # Optimizing these programs would take longer than running them; the communication is the same either way.
     ours = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ["JAX_PLATFORMS"] = "cpu"

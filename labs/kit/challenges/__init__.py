@@ -1,8 +1,8 @@
-"""Challenges: each is a value, in a file of its own, named after it (slow_wire is one to begin from).
+"""Challenges: each is a value, in a file of the same name (slow_wire is a good one to read first).
 
-challenge    what a challenge is, and how an answer is judged
-fair         what scores nothing: clocks and recordings that are patched, the course's own answer
+challenge    the class of all challenges, and the way in which an answer is judged
+fair         guards against answers that score nothing: patched clocks and recordings, the course's own answer
 scores       the tries of a learner, or of a class: python -m labs challenges
-tries        how the scores went, drawn
-shared_disk  of several ranks, and what may be there after a power cut: for cheap_save
+tries        a drawing of a learner's scores
+shared_disk  the disk of cheap_save, which several ranks share, and its contents after a power cut
 """

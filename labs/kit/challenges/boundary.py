@@ -1,12 +1,14 @@
-"""09b: one block on four ranks in two nodes, and what its messages take on the wire between the nodes.
+"""The challenge of 09b: one block on four ranks in two nodes, and the time of its messages between the nodes.
 
-Each rank has a quarter of the tokens and a quarter of the features: so much of `up` and of `down`.  A message to the
-other node takes latency + bytes / bandwidth; one leaves a node at a time.  What stays inside a node is free.
+Each rank has a quarter of the tokens, and the part of `up` and `down` that belongs to a quarter of the features.  A
+message to the other node takes latency + bytes / bandwidth, and a node sends one at a time.  Messages inside a node are
+free.
 
-The bound, for T tokens of D numbers and H features: for its own tokens a node needs the other's part of y, and of the
-gradient of x, TD numbers; or else the other's weights, DH.  As much for the gradients of its weights: DH numbers, or
-TD of the other's tokens.  So at least 2 D min(T, H) numbers leave a node, and a message forward and one backward.  No
-way takes less: silu leaves none of these numbers to be computed from the others.
+The bound, for T tokens of D numbers and H features:  For its own tokens a node needs the other node's part of y and of
+the gradient of x, TD numbers, or else the other node's weights, DH numbers.  The gradients of its weights need as much:
+DH numbers, or TD numbers of the other node's tokens.  So at least 2 D min(T, H) numbers leave a node, in at least one
+message in forward and one in backward.  No way takes less: because of silu, none of these numbers can be computed from
+the others.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from labs.mesh import Mesh
 
 NODES, GPUS = 2, 2
 RANKS = NODES * GPUS
-LATENCY, BANDWIDTH, ITEM = 0.5e-3, 8e6, 8  # s, bytes/s, bytes: a latency is as long as 500 numbers take
-DIMS = {"the gradient of x": 0, "the gradient of up": 1, "the gradient of down": 0, "y": 0}  # of which ranks have parts
+LATENCY, BANDWIDTH, ITEM = 0.5e-3, 8e6, 8  # s, bytes/s, bytes per number: a latency is as long as 500 numbers take
+DIMS = {"the gradient of x": 0, "the gradient of up": 1, "the gradient of down": 0, "y": 0}  # the dim that is sharded
 Tensors = list[Tensor]
 
 
@@ -54,21 +56,25 @@ def bound(block: Block) -> float:
 
 
 def one_block(fn: Function, block: Block, generator: torch.Generator, mesh: Mesh) -> tuple[Tensors, Tensors]:
-    """What a rank brings, and what it gets."""
+    """Run the learner's block on a rank; return its inputs x, up, down and y's gradient, and its results as in DIMS."""
     t, D, h = block.tokens // RANKS, block.width, block.features // RANKS
     shapes = (t, D), (D, h), (h, D), (t, D)
-    brought = [torch.randn(shape, generator=generator, dtype=torch.float64) / 3 for shape in shapes]
-    *leaves, back = (each.clone() for each in brought)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) / 3 for shape in shapes]
+    *leaves, back = (each.clone() for each in inputs)
     y = fn(*(leaf.requires_grad_() for leaf in leaves), mesh)
     if not isinstance(y, Tensor) or y.shape != back.shape:
         raise ValueError(f"it returned {show(y)}: y for this rank's tokens is needed, {tuple(back.shape)}")
-    got = y.detach().clone()  # before backward, which might change it
+    output = y.detach().clone()  # a copy, since backward might change y
     y.backward(back)
-    return brought, [*(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves), got]
+    return inputs, [*(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves), output]
 
 
 def on_a_rank(fn: Function) -> tuple[list[Any], list[Any], int | None]:
-    """For each block; the same where messages carry zeros; bytes on this rank's connections."""
+    """Run all blocks on a rank.
+
+    Returns the inputs and results of each block, the same from a run whose messages carry zeros, and the bytes that
+    this rank's connections delivered.
+    """
     generator, mesh, before, found = chance(), Mesh((NODES, GPUS), ("nodes", "gpus")), delivered(), []
     for block in BLOCKS.values():
         mark("step")
@@ -94,7 +100,9 @@ def judge(fn: Function) -> Judged:
                 )
         took = max(seconds(results.recording, number, node) for node in range(NODES))
         if took < 0.999 * bound(block):
-            raise Wrong(f"{called}: the messages take less than any block can", "What else has crossed the boundary?")
+            raise Wrong(
+                f"{called}: the messages take less time than any block needs", "What else has crossed the boundary?"
+            )
         scores[called] = 100 * bound(block) / took
     if hidden(counted, results.recording):
         raise Wrong("more went over the connections than was recorded", "What is sent that no recording sees?")
@@ -102,14 +110,14 @@ def judge(fn: Function) -> Judged:
 
 
 def compared(found: Sequence[tuple[Tensors, Tensors]]) -> dict[str, Tensor]:
-    """By name: where what the ranks got is what one process gets of all that they brought."""
-    brought, got = map(whole, zip(*found, strict=True))
-    *leaves, back = brought
+    """Return {name: the places in which the ranks' result is the one that one process computes from all inputs}."""
+    inputs, results = map(whole, zip(*found, strict=True))
+    *leaves, back = inputs
     x, up, down = (leaf.requires_grad_() for leaf in leaves)
     y = F.silu(x @ up) @ down
     y.backward(back)
-    due = x.grad, up.grad, down.grad, y.detach()
-    return {name: (a - b).abs() <= 1e-12 * (1 + b.abs()) for name, a, b in zip(DIMS, got, due, strict=True)}
+    expected = x.grad, up.grad, down.grad, y.detach()
+    return {name: (a - b).abs() <= 1e-12 * (1 + b.abs()) for name, a, b in zip(DIMS, results, expected, strict=True)}
 
 
 def whole(parts: Sequence[Tensors]) -> Tensors:
@@ -117,7 +125,7 @@ def whole(parts: Sequence[Tensors]) -> Tensors:
 
 
 def seconds(recording: Recording, step: int, node: int) -> float:
-    """How long the wire out of a node is busy."""
+    """Return the seconds in which the wire out of a node is busy."""
     ranks = range(node * GPUS, (node + 1) * GPUS)
     sent = [event.to for rank in ranks for event in recording.select(rank, step)]
     leave = [size for to in sent for other, size in to.items() if other not in ranks and size]

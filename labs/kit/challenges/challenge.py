@@ -1,11 +1,11 @@
-"""What a challenge is: a task, a judge, and the scores that are known.
+"""A challenge: a task, a judge, and the scores that are known.
 
     slow_wire = Challenge("slow_wire", "02", "The quickest sum on a slow wire", task="…", judge=judge,
                           floor=44.1, course=60.2, possible=70.3)
-    slow_wire(fn)       an Answer: ✓ with the score and how the tries went, "not yet" for a stub, ✗ with the reason
+    slow_wire(fn)       an Answer: ✓ with the score and a drawing of the tries, "not yet" for a stub, ✗ with the reason
 
-judge(fn) returns a Judged, or raises Wrong: wrong numbers and unfair means score nothing.  Its jobs are run by `job`,
-which asks each rank at the end whether names stand for something else.
+judge(fn) returns a Judged, or raises Wrong: wrong numbers and unfair means score nothing.  The judge runs its jobs with
+`job`, which checks on each rank at the end whether a function of the course, PyTorch or the clock was replaced.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from typing import Any
 from labs.kit import progress
 from labs.kit.challenges import scores
 from labs.kit.challenges.fair import altered, copied_from, replaced
-from labs.kit.challenges.tries import drawn
+from labs.kit.challenges.tries import draw
 from labs.kit.checks import launching
 from labs.kit.checks.answer import Answer, Wrong, sendable, show
 from labs.kit.launch import Results
 
 Function = Callable[..., Any]
-LIMIT = 120.0  # s of the processor for one job: a search that is too long is ended there
-REPLACED = re.compile(r"failed: RuntimeError: (.* was put in another's place.*)")
+LIMIT = 120.0  # s of processor time for one job, after which a search is stopped
+REPLACED = re.compile(r"failed: RuntimeError: (.* was replaced, so nobody.*)")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """score: 100 × the bound / what was measured, or the other way round where more is better; told: of what."""
+    """A judge's verdict on an answer that is right.
+
+    score: 100 × the bound / the measured value, or 100 × the measured value / the bound where more is better.
+    details: a line that names the parts of the score.
+    """
 
     score: float
-    told: str
+    details: str
 
     @classmethod
     def of(cls, scores: Mapping[str, float]) -> Judged:
-        """The mean of several cases, by what they are called."""
+        """Return the mean of the scores of several cases, {name: score}."""
         return cls(
             sum(scores.values()) / len(scores), ", ".join(f"{name} {score:.0f}" for name, score in scores.items())
         )
@@ -46,7 +50,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Challenge:
-    """floor: the points of a straightforward answer; course: of the course's own; possible: the most known so far."""
+    """An open task with a judge, which a learner calls with an answer.
+
+    floor: the points of a straightforward answer.
+    course: the points of the course's own answer.
+    possible: the most points known so far.
+    """
 
     name: str
     notebook: str  # its number
@@ -65,12 +74,12 @@ class Challenge:
                 return Answer(self.name, None, f"the stub is untouched; the course's own answer has {self.course:.1f}")
             return replace(wrong.answer, check=self.name)
         tries = scores.noted(self.name, judged.score)
-        picture = None if os.environ.get("LABS_PLOT") == "off" else drawn(self, tries)
+        picture = None if os.environ.get("LABS_PLOT") == "off" else draw(self, tries)
         points = ": ".join([f"{judged.score:.1f} points of 100", *self.news(tries)])
-        return Answer(self.name, True, f"{points}\n  {judged.told}\n  {self}", picture=picture)
+        return Answer(self.name, True, f"{points}\n  {judged.details}\n  {self}", picture=picture)
 
     def news(self, tries: Sequence[float]) -> list[str]:
-        """What the last try has beaten, in a clause, if it has."""
+        """Return a clause that names the scores that the last try has beaten, or nothing if it has beaten none."""
         *before, score = [round(each, 1) for each in tries]
         if score > self.possible:
             return ["above all that is known, so tell us"]
@@ -79,7 +88,7 @@ class Challenge:
         return [clause] if clause else []
 
     def judged(self, fn: Function) -> Judged:
-        """Raises Wrong where it scores nothing."""
+        """Judge an answer; raise Wrong if it scores nothing."""
         if not callable(fn):
             raise Wrong(f"it was given {show(fn)} and not a function", "Did you call it, instead of handing it over?")
         sendable(fn)
@@ -96,7 +105,7 @@ class Challenge:
 
 
 def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication") -> Results:
-    """A check's job, with time for a function that searches."""
+    """Run a job as a check does, with enough time for a function that searches."""
     try:
         return launching.job(fairly, body, *args, ranks=ranks, record=record, seconds=LIMIT)
     except Wrong as wrong:
@@ -104,16 +113,19 @@ def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "
             raise Wrong(unfair[1]) from None
         if wrong.answer.mistake == launching.NEVER_ENDS:
             raise Wrong(
-                f"it took longer than {LIMIT:g} s of the processor\n{wrong.answer.text}",
+                f"it took longer than {LIMIT:g} s of processor time\n{wrong.answer.text}",
                 "Does it search for that long, or is there a loop without an end?",
             ) from None
         raise
 
 
 def fairly(body: Callable[..., Any], *args: Any) -> Any:
-    """On a rank, also where it fails: a name that stands for something else may be why."""
+    """Run the body on a rank, and raise RuntimeError if a guarded name was replaced.
+
+    The check also runs when the body fails, since the replaced name may be the reason.
+    """
     try:
         return body(*args)
     finally:
         if name := replaced():
-            raise RuntimeError(f"{name} was put in another's place, so nobody can tell what was sent or held") from None
+            raise RuntimeError(f"{name} was replaced, so nobody can tell what was sent or held") from None

@@ -1,10 +1,11 @@
-"""08: the cheapest save after which, and during which, the power may fail.
+"""The challenge of 08: the cheapest save that survives a power cut, after it and during it.
 
-Four ranks save their state eight times.  A write takes bytes / bandwidth, a flush a latency, and all wait for the
-slowest from one meeting to the next.  What may be left at each moment follows from the calls (`shared_disk`): what the
-file "index" names there must be the state of a step, bit by bit.
+Four ranks save their state eight times.  A write takes bytes / bandwidth, a flush takes a latency, and from one meeting
+to the next all wait for the slowest.  `shared_disk` derives the possible contents of the disk at each moment from the
+calls: the tensors that the file "index" names must be the state of one step, bit by bit.
 
-The bound: what has changed since the save before is written by all ranks side by side, and flushed; then its name is.
+The bound: all ranks write in parallel the tensors that changed since the last save, and flush them; then one flush is
+left for the names.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from labs.kit.challenges.fair import chance
 from labs.kit.challenges.shared_disk import BANDWIDTH, LATENCY, TORN, Call, Disk, Files, cuts, require_own, seconds
 from labs.kit.checks.answer import Wrong
 
-RANKS, WIDTH, SAVES, ROOM = 4, 16, 8, 2.25  # ROOM: × the state
+RANKS, WIDTH, SAVES, ROOM = 4, 16, 8, 2.25  # ROOM: the size of the disk, × the state
 State = Mapping[str, Tensor]
 
 
 class Case(NamedTuple):
-    """rows of each tensor; copies: on so many ranks.
+    """A state to save.
 
-    The first tensors are frozen; of the others, so many change from save to save.
+    rows: the rows of each tensor.
+    copies: the number of ranks that hold each tensor.
+    frozen: the number of tensors that never change; they come first.
+    trained: the number of the other tensors that change from save to save.
     """
 
     rows: tuple[int, ...]
@@ -48,13 +52,13 @@ CASES = {
 
 
 def held(case: Case) -> dict[str, tuple[int, list[int]]]:
-    """Of each tensor, its rows, and the ranks that have it."""
+    """Return {tensor: (its rows, the ranks that hold it)}."""
     first = [i * case.copies % RANKS for i in range(len(case.rows))]
     return {f"tensor {i}": (rows, list(range(first[i], first[i] + case.copies))) for i, rows in enumerate(case.rows)}
 
 
 def states(case: Case, seed: int) -> Iterator[dict[str, Tensor]]:
-    """The same tensors each time; what has changed is changed in place."""
+    """Yield the state at each save: always the same tensors, changed in place."""
     generator, order = torch.Generator().manual_seed(seed), random.Random(0)
     changing = range(case.frozen, len(case.rows))
     state = {name: torch.empty(rows, WIDTH, dtype=torch.float64) for name, (rows, _) in held(case).items()}
@@ -66,13 +70,13 @@ def states(case: Case, seed: int) -> Iterator[dict[str, Tensor]]:
 
 
 def bound(case: Case) -> float:
-    """s for all saves: those that are frozen are written once."""
+    """Return the least seconds for all saves; frozen tensors are written only once."""
     everything, trained = sum(case.rows), sum(sorted(case.rows[case.frozen :])[: case.trained])
     return SAVES * 2 * LATENCY + (everything + (SAVES - 1) * trained) * WIDTH * 8 / RANKS / BANDWIDTH
 
 
 def on_a_rank(fn: Function, seeds: Sequence[int]) -> list[list[list[list[Call]]]]:
-    """By case and save, its calls from meeting to meeting."""
+    """Return this rank's calls: for each case and each save, a list of calls from meeting to meeting."""
     rank, found = dist.get_rank(), []
     for case, seed in zip(CASES.values(), seeds, strict=True):
         disk, memo, saves = Disk(room(case)), {}, []
@@ -106,21 +110,24 @@ def judge(fn: Function) -> Judged:
                     raise Wrong(f"{where}: {most:,} bytes on the disk, with room for {room(case):,}", "What is left?")
                 files.meet()
                 took += max(map(seconds, calls))
-            require(files, [after], f"{where}, all ranks have returned:")
+            require(files, [after], f"{where}, all ranks have returned,")
             before = after
         scores[called] = 100 * bound(case) / took
     return Judged.of(scores)
 
 
-def require(files: Files, due: Sequence[State | None], when: str) -> None:
+def require(files: Files, allowed: Sequence[State | None], when: str) -> None:
     for left in files.left():
-        wrong = [unlike(left, state) for state in due]
+        wrong = [difference(left, state) for state in allowed]
         if all(wrong):
-            raise Wrong(f"{when} the power goes\n{wrong[-1]}", "What is on the disk at this moment, by which name?")
+            raise Wrong(f"{when} the power fails\n{wrong[-1]}", "What is on the disk at this moment, by which name?")
 
 
-def unlike(left: Mapping[str, Any], state: State | None) -> str:
-    """What is wrong, where what is loaded is not this state; None: as long as nothing was saved."""
+def difference(left: Mapping[str, Any], state: State | None) -> str:
+    """Return the first difference between the files that are left and this state, or "" if there is none.
+
+    state: the tensors by name, or None for a disk on which nothing was saved yet.
+    """
     index = left.get("index")
     if state is None or index is None or index == TORN:
         return "" if state is index else f"'index' is {'not there' if index is None else 'not that of a step'}"
@@ -128,7 +135,8 @@ def unlike(left: Mapping[str, Any], state: State | None) -> str:
     for (name, start), file in sorted(index.items()):
         content = left.get(file, "not there")
         if isinstance(content, str) or (name, start) not in content:
-            return f"{(name, start)} is due in {file!r}, which {f'is {content}' if content == TORN else 'has it not'}"
+            why = f"is {content}" if content == TORN else "does not have it"
+            return f"{(name, start)} is expected in {file!r}, which {why}"
         piece = content[name, start]
         if start != rows[name] or not same(piece, state[name][start : start + len(piece)]):
             return f"{(name, start)} in {file!r} is not that of the step"
@@ -137,8 +145,8 @@ def unlike(left: Mapping[str, Any], state: State | None) -> str:
     return f"the index has only {rows[short[0]]} rows of {short[0]}" if short else ""
 
 
-def same(piece: Any, due: Tensor) -> bool:
-    return type(piece) is Tensor and piece.dtype == due.dtype and torch.equal(piece, due)
+def same(piece: Any, expected: Tensor) -> bool:
+    return type(piece) is Tensor and piece.dtype == expected.dtype and torch.equal(piece, expected)
 
 
 cheap_save = Challenge(

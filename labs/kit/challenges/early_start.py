@@ -1,10 +1,11 @@
-"""03: which gradients travel together, and in which order, so that the next step can begin early.
+"""The challenge of 03: choose which gradients share a bucket, and their order, so that the next step can begin early.
 
-Backward goes from the last layer to the first, the next forward from the first to the last, and a layer needs its
-gradients before it.  On the wire there is one all-reduce at a time, of latency + bytes / bandwidth (`step_seconds`).
+Backward goes from the last layer to the first, the next forward from the first to the last, and a layer's forward needs
+its averaged gradients.  The wire carries one all-reduce at a time, which takes latency + bytes / bandwidth
+(`step_seconds`).
 
-The bound: all is computed, one after another; and all is sent after the backward of the last layer, before the forward
-of the last layer, in one message at the least.  No step takes less than either.
+The bound: all layers are computed one after another; and all gradients are sent between the backward of the last layer
+and its next forward, in at least one message.  No step takes less than either.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Buckets = Sequence[Sequence[int]]
 
 
 class Step(NamedTuple):
-    """By layer, from the first to the last: bytes of its gradient, s of its backward and of its forward."""
+    """A step of a model: for each layer, from the first on, the bytes of its gradient and the seconds it computes."""
 
     nbytes: tuple[int, ...]
     backward: tuple[float, ...]
@@ -36,7 +37,7 @@ class Step(NamedTuple):
 
 
 def step(kilobytes: Sequence[int], milliseconds: Sequence[float], latency: float) -> Step:
-    """The backward takes twice the forward; 8 MB/s."""
+    """Return a step whose backward takes twice its forward, on a wire of 8 MB/s; milliseconds: each forward's."""
     forward = tuple(each / 1e3 for each in milliseconds)
     return Step(tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward), forward, latency, 8e6)
 
@@ -53,7 +54,7 @@ STEPS = MappingProxyType(
 
 
 def step_seconds(buckets: Buckets, given: Step) -> float:
-    """From the first backward to the end of the next forward."""
+    """Return the seconds from the first backward to the end of the next forward."""
     given, moment, ready = Step(*given), 0.0, {}
     for layer in reversed(range(len(given.nbytes))):
         ready[layer] = moment = moment + given.backward[layer]
@@ -73,15 +74,15 @@ def bound(given: Step) -> float:
     return max(computed, given.backward[-1] + sent + given.forward[-1])
 
 
-def drawn() -> Step:
-    """Not scored: it must be right there, too."""
+def random_step() -> Step:
+    """Return a step that is not scored, but in which the answer must be right, too."""
     layers = int(torch.randint(5, 9, (), generator=chance()))
     sizes = torch.randint(1, 9, (layers,), generator=chance()).tolist()
     return step(sizes, [1.0] * layers, 1e-3)
 
 
 def on_a_rank(fn: Function, steps: Sequence[Step]) -> list[Any]:
-    """Its buckets are sent as it says; what becomes of the gradients."""
+    """Send the buckets that the learner's function chooses; return the gradients before and after, and the buckets."""
     generator, found = chance(), []
     for given in steps:
         gradients = [torch.randn(n // 8, generator=generator, dtype=torch.float64) for n in given.nbytes]
@@ -111,7 +112,7 @@ def require_each_once(buckets: Any, layers: int) -> None:
 
 
 def judge(fn: Function) -> Judged:
-    steps = [*STEPS.values(), drawn()]
+    steps = [*STEPS.values(), random_step()]
     results = job(on_a_rank, fn, steps, ranks=RANKS)
     for number, given in enumerate(steps):
         before, after, chosen = zip(*(found[number] for found in results), strict=True)

@@ -1,12 +1,12 @@
-"""What scores nothing: the course's own answer, and means that the judge cannot see through.
+"""Guards against answers that score nothing: the course's own answer, and means that the judge cannot see through.
 
-    replaced()                         "time.perf_counter", if something else stands for it in this process
-    altered()                          "slow_wire.LATENCY", if a constant of a challenge is not what its file says
+    replaced()                         "time.perf_counter", if it was replaced in this process
+    altered()                          "slow_wire.LATENCY", if a constant of a challenge differs from its file's
     copied_from(course, "02", fn)      whether fn is the course's own answer, whatever its names are
-    hidden(results, recording)         whether more went over the connections than the recording knows of
-    Emptied()                          while it is entered, messages carry zeros
+    hidden(delivered, recording)       whether the connections carried more bytes than were recorded
+    Emptied()                          a context in which all messages carry zeros
 
-What a rank brings is drawn on the rank, from the system's chance (`chance`): no seed tells the others' numbers.
+Each rank draws its own input from the system's random source (`chance`), so no seed tells a rank the others' numbers.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ HOMES = (
     site.getusersitepackages(),
     sysconfig.get_path("stdlib"),
     "<frozen",
-    "<string>",  # what dataclasses write
+    "<string>",  # the code that dataclasses generate
 )
-GUARDED = "labs", "torch.distributed", "torch", "time"  # the first two with all that is below them
-HEADER = 256  # bytes: of a message on a connection, besides its own
-SETTING_UP = 64 << 10
-MARK = "### BEGIN SOLUTION"  # in an answer; what stands in the notebook without one is everybody's
+GUARDED = "labs", "torch.distributed", "torch", "time"  # the first two with all their submodules
+HEADER = 256  # bytes that a connection adds to each message
+SETTING_UP = 64 << 10  # bytes that the connections of a job need before any message
+MARK = "### BEGIN SOLUTION"  # stands in answers that learners do not see; all other functions are in their notebook
 
 
 def chance() -> torch.Generator:
+    """Return a generator that the system's random source has seeded."""
     return torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
 
 
@@ -55,12 +56,12 @@ def chance() -> torch.Generator:
 
 
 def replaced() -> str:
-    """The first name of the course, of PyTorch's communication or of the clock that is not theirs; "" for none."""
+    """Return the first guarded name whose value was defined elsewhere, or "" if there is none."""
     return next((".".join(name) for *name, value in names() if not at_home(value)), "")
 
 
 def altered() -> str:
-    """The same of the challenges' constants, by what their files define anew."""
+    """Return the first constant of a challenge that differs from a fresh run of its file, or "" if there is none."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith("labs.kit.challenges."):
             for name, value in runpy.run_path(module.__file__).items():
@@ -70,7 +71,7 @@ def altered() -> str:
 
 
 def names() -> Iterator[tuple[Any, ...]]:
-    """(module, name, value), and (module, class, name, value)."""
+    """Yield (module, name, value), and (module, class, name, value), of the guarded modules."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name in GUARDED or module_name.startswith(("labs.", "torch.distributed.")):
             for name, value in list(vars(module).items()):
@@ -80,7 +81,7 @@ def names() -> Iterator[tuple[Any, ...]]:
 
 
 def at_home(value: Any) -> bool:
-    kind = type(value)  # and not isinstance, which would ask some of PyTorch's objects what they are
+    kind = type(value)  # not isinstance, which would run code of some of PyTorch's objects
     if kind in (staticmethod, classmethod):
         return at_home(value.__func__)
     if kind is functools.partial:
@@ -96,7 +97,7 @@ def at_home(value: Any) -> bool:
 
 
 def copied_from(course: Path, notebook: str, fn: Callable[..., Any]) -> bool:
-    """Whether it is the answer that learners do not see."""
+    """Return whether fn is the notebook's hidden answer, whatever its names are."""
     try:
         mine = shape(ast.parse(textwrap.dedent(inspect.getsource(fn))).body[0])
     except (OSError, TypeError, SyntaxError):
@@ -108,7 +109,7 @@ def copied_from(course: Path, notebook: str, fn: Callable[..., Any]) -> bool:
 
 
 def shape(function: ast.AST) -> str:
-    """A function without its docstring and its names, each of which is only the first, the second, … here."""
+    """Return the syntax of a function without its docstring, with each name replaced by the number of its first use."""
     seen: dict[str, str] = {}
     function = ast.parse(ast.unparse(function)).body[0]
     if ast.get_docstring(function):
@@ -124,7 +125,7 @@ def shape(function: ast.AST) -> str:
 
 
 class Emptied(tap.Listener):
-    """While it is entered, what this rank sends becomes zeros: what is right even then has come by another way."""
+    """A context in which everything that this rank sends is set to zero: a result that is right even so has cheated."""
 
     def issued(self, call: tap.Call) -> None:
         for each in call.inputs:
@@ -132,7 +133,11 @@ class Emptied(tap.Listener):
 
 
 def hidden(delivered: Sequence[int | None], recording: Recording) -> bool:
-    """delivered: by rank, bytes on its connections (labs.kit.sockets) in all of the job; None where nobody counts."""
+    """Return whether the connections carried more bytes than the recorded messages explain.
+
+    delivered: for each rank, the bytes that its connections delivered in the whole job (labs.kit.sockets); None where
+        the system does not count them.
+    """
     if None in delivered:
         return False
     known = sum(event.sent for event in recording.events)

@@ -1,14 +1,14 @@
-"""13: two layers on 2 × 2 × 2 devices, annotated so that what XLA compiles sends the fewest bytes.
+"""The challenge of 13: annotate two layers on 2 × 2 × 2 devices so that XLA's program sends the fewest bytes.
 
-A layout says for each of two dims which axes cut it: ("ab", "c").  Each array has one in which it is kept, a different
-eighth of it on each device, and one in which it enters a product.  The program is compiled and read (labs.xla.hlo),
-and it runs: its gradients must be one process's.
+A layout names, for each of two dims, the axes that shard it: ("ab", "c").  Each array has two layouts: one in which it
+is kept, with a different eighth on each device, and one in which it enters a product.  The compiled program is read
+(labs.xla.hlo), and it runs: its gradients must equal one process's.
 
-The bound, for a layer of T × D by D × H on N devices: one that makes V = TDH/N of the multiplications with X numbers of
-x and W of w, and adds to Y sums, has X W Y ≥ V² (Loomis and Whitney, 1949).  As much holds for both products of the
-backward, with gradients in place of y, of x and of w; what it has had in one product, it may have in another.  The six
-numbers are least together where three are twice the others: 9 V^(2/3) / 64^(1/9).  Of each array it keeps an Nth.  All
-else is sent, to it or by it.
+The bound, for a layer of T × D by D × H on N devices:  Let one device do V = TDH/N of the multiplications with X
+numbers of x and W numbers of w, and add them to Y sums; then X W Y ≥ V² (Loomis and Whitney, 1949).  The same holds for
+both products of the backward, with the gradients of y, x and w in place of these arrays; numbers that the device had
+for one product can be used in another.  The sum of the six counts is smallest if three of them are twice the others:
+9 V^(2/3) / 64^(1/9).  The device keeps 1/N of each array, and everything else is sent to it or by it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DEVICES = CUTS ** len(AXES)
 WIDTH, LAYERS = 128, 2
 TOKENS = 64, 128, 256
 Layout = tuple[str, str]
-Layouts = Sequence[tuple[Layout, Layout]]  # of each array: as it is kept, and as it is used
+Layouts = Sequence[tuple[Layout, Layout]]  # for each array, the layout in which it is kept and the one in a product
 
 
 def bound(tokens: int) -> float:
-    """Bytes that a device sends."""
+    """Return the least bytes that a device sends."""
     products, kept = tokens * WIDTH**2 / DEVICES, (2 * tokens * WIDTH + WIDTH**2) / DEVICES
     return LAYERS * ITEM * (9 * products ** (2 / 3) / 64 ** (1 / 9) - 2 * kept)
 
@@ -54,16 +54,19 @@ def on_a_rank(fn: Function) -> list[tuple[Layouts, Layouts]]:
 
 def require_layout(layout: Any, by_all: bool) -> None:
     if not isinstance(layout, tuple) or len(layout) != 2 or not all(isinstance(axes, str) for axes in layout):
-        raise ValueError(f"{show(layout)} is no layout: for each of two dims the axes that cut it, as in ('ab', 'c')")
+        raise ValueError(f"{show(layout)} is no layout: give the axes that cut each of two dims, as in ('ab', 'c')")
     letters = sorted("".join(layout))
     if not {*letters} <= {*AXES} or len({*letters}) < len(letters):
         raise ValueError(f"{layout}: an axis is one of {', '.join(AXES)}, and cuts one dim, once")
     if by_all and letters != [*AXES]:
-        raise ValueError(f"{layout}: kept so, a device has more than 1/{DEVICES} of the array: each axis must cut it")
+        raise ValueError(f"{layout}: a device would keep more than 1/{DEVICES} of the array: each axis must cut it")
 
 
 def compiled(cases: Sequence[Any], chosen: Sequence[Any]) -> list[tuple[int, list[Any]]]:
-    """Where JAX has the devices: bytes that a device sends, and the gradients of weights and of x."""
+    """Compile and run each case in a process in which JAX has the devices.
+
+    Returns for each case the bytes that a device sends, and the gradients of the weights and of x.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -83,9 +86,9 @@ def compiled(cases: Sequence[Any], chosen: Sequence[Any]) -> list[tuple[int, lis
                 x = jax.lax.with_sharding_constraint(jnp.tanh(x @ w), placed(then))
             return (jax.lax.with_sharding_constraint(x, placed(activations[-1][1])) ** 2).sum()
 
-        at_rest = [placed(kept) for kept, _ in weights], placed(activations[0][0])
-        program = jax.jit(jax.grad(loss, (0, 1)), in_shardings=at_rest, out_shardings=at_rest).lower(*case).compile()
-        gradients = jax.tree.leaves(program(*jax.device_put(case, at_rest)))
+        kept = [placed(layout) for layout, _ in weights], placed(activations[0][0])
+        program = jax.jit(jax.grad(loss, (0, 1)), in_shardings=kept, out_shardings=kept).lower(*case).compile()
+        gradients = jax.tree.leaves(program(*jax.device_put(case, kept)))
         return sum(each.sent for each in hlo.collectives(program.as_text())), [*map(np.array, gradients)]
 
     return [one(case, *layouts) for case, layouts in zip(cases, chosen, strict=True)]
@@ -98,12 +101,12 @@ def judge(fn: Function) -> Judged:
         for tokens in TOKENS
     ]
     (chosen,) = job(on_a_rank, fn, ranks=1, record=None)
-    if told := virtual.missing():
-        raise Wrong(told)
+    if reason := virtual.missing():
+        raise Wrong(reason)
     given = [([w.numpy() for w in ws], x.numpy()) for *ws, x in cases]
     for tokens, case, (sent, gradients) in zip(TOKENS, cases, virtual.on_devices(compiled, given, chosen), strict=True):
-        for found, due in zip(gradients, alone(*case), strict=True):
-            if not torch.allclose(torch.from_numpy(found), due, rtol=1e-3, atol=1e-4):
+        for found, expected in zip(gradients, alone(*case), strict=True):
+            if not torch.allclose(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-4):
                 raise Wrong(f"{tokens} tokens: the gradients are not one process's")
         scores[f"{tokens} tokens"] = 100 * bound(tokens) / max(sent, 1)
     return Judged.of(scores)

@@ -1,9 +1,10 @@
-"""15: the quickest layout of a model on a cluster, by five questions to the plan.
+"""The challenge of 15: find the fastest layout of a model on a cluster with five questions to the plan.
 
-Models, clusters and batches are drawn by seeds.  Six are scored; where one is drawn by chance, what is chosen must be
-possible, too.  The plan says what a layout takes and holds; who calls it otherwise is stopped.
+Models, clusters and batches are drawn from seeds.  Six draws are scored; a seventh is random, and there the chosen
+layout must only be possible.  The plan predicts the time and the memory of a layout; an answer that calls the plan in
+another way is stopped.
 
-The bound: all layouts are tried (labs.plan.search).  The quickest that fits is 100 points.
+The bound: labs.plan.search tries all layouts, and the fastest that fits is 100 points.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from labs.plan import pace, room
 
 QUESTIONS, SEEDS = 5, (1, 24, 27, 32, 35, 37)
 ARITHMETIC = pace.__file__, room.__file__
-SUMS = {each.fget.__code__ for each in (pace.Step.seconds, pace.Step.communication)}  # of what the plan has answered
+SUMS = {each.fget.__code__ for each in (pace.Step.seconds, pace.Step.communication)}  # these only add a plan's numbers
 MODELS = (
     Config(50_257, 2048, 24, 16, 16, 5504, context=2048),
     Config(32_000, 3200, 26, 32, 32, 8640, context=4096),
@@ -36,7 +37,7 @@ MODELS = (
 )
 
 
-def drawn(seed: int) -> plan.Setup:
+def setup_of(seed: int) -> plan.Setup:
     any_of = random.Random(seed).choice
     flops = any_of((125e12, 165e12, 312e12, 989e12))
     cluster = plan.Cluster(
@@ -54,13 +55,13 @@ def drawn(seed: int) -> plan.Setup:
 
 @cache
 def quickest(seed: int) -> float:
-    """s."""
-    setup = drawn(seed)
+    """Return the seconds of a step in the fastest layout that fits."""
+    setup = setup_of(seed)
     return plan.search(setup.config, setup.cluster, setup.batch, setup.context).feasible[0].seconds
 
 
 class Asking:
-    """What the plan says of a layout, so many times."""
+    """A function that returns the plan of a layout, and can be called QUESTIONS times."""
 
     def __init__(self, setup: plan.Setup) -> None:
         self.setup, self.left = setup, QUESTIONS
@@ -77,7 +78,7 @@ class Asking:
 
 
 def stops(frame: FrameType, event: str, argument: Any) -> None:
-    """As a profiler it hears of each call."""
+    """Raise RuntimeError if the learner's function calls the plan's arithmetic; a profiler, which sees each call."""
     code = frame.f_code
     if event == "call" and code.co_filename in ARITHMETIC and code not in SUMS:
         raise RuntimeError(f"it calls the plan's {code.co_name}(): only ask(layout) may do that here")
@@ -99,7 +100,7 @@ def on_a_rank(fn: Function, setups: Sequence[plan.Setup]) -> list[plan.Layout]:
 
 def judge(fn: Function) -> Judged:
     by_chance = int(torch.randint(1000, 1 << 30, (), generator=chance()))
-    setups, scores = [drawn(seed) for seed in (*SEEDS, by_chance)], {}
+    setups, scores = [setup_of(seed) for seed in (*SEEDS, by_chance)], {}
     (chosen,) = job(on_a_rank, fn, setups, ranks=1, record=None)
     for seed, setup, layout in zip((*SEEDS, by_chance), setups, chosen, strict=True):
         try:
@@ -109,8 +110,8 @@ def judge(fn: Function) -> Judged:
         if seed == by_chance:
             continue
         if (over := planned.peak - setup.cluster.card) > 0:
-            told = f"{setup.cluster.name}: {layout} holds {over / 1e9:.1f} GB more than a card"
-            raise Wrong(told, "Which of its parts needs most?")
+            text = f"{setup.cluster.name}: {layout} holds {over / 1e9:.1f} GB more than a card"
+            raise Wrong(text, "Which of its parts needs most?")
         scores[setup.cluster.name] = 100 * quickest(seed) / planned.seconds
     return Judged.of(scores)
 

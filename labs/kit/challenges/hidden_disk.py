@@ -1,11 +1,12 @@
-"""07b: two steps of a training whose states are on a disk, and when they are read, updated and written.
+"""The challenge of 07b: read, update and write the states of two training steps, which are on a disk, in time.
 
-The GPU computes forward and backward of the layers, the processor updates, the disk reads or writes: three lanes, each
-with one thing at a time.  The lists of the last two are the learner's; the GPU's is fixed.  A layer's update waits for
-its backward, and the next step's forward of it for the update (`measured`).
+The GPU computes the layers' forward and backward, the processor updates, and the disk reads or writes: three lanes,
+each with one task at a time.  The learner gives the order of the last two; the GPU's is fixed.  A layer's update waits
+for its backward, and its forward in the next step waits for the update (`measured`).
 
-The bound: all is computed; the first layer, whose gradient is the last, is updated after each step, and written at the
-end.  And the disk reads and writes all once, and what has no room between the two steps once more.
+The bound is the larger of two times.  The GPU computes all layers; the first layer's gradient is the last one, so its
+update follows each step, and its write the last one.  The disk reads and writes all states once, and the states that do
+not fit into memory between the two steps once more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Program = Sequence[tuple[str, int]]
 
 
 class Training(NamedTuple):
-    """By layer, from the first to the last: bytes of its state, s of its forward and of its update."""
+    """A model: for each layer, from the first on, the bytes of its state and the seconds of its forward and update."""
 
     nbytes: tuple[int, ...]
     forward: tuple[float, ...]
@@ -37,7 +38,7 @@ class Training(NamedTuple):
 
 
 def training(megabytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Training:
-    """A disk of 2 GB/s; the processor updates 4 GB/s."""
+    """Return a training with a disk of 2 GB/s and a processor that updates 4 GB/s."""
     nbytes = tuple(1_000_000 * m for m in megabytes)
     forward = tuple(each / 1e3 for each in milliseconds)
     return Training(nbytes, forward, tuple(n / 4e9 for n in nbytes), 1_000_000 * budget, latency, 2e9)
@@ -55,12 +56,15 @@ TRAININGS = MappingProxyType(
 
 
 def measured(program: Program, given: Training) -> tuple[float, int]:
-    """s from the start to the last write, and the most bytes held.  Raises ValueError for what cannot be done."""
+    """Return the seconds from the start to the last write, and the most bytes held at once.
+
+    Raises ValueError for a program that cannot be obeyed.
+    """
     given = Training(*given)
     layers, changes = range(len(given.nbytes)), []
     gpu = processor = disk = 0.0
-    ready: dict[int, list[float]] = {layer: [] for layer in layers}  # when its gradients are there, by step
-    here: dict[int, float] = {}  # from when on its state can be used
+    ready: dict[int, list[float]] = {layer: [] for layer in layers}  # the time of a layer's gradient in each step
+    here: dict[int, float] = {}  # the time from which on a layer's state can be used; only states in memory
     updated: dict[int, list[float]] = {layer: [0.0] for layer in layers}
 
     def compute() -> None:
@@ -89,15 +93,16 @@ def measured(program: Program, given: Training) -> tuple[float, int]:
             disk = max(disk, here.pop(layer)) + took
             changes.append((disk, -given.nbytes[layer]))
     if here or any(len(each) <= STEPS for each in updated.values()):
-        raise ValueError(f"needed are {STEPS} updates of each layer, and a write for each read")
+        raise ValueError(f"each layer must be updated {STEPS} times, and each state that was read must be written back")
     return max(gpu, disk), max(sum(n for at, n in changes if at <= now) for now, _ in changes)
 
 
 def require_possible(what: str, layer: int, layers: range, here: Any, updated: Any) -> None:
     if what not in ("read", "update", "write") or layer not in layers:
-        raise ValueError(f"({what!r}, {layer!r}): there is no such thing")
+        raise ValueError(f"({what!r}, {layer!r}): there is no such instruction")
     if (what == "read") == (layer in here):
-        raise ValueError(f"({what!r}, {layer!r}): it is {'here already' if layer in here else 'not here'}")
+        place = "in memory already" if layer in here else "not in memory"
+        raise ValueError(f"({what!r}, {layer!r}): the state is {place}")
     first = min(map(len, updated.values()))
     if what == "update" and len(updated[layer]) > min(first, STEPS):
         raise ValueError(f"({what!r}, {layer!r}): step {first - 1} comes first")
@@ -111,7 +116,7 @@ def bound(given: Training) -> float:
 
 
 def obeyed(program: Program, states: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """What the disk holds in the end."""
+    """Obey the program on real tensors; return the states that the disk holds in the end."""
     disk, here, steps = [state.clone() for state in states], {}, [0] * len(states)
     for what, layer in program:
         if what == "read":
@@ -125,7 +130,7 @@ def obeyed(program: Program, states: Sequence[Tensor], gradients: Sequence[Seque
 
 
 def update(state: Tensor, gradient: Tensor) -> None:
-    """state: values, and what remains of gradients."""
+    """Update a state in place; its rows are the values and the running mean of the gradients."""
     state[1].mul_(0.9).add_(gradient)
     state[0].sub_(0.1 * state[1])
 

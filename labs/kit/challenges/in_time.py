@@ -1,12 +1,13 @@
-"""06: when each layer is gathered, and how long it is kept, so that as little as possible is waited for.
+"""The challenge of 06: choose when each layer is gathered and how long it is held, so that a rank waits least.
 
-A step is a list of instructions, in the order in which a rank gives them.  A forward and a backward take their time,
-and wait for their layer.  A gather goes on the wire and returns at once; each backward puts a reduce-scatter there by
-itself.  On the wire there is one message at a time, of latency + bytes / bandwidth.  Held are a layer from its gather
-to its drop, and its gradient from its backward until it is reduced (`measured`).
+A step is a list of instructions, in the order in which a rank issues them.  A forward or a backward takes its time, and
+waits for its layer.  A gather puts a message on the wire and returns at once; each backward puts a reduce-scatter
+there.  The wire carries one message at a time, which takes latency + bytes / bandwidth.  A rank holds a layer from its
+gather to its drop, and a gradient from its backward until it is reduced (`measured`).
 
-The bound: all is computed after the first gather and before the last reduce-scatter.  And all is gathered and reduced,
-and what does not fit beside the last layer's gradient, at the turn, once more.  No step takes less than either.
+The bound is the larger of two times.  All layers are computed between the first gather and the last reduce-scatter.
+The wire carries a gather and a reduce-scatter of each layer; and the layers that do not fit beside the last layer's
+gradient, when forward turns to backward, are gathered once more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Program = Sequence[tuple[str, int]]
 
 
 class Step(NamedTuple):
-    """By layer, from the first to the last: bytes of it, s of its forward and of its backward."""
+    """A step of a model: for each layer, from the first on, its bytes and the seconds of its forward and backward."""
 
     nbytes: tuple[int, ...]
     forward: tuple[float, ...]
@@ -40,7 +41,7 @@ class Step(NamedTuple):
 
 
 def step(kilobytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Step:
-    """The backward takes twice the forward; 8 MB/s."""
+    """Return a step whose backward takes twice its forward, on a wire of 8 MB/s; milliseconds: each forward's."""
     forward = tuple(each / 1e3 for each in milliseconds)
     nbytes, backward = tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward)
     return Step(nbytes, forward, backward, 1000 * budget, latency, 8e6)
@@ -58,17 +59,20 @@ STEPS = MappingProxyType(
 
 
 def measured(program: Program, given: Step) -> tuple[float, int]:
-    """s from the first instruction to the last reduce-scatter, and the most bytes held.
+    """Return the seconds from the first instruction to the last reduce-scatter, and the most bytes held at once.
 
-    Raises ValueError for what cannot be obeyed.
+    Raises ValueError for a program that cannot be obeyed.
     """
     given = Step(*given)
     layers = range(len(given.nbytes))
     moment, wire, here, held, computed = 0.0, 0.0, {}, [], []
     for what, layer in program:
         if layer not in layers or (what == "gather") == (layer in here):
-            where = "no layer" if layer not in layers else "here already" if layer in here else "not here"
-            raise ValueError(f"({what!r}, {layer!r}): that is {where}")
+            if layer not in layers:
+                why = "there is no such layer"
+            else:
+                why = f"layer {layer} is {'gathered already' if layer in here else 'not gathered'}"
+            raise ValueError(f"({what!r}, {layer!r}): {why}")
         nbytes, message = given.nbytes[layer], given.latency + given.nbytes[layer] / given.bandwidth
         if what == "gather":
             here[layer] = wire = max(wire, moment) + message
@@ -82,9 +86,9 @@ def measured(program: Program, given: Step) -> tuple[float, int]:
             if what == "backward":
                 wire = max(wire, moment) + message
                 held += [(begin, nbytes), (wire, -nbytes)]
-    due = [("forward", layer) for layer in layers] + [("backward", layer) for layer in reversed(layers)]
-    if computed != due or here:
-        raise ValueError("needed is each forward in order, then each backward, and a drop for each gather")
+    expected = [("forward", layer) for layer in layers] + [("backward", layer) for layer in reversed(layers)]
+    if computed != expected or here:
+        raise ValueError("the list needs each forward in order, then each backward, and a drop for each gather")
     return wire, max(sum(nbytes for at, nbytes in held if at <= now) for now, _ in held)
 
 
@@ -100,7 +104,7 @@ def used(whole: Tensor, x: Tensor) -> Tensor:
 
 
 def obeyed(program: Program, shards: Sequence[Tensor], x: Tensor) -> list[Tensor]:
-    """This rank's part of the gradients."""
+    """Obey the program on real tensors; return this rank's shards of the gradients."""
     wholes, works, inputs, reduced, gradient = {}, {}, {}, {}, torch.ones_like(x)
     for what, layer in program:
         if what == "gather":
@@ -139,7 +143,7 @@ def judge(fn: Function) -> Judged:
     for number, (called, given) in enumerate(STEPS.items()):
         programs, inputs, shards, gradients = zip(*(found[number] for found in results), strict=True)
         if programs[0] != programs[1]:
-            raise Wrong("the ranks have not the same list", "What does your function know that differs there?")
+            raise Wrong("the ranks do not have the same list", "What does your function know that differs there?")
         wholes = [torch.cat(each).requires_grad_() for each in zip(*shards, strict=True)]
         sum(reduce(lambda y, whole: used(whole, y), wholes, x) for x in inputs).backward()
         for whole, parts in zip(wholes, zip(*gradients, strict=True), strict=True):

@@ -1,11 +1,12 @@
-"""14: DeepSpeed's knobs, for three models that have to fit two ranks, and what their messages take on a wire.
+"""The challenge of 14: configure DeepSpeed so that three models fit two ranks, and their messages take least time.
 
-An answer is a configuration: how many rows a micro-batch has, and what stands in zero_optimization.  DeepSpeed trains
-by it.  Counted is the third step, on the busier rank: latency + bytes / bandwidth for each message; and the most that
-is held beyond what was there before the model, on the fuller one, in the second step or the third: the lesser.
+An answer is a configuration: the rows of a micro-batch, and the entries of zero_optimization.  DeepSpeed trains with
+it.  The time is that of the third step on the busier rank, latency + bytes / bandwidth for each message.  The memory is
+the peak beyond the bytes that were there before the model, on the fuller rank, in the second or third step, whichever
+holds less.
 
-The bound: what a rank's parameters become depends on the other's gradient, Ψ numbers.  They come to it, or what has
-been made of them does, and so they are sent, in a message at least.
+The bound: the new parameters of a rank depend on all Ψ numbers of the other rank's gradient.  So these numbers, or
+others computed from them, are sent, in at least one message.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Config = Mapping[str, Any]
 
 
 class Setup(NamedTuple):
-    """Linear layers from width to width; rows that each rank reads in a step."""
+    """A model of linear layers from width to width, the rows that each rank reads in a step, and the limits."""
 
     widths: tuple[int, ...]
     rows: int
@@ -78,7 +79,7 @@ def bound(setup: Setup) -> float:
 
 def require_config(config: Any, setup: Setup) -> None:
     if not isinstance(config, dict) or {*config} != {MICRO, ZERO} or not isinstance(config[ZERO], dict):
-        raise ValueError(f"it returned {show(config)}: needed is {{{MICRO!r}: …, {ZERO!r}: {{…}}}}, and nothing else")
+        raise ValueError(f"it returned {show(config)}: {{{MICRO!r}: …, {ZERO!r}: {{…}}}} is needed, and nothing else")
     for key, value in config[ZERO].items():
         if not isinstance(value, bool | int):
             raise ValueError(f"{key} is {show(value)}: a number or a switch is needed, as nothing is offloaded here")
@@ -86,27 +87,27 @@ def require_config(config: Any, setup: Setup) -> None:
         raise ValueError(f"{MICRO} is {config[MICRO]!r}, which does not divide {setup.rows} rows")
 
 
-def asked(fn: Function, setups: Sequence[Setup]) -> list[tuple[Setup, Config]]:
+def choose(fn: Function, setups: Sequence[Setup]) -> list[tuple[Setup, Config]]:
     found = [(setup, fn(*setup)) for setup in setups]
     for setup, config in found:
         require_config(config, setup)
     return found
 
 
-def drawn(setup: Setup, seed: int) -> Tensor:
-    """[ranks, rows, features]"""
+def random_rows(setup: Setup, seed: int) -> Tensor:
+    """Return the rows of all ranks, [ranks, rows, features]."""
     return torch.randn(RANKS, setup.rows, setup.widths[0], generator=torch.Generator().manual_seed(seed))
 
 
-def trained(setup: Setup, config: Config, seed: int) -> tuple[list[float], int, int]:
-    """On a rank: its loss of each step; messages and bytes of the last."""
+def train(setup: Setup, config: Config, seed: int) -> tuple[list[float], int, int]:
+    """Train on a rank; return its loss in each step, and the messages and the bytes that it sent in the last step."""
     gc.collect()
-    mark("step")  # an empty one, by which it is known what was there before
+    mark("step")  # an empty step, which records the bytes that were there before the model
     given = {"gradient_clipping": 0.0, TRAIN: RANKS * setup.rows, **config}
     made = engine.initialize(Stack(setup.widths, seed), given, partial(torch.optim.AdamW, **ADAMW))
-    losses, x_RBD = [], drawn(setup, seed)
+    losses, x_RBD = [], random_rows(setup, seed)
     for _ in range(STEPS):
-        gc.collect()  # so that what is held does not depend on when Python does
+        gc.collect()  # so that the bytes held do not depend on Python's own collections
         mark("step")
         with CommunicationWatch() as watch:
             parts = x_RBD[dist.get_rank()].split(config[MICRO])
@@ -125,13 +126,13 @@ def one_part(made: Any, part: Tensor) -> float:
 
 def on_a_rank(cases: Sequence[tuple[Setup, Config]], seed: int) -> list[tuple[list[float], int, int]]:
     gc.disable()
-    return [trained(*case, seed) for case in cases]
+    return [train(*case, seed) for case in cases]
 
 
 def run_all(cases: Sequence[tuple[Setup, Config]], seed: int) -> list[tuple[list[float], Measured]]:
-    """By case: the mean loss of each step, and what was measured."""
-    if told := engine.missing():
-        raise Wrong(told)
+    """Train all cases; return for each the ranks' mean loss in each step, and the measurements."""
+    if reason := engine.missing():
+        raise Wrong(reason)
     results, found = job(on_a_rank, cases, seed, ranks=RANKS, record="memory"), []
     for number, (setup, _) in enumerate(cases):
         losses, messages, sent = zip(*(of_rank[number] for of_rank in results), strict=True)
@@ -143,13 +144,13 @@ def run_all(cases: Sequence[tuple[Setup, Config]], seed: int) -> list[tuple[list
 
 
 def beyond(recording: Any, rank: int, first: int) -> int:
-    """The most that is held in a steady step, beyond what was there as the empty step began."""
+    """Return the peak bytes of a steady step, beyond the bytes that were held when the empty step began."""
     before = sum(recording.moments(rank, first)[0][1].values())
     return min(recording.held(rank, first + step)["peak"] for step in range(2, 1 + STEPS)) - before
 
 
 def alone(setup: Setup, seed: int) -> list[float]:
-    model, x_BD, losses = Stack(setup.widths, seed), drawn(setup, seed).flatten(0, 1), []
+    model, x_BD, losses = Stack(setup.widths, seed), random_rows(setup, seed).flatten(0, 1), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for _ in range(STEPS):
         loss = model(x_BD).square().mean()
@@ -161,7 +162,10 @@ def alone(setup: Setup, seed: int) -> list[float]:
 
 
 def measured(called: str, *configs: Config) -> list[Measured]:
-    """What each of these configurations sends and holds in a setup.  Raises ValueError where one cannot be tried."""
+    """Return the messages, bytes and seconds of each of these configurations in a setup.
+
+    Raises ValueError for a configuration that is not allowed.
+    """
     for config in configs:
         require_config(config, SETUPS[called])
     return [each for _, each in run_all([(SETUPS[called], config) for config in configs], seed=0)]
@@ -169,7 +173,7 @@ def measured(called: str, *configs: Config) -> list[Measured]:
 
 def judge(fn: Function) -> Judged:
     seed, scores = int(torch.randint(1 << 30, (), generator=chance())), {}
-    (chosen,) = job(asked, fn, [*SETUPS.values()], ranks=1, record=None)
+    (chosen,) = job(choose, fn, [*SETUPS.values()], ranks=1, record=None)
     for (called, setup), (losses, each) in zip(SETUPS.items(), run_all(chosen, seed), strict=True):
         if not torch.allclose(torch.tensor(losses), torch.tensor(alone(setup, seed)), rtol=1e-4, atol=0):
             raise Wrong(f"{called}: the losses are not one process's", "Which knob changes numbers?")

@@ -1,11 +1,11 @@
-"""04: the largest model that four ranks can train, each in 4 MB.
+"""The challenge of 04: train the largest model that fits four ranks of 4 MB each.
 
-The judge hands out the layers and the batches; it knows what was made, trains the same on one process, and compares the
-losses.  What a rank holds is the peak from the second batch to the return, whatever it is held for: AdamW's state is
-needed before the last batch, and no step can be put off until nobody looks.
+The judge hands out the layers and the batches, so it knows the model; it trains the same model on one process, and
+compares the losses.  The memory of a rank is its peak from the second batch to the return, whatever the bytes are for:
+AdamW's state is needed before the last batch, so no step can be postponed until nobody looks.
 
-The bound: AdamW in float32 keeps 12 bytes for each parameter from step to step, its value and two means, somewhere
-among the ranks.  That leaves no room for anything else: no gradient, no layer that is whole.
+The bound: from step to step, AdamW in float32 holds 12 bytes for each parameter, its value and two means, somewhere
+among the ranks.  The bound leaves no room for anything else, neither a gradient nor a whole layer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from labs.kit.challenges.fair import chance
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.record import mark
 
-RANKS, BUDGET, KEPT = 4, 4_000_000, 12  # bytes a rank, bytes a parameter
+RANKS, BUDGET, KEPT = 4, 4_000_000, 12  # ranks, bytes per rank, bytes per parameter
 ROWS, FEATURES, STEPS = 32, 32, 3
 ADAMW = {"lr": 2e-3, "eps": 1e-4, "weight_decay": 0.1}
 TOLERANCE = 5e-6
 
 
 class Stack(nn.Module):
-    """`depth` layers of width × width, between one that goes in and one that comes out."""
+    """A model of `depth` layers of width × width, between an input layer and an output layer."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class Stack(nn.Module):
         return self.last(x)
 
 
-def made(width: int, depth: int, seed: int) -> Stack:
+def build(width: int, depth: int, seed: int) -> Stack:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Stack(width, depth)
 
 
 def alone(width: int, depth: int, seed: int, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """The losses of one process."""
-    model, losses = made(width, depth, seed), []
+    """Return the losses of one process."""
+    model, losses = build(width, depth, seed), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for x, y in data:
         loss = F.mse_loss(model(x), y)
@@ -70,7 +70,7 @@ def on_a_rank(fn: Function, seed: int, data: list[tuple[Tensor, Tensor]]) -> dic
         if sizes:
             raise ValueError("make() was called before: one model is to be trained")
         sizes.append((width, depth))
-        return made(width, depth, seed)
+        return build(width, depth, seed)
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
         for batch in data:
@@ -93,8 +93,8 @@ def judge(fn: Function) -> Judged:
     results = job(on_a_rank, fn, seed, data, ranks=RANKS, record="memory")
     if len({found["size"] for found in results}) > 1:
         raise Wrong("the ranks do not make the same model", "What does your function know that differs there?")
-    due = alone(*results[0]["size"], seed, data)
-    for step, loss in enumerate(due):
+    expected = alone(*results[0]["size"], seed, data)
+    for step, loss in enumerate(expected):
         mean = sum(found["losses"][step] for found in results) / RANKS
         if not abs(mean - loss) <= TOLERANCE * abs(loss):
             raise Wrong(
@@ -104,11 +104,11 @@ def judge(fn: Function) -> Judged:
     recording, steps = results.recording, range(1, STEPS)
     held = max(recording.held(rank, step)["peak"] for rank in range(RANKS) for step in steps)
     if held > BUDGET:
-        raise Wrong(f"the fullest rank held {held / 1e6:.2f} MB, and has {BUDGET / 1e6:.0f}", "At which moment?")
+        raise Wrong(f"the fullest rank held {held / 1e6:.2f} MB, and may hold {BUDGET / 1e6:.0f}", "At which moment?")
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Stack(*results[0]["size"]).parameters())
-    told = f"{parameters:,} parameters trained; the fullest rank held {held / 1e6:.1f} of {BUDGET / 1e6:.0f} MB"
-    return Judged(100 * parameters * KEPT / (RANKS * BUDGET), told)
+    details = f"{parameters:,} parameters trained; the fullest rank held {held / 1e6:.1f} of {BUDGET / 1e6:.0f} MB"
+    return Judged(100 * parameters * KEPT / (RANKS * BUDGET), details)
 
 
 large_model = Challenge(

@@ -1,13 +1,15 @@
-"""07: a GPT is changed so that its step fits, and as little as possible is computed again.
+"""The challenge of 07: change a GPT so that its step fits into memory, and as little as possible is recomputed.
 
-What is held and what is computed again is measured of a real step, as the checks of that notebook do (`Twice`): bytes
-besides parameters and gradients, × what was held before; and multiplications, × the layers' forward.
+Both are measured in a real step, as the checks of that notebook do (`Twice`): the bytes held besides parameters and
+gradients, as a multiple of the bytes without recomputation; and the recomputed multiplications, as a multiple of the
+layers' forward.
 
-The bound: selective recomputation's 4D + 2KE + H + 2F numbers per token and layer (without what down gave, which is the
-next layer's input less its own) cost no matrix product.  A number less than that is one that a product or attention
-gave, and costs 2D operations at the least.  A score is what is spared of a forward, × the most that can be.
+The bound: selective recomputation holds 4D + 2KE + H + 2F numbers per token and layer, and recomputes no matrix
+product.  (The output of `down` is not among them: it is the next layer's input minus this layer's.)  To hold one number
+less is to drop a result of a product or of attention, whose recomputation costs at least 2D operations.  A score is the
+spared share of a forward, divided by the largest share that can be spared.
 
-Not seen is a product that is written as sums.
+A product that is written as a sum of elements is not seen.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ from labs.kit.checks.memory.twice import Model, Twice
 from labs.kit.checks.ranks import F32, Draw
 from labs.model import Config
 
-MOST = 0.56, 0.46, 0.40, 0.34, 0.28  # × what a step holds without recomputation
+MOST = 0.56, 0.46, 0.40, 0.34, 0.28  # × the bytes that a step holds without recomputation
 
 
 def bound(most: float, before: int, world: Model, config: Config) -> float:
-    """What must be computed again, × the layers' forward; before: bytes held without recomputation."""
+    """Return the operations that must be recomputed, as a multiple of the layers' forward.
+
+    most: the allowed bytes, as a multiple of `before`.
+    before: the bytes held without recomputation.
+    """
     D, KE, H, F = config.dim, config.kv_heads * config.head_size, config.heads, config.hidden
     free = config.depth * (4 * D + 2 * KE + H + 2 * F)
     less = max(free - most * before / 4 / (world.sequences * world.tokens), 0)
@@ -37,7 +43,7 @@ def bound(most: float, before: int, world: Model, config: Config) -> float:
 
 
 def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
-    """For each limit, what it takes, or what is wrong; what scores nothing ends there."""
+    """Return for each limit the measurements or the mistake, up to the first answer that scores nothing."""
     found = []
     for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
         twice = Twice(world, lambda model, most=most: fn(model, most))
@@ -61,13 +67,16 @@ def judge(fn: Function) -> Judged:
         if "mistake" in each:
             raise Wrong(f"{most}: {each['mistake']}: {each['told']}")
         if each and each["held"] > most:
-            raise Wrong(f"{each['held']:.3f} × what was held is held, where {most} × is the most", "At which moment?")
+            raise Wrong(
+                f"the step holds {each['held']:.3f} × the bytes that it held before, and {most} × is the limit",
+                "At which moment?",
+            )
         if each and each["elsewhere"] > 0.1 * each["before"]:
             raise Wrong(f"{most}: Python and NumPy hold {each['elsewhere']:,} bytes more than before")
         if each and each["again"] < each["least"]:
             raise Wrong(
                 f"{most}: {each['again']:.3f} of a forward is computed again, and {each['least']:.3f} must be",
-                "What is kept, or computed, where nobody counts it?",
+                "What is held, or computed, where nobody counts it?",
             )
         if each:
             scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)

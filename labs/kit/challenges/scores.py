@@ -1,8 +1,8 @@
 """A learner's tries: scores.json in the folder of the course, beside progress.json.
 
-noted("slow_wire", 61.2)           the scores of all tries, with this one; kept where a learner's notebook runs
-main([])                           each challenge: its task, your best, the course's own, what is possible
-main(["../anna", "../ben"])        the best of each learner; with --no-names, without saying whose they are
+noted("slow_wire", 61.2)           the scores of all tries including this one, which is saved in a learner's notebook
+main([])                           each challenge: its task, your best, the course's own score, the best known
+main(["../anna", "../ben"])        the best scores of each learner; with --no-names, without the learners' names
 
 scores.json    {"slow_wire": [44.1, 61.2], …}
 """
@@ -23,6 +23,7 @@ Scores = dict[str, list[float]]
 
 
 def noted(challenge: str, score: float) -> list[float]:
+    """Save a score if a learner's notebook runs; return the scores of all tries of this challenge."""
     try:
         course = progress.learners_course()
         if course is None:
@@ -31,16 +32,16 @@ def noted(challenge: str, score: float) -> list[float]:
             try:
                 found = read(course)
             except ValueError:
-                found = {}  # broken: it begins anew
+                found = {}  # a broken file is replaced
             tries = [*found.get(challenge, []), round(score, 1)]
             progress.write(course, found | {challenge: tries}, FILE)
         return tries
     except OSError:
-        return [score]  # in a folder that cannot be written to
+        return [score]  # the folder cannot be written to
 
 
 def read(course: Path) -> Scores:
-    """The scores there.  Raises ValueError where the file is not what `noted` has written."""
+    """Return the scores in a course's folder.  Raises ValueError if `noted` has not written the file."""
     return progress.read(course, FILE, lambda tries: isinstance(tries, list) and all(map(is_score, tries)))
 
 
@@ -55,17 +56,17 @@ def best(scores: Scores, challenge: str) -> str:
 def report(scores: Scores) -> str:
     from labs.kit.beat import ALL
 
-    told = []
+    paragraphs = []
     for each in ALL:
         tries = len(scores.get(each.name, []))
         yours = f"your best: {best(scores, each.name)} ({tries} {'try' if tries == 1 else 'tries'})"
         task = textwrap.indent(textwrap.fill(each.task, 92), "    ")
-        told.append(f"{each.notebook} {each.name}: {each.title}\n{task}\n    {yours}; {each}")
-    return "\n\n".join(told)
+        paragraphs.append(f"{each.notebook} {each.name}: {each.title}\n{task}\n    {yours}; {each}")
+    return "\n\n".join(paragraphs)
 
 
 def tried(course: Path) -> str:
-    """For `make progress`: a line for each challenge that was tried."""
+    """Return a line for each challenge that was tried, for `make progress`."""
     from labs.kit.beat import ALL
 
     scores = read(course)
@@ -75,7 +76,10 @@ def tried(course: Path) -> str:
 
 
 def classroom(learners: Sequence[Path], names: bool) -> Table:
-    """The best of each learner; without names, the best in front, so that no order tells whose they are."""
+    """Return a table of each learner's best scores.
+
+    names: whether to show whose they are; if not, the rows are sorted by score, so that their order tells nothing.
+    """
     from labs.kit.beat import ALL
 
     if missing := [folder for folder in learners if not folder.is_dir()]:

@@ -1,8 +1,9 @@
-"""A disk that several ranks share, and what the loss of power at any moment may leave there.
+"""A disk that several ranks share, and the contents that a power cut at any moment may leave on it.
 
-Between two meetings nothing says whose call comes first: one rank may have made all of its own and another none, and
-two may not touch one file.  What was not flushed is torn.  Names are as they are, or as they were flushed: those that a
-rank has changed itself, and all that were changed before the last meeting.
+Between two meetings the calls of different ranks have no order: one rank may have made all of its calls and another
+none, so two ranks may not touch the same file.  A file that was not flushed is torn.  After a power cut the names are
+either the current ones or the flushed ones; flush_names flushes the names that this rank has changed, and all names
+that were changed before the last meeting.
 """
 
 from __future__ import annotations
@@ -18,24 +19,30 @@ from labs.kit.checks.answer import Wrong, show
 
 LATENCY, BANDWIDTH, ENTRY = 0.5e-3, 8e6, 16  # s for each flush, bytes/s of a rank, bytes for the name of a piece
 TORN = "torn"
-Piece = tuple[str, int]  # the name of a tensor, and the first of these rows
+Piece = tuple[str, int]  # the name of a tensor, and the first row of the piece
 Content = Mapping[Piece, Tensor | str]
-Call = tuple[Any, ...]  # what, and with what
+Call = tuple[Any, ...]  # the name of a method, and its arguments
 
 
 class Disk:
-    """What a rank can do.  room: bytes for all files; meetings: its calls, from meeting to meeting."""
+    """The disk as one rank sees it; it only notes the rank's calls.
+
+    room: the bytes that all files may take.
+    meetings: the rank's calls, a list for each time between two meetings.
+    """
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.meetings: list[list[Call]] = [[]]
 
     def write(self, name: str, content: Content) -> None:
-        """A new file, or an old one's new content: for each piece a tensor; in an index, the name of its file."""
+        """Write a new file, or replace a file's content: for each piece a tensor or, in an index, a file's name."""
         if not isinstance(content, dict) or not all(isinstance(each, Tensor | str) for each in content.values()):
-            raise ValueError(f"{name!r} was given {show(content)}: a tensor, or the name of a file, for each piece")
-        kept = {key: each.detach().clone() if isinstance(each, Tensor) else each for key, each in content.items()}
-        self.note("write", name, kept)
+            raise ValueError(
+                f"{name!r} was given {show(content)}: a dict with a tensor, or a file's name, for each piece is needed"
+            )
+        copy = {key: each.detach().clone() if isinstance(each, Tensor) else each for key, each in content.items()}
+        self.note("write", name, copy)
 
     def flush(self, name: str) -> None:
         self.note("flush", name)
@@ -49,12 +56,12 @@ class Disk:
     def flush_names(self) -> None:
         self.note("flush_names")
 
-    def meet(self, brought: Any = None) -> list[Any]:
-        """Wait for all ranks.  What each of them has brought, by rank."""
-        told = [None] * dist.get_world_size()
-        dist.all_gather_object(told, brought)
+    def meet(self, message: Any = None) -> list[Any]:
+        """Wait for all ranks, and return the message of each, by rank."""
+        messages = [None] * dist.get_world_size()
+        dist.all_gather_object(messages, message)
         self.meetings.append([])
-        return told
+        return messages
 
     def note(self, *call: Any) -> None:
         self.meetings[-1].append(call)
@@ -77,9 +84,13 @@ def change(names: dict[str, int], name: str, number: int | None) -> None:
 
 @dataclass(frozen=True)
 class Files:
-    """texts: by number, what is in a file, and whether it was flushed; now and flushed: numbers by name.
+    """The files on the disk at one moment.
 
-    late: changes of names that were not flushed, and by which rank; None: before the last meeting.
+    texts: {number of a file: (its content, whether it was flushed)}.
+    now: {name: number of the file}, the current names.
+    flushed: {name: number of the file}, the names that survive a power cut.
+    late: (rank, name, number) of the changes of names that were not flushed; rank is None for a change before the last
+        meeting, number is None if the name was removed.
     """
 
     texts: dict[int, tuple[Content, bool]] = field(default_factory=dict)
@@ -88,7 +99,7 @@ class Files:
     late: list[tuple[int | None, str, int | None]] = field(default_factory=list)
 
     def after(self, made: Mapping[int, Sequence[Call]]) -> Files:
-        """made: calls, by rank."""
+        """Return the files after these calls, {rank: calls}; the files themselves do not change."""
         found = Files(dict(self.texts), dict(self.now), dict(self.flushed), list(self.late))
         for rank, calls in made.items():
             for call in calls:
@@ -131,7 +142,11 @@ class Files:
 
 
 def cuts(files: Files, calls: Sequence[Sequence[Call]]) -> Iterator[tuple[str, Files]]:
-    """After each call of each rank, while the others have made none of theirs, or all; at last, all have."""
+    """Yield (moment in words, files) of each moment that is tested.
+
+    These are the moments before a rank's first call and after each of its calls, with none of the others' calls made,
+    or all of them.  The last moment is the one after all calls.
+    """
     for rank, mine in enumerate(calls):
         for others in "the others have not begun", "the others are ready":
             for made in range(len(mine) + 1):

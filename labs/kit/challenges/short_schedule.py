@@ -1,9 +1,10 @@
-"""10: the shortest schedule of eight stages on four ranks, under a limit of activations alive.
+"""The challenge of 10: find the fastest schedule of eight stages on four ranks, under a limit of activations held.
 
-Any stage may be on any rank, backwards whole or split.  What a list takes is simulated (labs.pp.simulation), as all
-times of that notebook; then the course's executor obeys it in a real job, whose gradients must be one process's.
+Any stage may be on any rank, and backwards may be whole or split.  The time of a schedule is simulated
+(labs.pp.simulation), like all times of that notebook; then the course's executor obeys it in a real job, whose
+gradients must equal one process's.
 
-The bound: somebody computes at least a quarter of all there is, and each stage is one rank's, with all micro-batches.
+The bound: some rank computes at least a quarter of all the work, and each stage is on one rank, for all micro-batches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ RANKS, STAGES, MICROBATCHES = 4, 8, 8
 
 
 class Case(NamedTuple):
-    """By stage: what F, I and W take; a B takes I and W.  send: from rank to rank.  most: activations alive."""
+    """A setup: the times of a stage's F, I and W, the time of a message, and a limit.
+
+    F, I, W: the time for each stage; a whole backward B takes I + W.
+    send: the time of a message from rank to rank.
+    most: the largest number of activations that a rank may hold.
+    """
 
     F: list[float]
     I: list[float]  # noqa: E741

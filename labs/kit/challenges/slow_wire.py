@@ -1,14 +1,15 @@
-"""02: the sum over all ranks on a slow wire, for tensors that are small, large, and in between.
+"""The challenge of 02: the sum over all ranks on a slow wire, for tensors that are small, large, and in between.
 
-A message of m bytes takes latency + m / bandwidth, a rank sends one at a time, and receives one at a time.  With that,
-the messages that a real job has sent are put on a clock (`seconds`): a message leaves when its rank has no other one
-under way, and has got all that it waited for before.
+A message of m bytes takes latency + m / bandwidth; a rank sends one message at a time, and receives one at a time.  By
+this rule the messages of a real job are timed (`seconds`): a message leaves when its rank has no other one in flight
+and has received everything that it waited for before.
 
-The bound: what a rank knows reaches at most twice as many ranks with each message, so the last one hears of it after
+The bound: with each message, a rank's data reaches at most twice as many ranks, so the last rank has it after
 ceil(log2 N) latencies; and some rank has to send 2 (N - 1)/N of its tensor.  No way takes less than either.
 
-Messages count for what is in them: all is run once more while they carry zeros (`Emptied`), and a sum that is right
-even then has come by another way, a file or a store.  Not seen is who brings a part of it so, or asks if it is emptied.
+The content of the messages must matter: the function runs once more while they carry zeros (`Emptied`), and a sum that
+is right even then came by another way, such as a file or a store.  An answer that sends only a part of the sum by
+another way, or detects the zeros, is not noticed.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ from labs.kit.checks.answer import Wrong, instead
 from labs.kit.record import Event, mark
 from labs.kit.sockets import delivered
 
-LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: what is sent in one latency are 1,000 elements of float64
+LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: a latency is as long as 1,000 elements of float64 take
 RANKS = 8, 6
 SIZES = 100, 2_000, 8_000, 40_000  # elements
-WAITED = "When is its tensor yours again? (Waits are seen of dist.isend and irecv, and not of torch.ops.)"
-NOT_SCORED = 97, 2_011  # drawn from here: so many that no number of ranks divides them, most often
+WAITED = "When is its tensor yours again? (The judge sees waits for dist.isend and irecv, and not of torch.ops.)"
+NOT_SCORED = 97, 2_011  # the range of a random size, which in most cases no number of ranks divides
 
 
 def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], list[Any], int | None]:
-    """For each size, what the rank brought and what became of it; the same where messages carry zeros; bytes."""
+    """Run all sizes on a rank.
+
+    Returns the input and the result of each size, the same from a run whose messages carry zeros, and the bytes that
+    this rank's connections delivered.
+    """
     generator, pairs, emptied, before = chance(), [], [], delivered()
     for size in sizes:
         given = torch.randn(size, generator=generator, dtype=torch.float64)
@@ -56,7 +61,7 @@ def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], list[Any],
 
 
 def judge(fn: Function) -> Judged:
-    scores, told = [], []
+    scores, details = [], []
     for ranks in RANKS:
         odd = int(torch.randint(*NOT_SCORED, (), generator=chance()))
         results = job(on_a_rank, fn, (*SIZES, odd), ranks=ranks, record="order")
@@ -67,11 +72,11 @@ def judge(fn: Function) -> Judged:
             took = seconds([event for event in results.recording.events if event.step == step])
             least = bound(8 * size, ranks)
             if took < 0.999 * least:
-                raise Wrong(f"{size} elements on {ranks} ranks: the messages take less than any sum can")
+                raise Wrong(f"{size} elements on {ranks} ranks: the messages take less time than any sum needs")
             scores.append(100 * least / took)
-        told.append(f"{ranks} ranks: " + ", ".join(f"{score:.0f}" for score in scores[-len(SIZES) :]))
+        details.append(f"{ranks} ranks: " + ", ".join(f"{score:.0f}" for score in scores[-len(SIZES) :]))
     sizes = ", ".join(f"{size:,}" for size in SIZES)
-    return Judged(sum(scores) / len(scores), f"for {sizes} elements on {'; on '.join(told)}")
+    return Judged(sum(scores) / len(scores), f"for {sizes} elements on {'; on '.join(details)}")
 
 
 def bound(nbytes: float, ranks: int) -> float:
@@ -80,28 +85,28 @@ def bound(nbytes: float, ranks: int) -> float:
 
 def require_sums(results: Sequence[Any], ranks: int) -> None:
     for case in zip(*(pairs for pairs, *_ in results), strict=True):
-        due = torch.stack([given for given, _ in case]).sum(0)
+        expected = torch.stack([given for given, _ in case]).sum(0)
         for rank, (_, x) in enumerate(case):
-            wrong = ~is_near(x, due)
+            wrong = ~is_near(x, expected)
             if bool(wrong.any()):
                 place = int(wrong.nonzero()[0])
-                almost = bool(torch.isclose(x[place], due[place], rtol=1e-5))
+                almost = bool(torch.isclose(x[place], expected[place], rtol=1e-5))
                 raise Wrong(
-                    f"{len(due)} elements on {ranks} ranks: on rank {rank} element {place} is "
-                    f"{instead(x[place], due[place])}",
+                    f"{len(expected)} elements on {ranks} ranks: on rank {rank} element {place} is "
+                    f"{instead(x[place], expected[place])}",
                     "Is all sent and added in float64?" if almost else "Which ranks' numbers are in it, and how often?",
                 )
 
 
 def require_by_messages(results: Sequence[Any]) -> None:
     for case in zip(*(emptied for _, emptied, _ in results), strict=True):
-        due = torch.stack([given for given, _ in case]).sum(0)
-        if any(bool(is_near(x, due).any()) for _, x in case):
+        expected = torch.stack([given for given, _ in case]).sum(0)
+        if any(bool(is_near(x, expected).any()) for _, x in case):
             raise Wrong("the sum is right even where messages carry zeros", "By what other way do the numbers come?")
 
 
-def is_near(x: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
-    return (x - due).abs() <= 1e-12 * RANKS[0] * (1 + due.abs())
+def is_near(x: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return (x - expected).abs() <= 1e-12 * RANKS[0] * (1 + expected.abs())
 
 
 def require_fair(results: Any) -> None:
@@ -110,7 +115,7 @@ def require_fair(results: Any) -> None:
         raise Wrong(f"it calls {min(others)}: only messages have a time here", "Which messages does it send inside?")
     for event in events:
         if event.peer is None:
-            raise Wrong("a message is received from anybody: say from whom", "Whose turn is it?")
+            raise Wrong("a recv accepts a message from any rank: name the sender", "Whose turn is it?")
         if event.read_at or event.overwritten or (event.op == "recv" and not event.waits):
             raise Wrong(f"{event.issuer}: nobody waited for this {event.op}", WAITED)
     if hidden([counted for *_, counted in results], results.recording):
@@ -118,18 +123,19 @@ def require_fair(results: Any) -> None:
 
 
 def seconds(events: Sequence[Event]) -> float:
-    """When the last message of one call has arrived."""
-    receives: dict[Any, list[Event]] = defaultdict(list)  # by sender, receiver and tag, as they were posted
+    """Return the time at which the last message of one call has arrived."""
+    receives: dict[Any, list[Event]] = defaultdict(list)  # {(sender, receiver, tag): receives, as they were posted}
     for event in sorted(events, key=lambda event: event.start):
         if event.op == "recv":
             receives[event.peer, event.rank, event.tag].append(event)
-    # By rank, in its own order: what it sends, and what it has waited for.
+    # A rank's program is the list of its sends and of the receives that it waited for, in its own order.
     happens = [(event.start if event.op == "send" else event.waits[-1][1], event) for event in events]
     programs: dict[int, list[Event]] = defaultdict(list)
     for _, event in sorted(happens, key=lambda item: item[0], reverse=True):
         programs[event.rank].append(event)
-    knows, out, into = defaultdict(float), defaultdict(float), defaultdict(float)  # by rank, s
-    left: dict[int, tuple[float, float]] = {}  # by receive: when its message left, and how long it takes
+    # For each rank, the seconds until it has what it waited for, and until its last send and receive have ended.
+    knows, out, into = defaultdict(float), defaultdict(float), defaultdict(float)
+    left: dict[int, tuple[float, float]] = {}  # {id of a receive: (the time its message left, the seconds it takes)}
     while any(programs.values()):
         for rank, program in programs.items():
             while program and (program[-1].op == "send" or id(program[-1]) in left):

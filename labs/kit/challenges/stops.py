@@ -1,10 +1,10 @@
-"""05: by which stops a tensor goes from one layout to another, so that the fewest bytes are sent.
+"""The challenge of 05: choose the stops at which a tensor changes its layout, so that the fewest bytes are sent.
 
-The paths are walked in a real job, by `DTensor.redistribute`, and the recording says what was sent.
+A real job takes each path with `DTensor.redistribute`, and the recording counts the bytes.
 
-The bound, element by element: a rank that needs one and does not have it must be sent it once.  Where all have only
-summands, of P different ones, the first rank to know the sum does so after P - 1 messages at the least, and each other
-rank that needs it must be sent something after that.
+The bound counts element by element.  A rank that needs an element and does not have it must receive it once.  If ranks
+have only summands, P different ones, the first rank that knows the sum does so after at least P - 1 messages, and each
+other rank that needs the sum must receive something after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from labs.mesh import Mesh
 
 SHAPE, MESH = (24, 16), (2, 2, 2)
 RANKS, ITEM = prod(MESH), 8  # bytes of a float64
-MOST = 12  # stops: more are not needed, and each is walked
+MOST = 12  # stops: more are not needed, and each takes time
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
 Layout = tuple[Placement, ...]
 WAYS: tuple[tuple[Layout, Layout], ...] = (
@@ -46,7 +46,7 @@ WAYS: tuple[tuple[Layout, Layout], ...] = (
 
 
 def bound(source: Layout, target: Layout) -> int:
-    """Bytes that all ranks together must send."""
+    """Return the least bytes that all ranks together must send."""
     has, needs = (holders(layout) for layout in (source, target))
     if (summands := prod(n for n, p in zip(MESH, source, strict=True) if p.is_partial())) > 1:
         return ITEM * int((summands - 1 + needs.sum(0) - 1).sum())
@@ -54,7 +54,7 @@ def bound(source: Layout, target: Layout) -> int:
 
 
 def holders(layout: Layout) -> torch.Tensor:
-    """[rank, *SHAPE]: whether it has this element, or a summand of it."""
+    """Return [rank, *SHAPE]: whether a rank has this element, or a summand of it."""
     found = torch.zeros(RANKS, *SHAPE, dtype=torch.bool)
     for rank, place in enumerate(product(*map(range, MESH))):
         found[rank][Spec(SHAPE, MESH, layout).block(place).slices] = True
@@ -62,7 +62,10 @@ def holders(layout: Layout) -> torch.Tensor:
 
 
 def on_a_rank(fn: Function, whole: torch.Tensor) -> list[torch.Tensor]:
-    """whole: [way, summand, *SHAPE].  What its blocks become."""
+    """Redistribute this rank's block of each tensor along the chosen path, and return the local results.
+
+    whole: the tensors, [way, summand, *SHAPE].
+    """
     mesh, found = Mesh(MESH, ("a", "b", "c")), []
     for (source, target), summands in zip(WAYS, whole, strict=True):
         spec = Spec(SHAPE, MESH, source)
@@ -84,7 +87,7 @@ def require_path(path: Any, target: Layout) -> None:
         raise ValueError(f"it returned {show(path)}: a list of 1 to {MOST} stops is needed")
     for stop in path:
         if not isinstance(stop, list | tuple) or not all(isinstance(p, Placement) for p in stop):
-            raise ValueError(f"{stop!r} is no stop: give a placement for each of {len(target)} axes")
+            raise ValueError(f"{stop!r} is not a stop: give a placement for each of {len(target)} axes")
     if tuple(path[-1]) != target:
         raise ValueError(f"the last stop is {tuple(path[-1])}, and not the target {target}")
 
@@ -95,11 +98,11 @@ def judge(fn: Function) -> Judged:
     scores = []
     for number, (source, target) in enumerate(WAYS):
         summands = {sum(bit << axis for axis, bit in enumerate(place)) for place in product(*map(choices, source))}
-        due = torch.stack([whole[number][summand] for summand in sorted(summands)]).sum(0)
+        expected = torch.stack([whole[number][summand] for summand in sorted(summands)]).sum(0)
         for rank, place in enumerate(product(*map(range, MESH))):
-            block = due[Spec(SHAPE, MESH, target).block(place).slices]
+            block = expected[Spec(SHAPE, MESH, target).block(place).slices]
             if not torch.allclose(results[rank][number], block, rtol=1e-12, atol=1e-12):
-                raise Wrong(f"{source} to {target}: on rank {rank} the numbers are others", "Which stop lost them?")
+                raise Wrong(f"{source} to {target}: the numbers on rank {rank} are wrong", "Which stop lost them?")
         sent = sum(results.recording.sent(rank, number) for rank in range(RANKS))
         scores.append(100 * bound(source, target) / sent)
     return Judged(sum(scores) / len(scores), "by way: " + ", ".join(f"{score:.0f}" for score in scores))

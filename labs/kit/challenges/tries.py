@@ -1,4 +1,4 @@
-"""How the scores went, try by try, under three lines: the bound, what is known to be possible, the course's own."""
+"""A drawing of the scores, try by try, with three lines: the bound, the best known score, the course's own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labs.kit.drawing.svg import Canvas
 if TYPE_CHECKING:
     from labs.kit.challenges.challenge import Challenge
 
-LEFT, TOP, LONG, HIGH = 46, 40, 420, 150  # pixels: of the panel
-CLOSE = 7  # points: lines that are nearer to each other than this have their words in one
+LEFT, TOP, LONG, HIGH = 46, 40, 420, 150  # pixels: the place and the size of the panel
+CLOSE = 7  # points: lines that are closer together than this share one label
 
 
-def drawn(challenge: Challenge, tries: Sequence[float]) -> Drawing:
-    told = ", ".join(f"{score:.1f}" for score in tries)
-    canvas = Canvas(LEFT + LONG + 230, TOP + HIGH + 40, challenge.title, f"Tries: {told}. {challenge}.")
+def draw(challenge: Challenge, tries: Sequence[float]) -> Drawing:
+    listed = ", ".join(f"{score:.1f}" for score in tries)
+    canvas = Canvas(LEFT + LONG + 230, TOP + HIGH + 40, challenge.title, f"Tries: {listed}. {challenge}.")
     canvas.text(16, 18, challenge.title, anchor="start", weight="bold")
     canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
     for score in (0, 50, 100):
@@ -32,7 +32,7 @@ def drawn(challenge: Challenge, tries: Sequence[float]) -> Drawing:
     for x, y in points:
         canvas.circle(x, y, 4, fill=KINDS["P"], stroke=INK)
     canvas.text(LEFT + LONG / 2, TOP + HIGH + 20, f"tries → {len(tries)}", size=12, fill=MUTED)
-    return canvas.drawing(f"tries: {told}")
+    return canvas.drawing(f"tries: {listed}")
 
 
 def levels(challenge: Challenge) -> list[tuple[float, str]]:

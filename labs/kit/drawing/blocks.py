@@ -1,10 +1,10 @@
-"""Who holds which block of a tensor on a mesh, from its Spec: of a DTensor x, blocks(x.spec, ("dp", "tp")).
+"""Drawings of which rank holds which block of a tensor on a mesh; a DTensor x is drawn by blocks(x.spec, ("dp", "tp")).
 
 Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
-+0, +1, ... mark summands: the whole shape, but only a share of each number.
++0, +1, ... mark summands: a summand has the whole shape, but only a share of each number.
 
-    blocks(spec, names)                  one tensor on its mesh
-    change(before, after, names, said)   the same tensor before and after a redistribution, and what that takes
+    blocks(spec, names)                   one tensor on its mesh
+    change(before, after, names, steps)   the same tensor before and after a redistribution, and the steps in between
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,15 @@ from labs.kit.drawing.svg import Canvas, width_of
 WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
 CELL = (WIDE + 22, HIGH + 50)
 MARGIN = 64  # for the places on the first axis
-Held = tuple[Block, int | None]  # a block, and of which summand it is, if of any
+Held = tuple[Block, int | None]  # a block, and the number of the summand that it belongs to, if there are summands
 
 
 def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
-    """names: of the mesh's axes, one or two.  Raises ValueError for what cannot be drawn flat."""
+    """Draw the block of each rank.
+
+    names: the names of the mesh's axes, one or two.
+    Raises ValueError for a tensor or a mesh that cannot be drawn flat.
+    """
     require_flat(spec)
     wide, high = size(spec)
     title = headline(spec, names)
@@ -33,22 +37,25 @@ def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
     return canvas.drawing("\n".join([title, *sentences(spec)]))
 
 
-def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str]) -> Drawing:
-    """Both side by side; said: what happens in between, one line each."""
+def change(before: Spec, after: Spec, names: Sequence[str], steps: Sequence[str]) -> Drawing:
+    """Draw both placements side by side.
+
+    steps: a line for each step that leads from one to the other; the lines stand below the blocks.
+    """
     require_flat(before)
     wide, high = size(before)
     wide = max(wide, *(width_of(headline(spec, names), 13) for spec in (before, after)))
-    words = [*sentences(before), "Then:", *said, *sentences(after)]
-    width = max(2 * wide + 84, *(width_of(line, 13) + 32 for line in said))
-    tall = high + 54 + 20 * len(said) + noted([before, after])
+    words = [*sentences(before), "Then:", *steps, *sentences(after)]
+    width = max(2 * wide + 84, *(width_of(line, 13) + 32 for line in steps))
+    tall = high + 54 + 20 * len(steps) + noted([before, after])
     canvas = Canvas(width, tall, f"{headline(before, names)}; then {placed(after, names)}", " ".join(words))
     for x, spec in ((12, before), (wide + 72, after)):
         canvas.text(x + 4, 20, headline(spec, names), anchor="start", weight="bold")
         panel(canvas, x, 36, spec, names)
     canvas.arrow((wide + 22, 36 + high / 2), (wide + 60, 36 + high / 2))
-    for number, line in enumerate(said):
+    for number, line in enumerate(steps):
         canvas.text(16, high + 50 + 20 * number, line, anchor="start")
-    note(canvas, high + 56 + 20 * len(said), [before, after])
+    note(canvas, high + 56 + 20 * len(steps), [before, after])
     return canvas.drawing("\n".join([headline(before, names), *words]))
 
 
@@ -56,7 +63,7 @@ def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str])
 
 
 def grid(spec: Spec) -> tuple[int, int]:
-    """Rows and columns of the mesh."""
+    """Return the rows and columns of the mesh."""
     rows, columns = (1, *spec.mesh)[-2:]
     return rows, columns
 
@@ -67,7 +74,7 @@ def size(spec: Spec) -> tuple[int, int]:
 
 
 def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) -> None:
-    """The ranks as their grid, each with its block."""
+    """Draw the ranks as a grid, each with its block."""
     rows, columns = grid(spec)
     tints: dict[Held, str] = {}
     left = x + MARGIN * (rows > 1)
@@ -85,7 +92,10 @@ def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) 
 
 
 def summand(spec: Spec, place: Sequence[int]) -> int | None:
-    """The number of the summand that is held at this place of the mesh, counted along the axes with Partial()."""
+    """Return the number of the summand that this place of the mesh holds, counted along the axes with Partial().
+
+    Returns None where no axis has Partial().
+    """
     number = None
     for placement, ranks, at in zip(spec.placements, spec.mesh, place, strict=True):
         if placement.is_partial():
@@ -94,7 +104,7 @@ def summand(spec: Spec, place: Sequence[int]) -> int | None:
 
 
 def tensor(canvas: Canvas, x: float, y: float, whole: Sequence[int], held: Held, tint: str, rank: int) -> None:
-    """The outline of the whole, the block in it, and whose it is."""
+    """Draw the outline of the whole tensor, the block in it, and below it the rank that holds the block."""
     block, number = held
     (high, wide), (top, left), (tall, broad) = (flat(shape) for shape in (whole, block.offset, block.shape))
     top = top if len(whole) > 1 else 0
@@ -111,7 +121,7 @@ def tensor(canvas: Canvas, x: float, y: float, whole: Sequence[int], held: Held,
 
 
 def flat(shape: Sequence[int]) -> tuple[int, int]:
-    """(rows, columns) of a tensor of one or two dims."""
+    """Return (rows, columns) of a tensor of one or two dims."""
     return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
 
 
@@ -120,7 +130,7 @@ def shape_of(block: Block) -> str:
 
 
 def noted(specs: Sequence[Spec]) -> int:
-    """Pixels that the note takes."""
+    """Return the height of the note in pixels, 0 where the specs need none."""
     return 20 * any(placement.is_partial() for spec in specs for placement in spec.placements)
 
 
@@ -141,7 +151,7 @@ def headline(spec: Spec, names: Sequence[str]) -> str:
 
 
 def sentences(spec: Spec) -> list[str]:
-    """A line for each rank."""
+    """Return a sentence for each rank: which slice of the tensor it holds."""
     lines = []
     for rank, place in enumerate(product(*map(range, spec.mesh))):
         block, number = spec.block(place), summand(spec, place)

@@ -1,10 +1,10 @@
-"""What each rank holds, by kind, beside the cards that people have.
+"""Bars of the bytes that each rank holds, by kind, beside the memory sizes of common GPUs (cards).
 
     cards(held, fits, caption)                     a bar for each name, a line for each card, a table below
-    cards(held, fits, caption, measured, card=80)  what a job measured as thin bars below those of a formula
+    cards(held, fits, caption, measured, card=80)  a job's measurements as thin bars below those of a formula
 
-All bars are on one scale, the longest's.  The cards are a shaded strip of it; where that is too narrow for all of them,
-it ends at the one that stands out.
+All bars share one scale, which the longest bar sets.  The cards are lines in a shaded strip of that scale; a strip
+that is too narrow for all of them shows only the highlighted card.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from labs.kit.drawing.palette import KINDS, MUTED, NAMES, SOFT, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 
-Bytes = Mapping[str, float]  # by kind, each at its most; "peak", the most of all at one moment
+Bytes = Mapping[str, float]  # {kind: its maximum}; "peak" is the maximum of the total at one moment
 GB = 10**9
-CARDS = (24, 40, 80, 141)  # GB of memory, as of an RTX 4090, an A100, an H100 and an H200
-LONG, COLUMN = 520, 76  # pixels: of the longest bar, and of a column in the table
-THICK, THIN = 24, 12  # likewise: how high a bar is
-SMALL = 2 * GB  # where the longest bar is shorter, cards would make it a dot
+CARDS = (24, 40, 80, 141)  # GB of memory of an RTX 4090, an A100, an H100 and an H200
+LONG, COLUMN = 520, 76  # pixels: the longest bar, and a column of the table
+THICK, THIN = 24, 12  # pixels: the height of a bar
+SMALL = 2 * GB  # no cards are drawn if the longest bar is shorter: on their scale it would be a dot
 NOTE = "Each kind at its most. The stem, and the number: the most of all at one moment. GB: 10⁹ bytes."
 GREY = "Grey: what an operation needs for itself while it runs, and gives back."
 STAY = "Thin: measured. These bars stay as they are, whatever the formula is asked."
@@ -27,10 +27,13 @@ STAY = "Thin: measured. These bars stay as they are, whatever the formula is ask
 
 @dataclass(frozen=True)
 class Bar:
-    """What a formula says, or, thin, what was measured; said: the name where it stands alone."""
+    """A bar with the bytes of a formula, or a thin one with measured bytes.
+
+    full_name: the name that is clear without the bars around it.
+    """
 
     name: str
-    said: str
+    full_name: str
     held: Bytes
     measured: bool = False
 
@@ -54,17 +57,19 @@ def cards(
     measured: Mapping[str, Bytes] | None = None,
     card: int = max(CARDS),
 ) -> Drawing:
-    """Bars, cards, and a table of the smallest numbers of ranks.
+    """Draw bars, cards, and a table of the smallest numbers of ranks.
 
-    held: by name, bytes by kind and "peak".  fits: for some of the names, by card (GB), on how many ranks the peak
-    fits; None for no number.  measured: like held; a name that is in held has its bar below that one.  card: the one
-    that stands out.
+    held: {name: bytes by kind, and "peak"}.
+    fits: {name: {card in GB: the smallest number of ranks whose peak fits it}} for some of the names; None if no
+        number of ranks fits.
+    measured: like held; the bar of a name that is also in held stands below that one.
+    card: the card to highlight, in GB.
     """
-    bars = [*each(held, measured or {})]
+    bars = [*bars_of(held, measured or {})]
     longest = max(bar.long for bar in bars)
     shown = CARDS if longest > SMALL else ()
     fits = fits if shown else {}
-    lines = [f"{bar.said}: {size(bar.held['peak'])}{said(fits.get(bar.said, {}))}" for bar in bars]
+    lines = [f"{bar.full_name}: {size(bar.held['peak'])}{fits_in_words(fits.get(bar.full_name, {}))}" for bar in bars]
     left = 24 + max(width_of(bar.name, 13) for bar in bars)
     canvas = Canvas(left + LONG + 90, 0, caption, "; ".join(lines) + ".")
     canvas.text(16, 22, caption, anchor="start", weight="bold")
@@ -84,8 +89,8 @@ def cards(
     return canvas.drawing("\n".join([caption, *lines]))
 
 
-def each(held: Mapping[str, Bytes], measured: Mapping[str, Bytes]) -> Iterable[Bar]:
-    """From the top down."""
+def bars_of(held: Mapping[str, Bytes], measured: Mapping[str, Bytes]) -> Iterable[Bar]:
+    """Yield the bars from the top down."""
     for name in {**held, **measured}:
         if name in held:
             yield Bar(name, name, held[name])
@@ -100,7 +105,7 @@ def height(bars: Sequence[Bar]) -> float:
 
 
 def rows(canvas: Canvas, left: float, y: float, bars: Sequence[Bar], scale: float) -> float:
-    """The bars, and at the right their peaks; returns where they end."""
+    """Draw the bars, and their peaks at the right; return the y at which they end."""
     for bar in bars:
         y += 2 if bar.measured else 12
         middle, peak = y + bar.high / 2, bar.held["peak"]
@@ -113,7 +118,10 @@ def rows(canvas: Canvas, left: float, y: float, bars: Sequence[Bar], scale: floa
 
 
 def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale: float, thin: bool = False) -> float:
-    """The kinds side by side, and a stem on the peak (below a thin bar); returns where it ends."""
+    """Draw the kinds side by side, and a stem at the peak: above a thick bar, below a thin one.
+
+    Returns the x at which the bar or its stem ends.
+    """
     x, high = left, THIN if thin else THICK
     for kind, held in kinds.items():
         long = scale * held
@@ -129,7 +137,7 @@ def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale
 
 
 def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[int], scale: float, card: int) -> None:
-    """The strip of the cards, and a line for each that is on the scale."""
+    """Draw the strip of the cards, and a line for each card that is on the scale."""
     there = [each for each in shown if scale * each * GB <= LONG]
     if there:
         canvas.rect(left, y, scale * max(there) * GB, high, fill=SOFT, stroke="none", radius=0)
@@ -144,7 +152,7 @@ def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[in
 
 
 def table(canvas: Canvas, left: float, y: float, fits: Mapping[str, Mapping[int, int | None]], card: int) -> float:
-    """On how many ranks each fits a card; returns where it ends."""
+    """Draw the smallest number of ranks on which each name fits a card; return the y at which the table ends."""
     canvas.text(left, y, "smallest number of ranks that fits:", size=12, anchor="start", fill=MUTED)
     for row, (name, by_card) in enumerate(fits.items()):
         canvas.text(left - 10, y + 46 + 20 * row, name, anchor="end")
@@ -163,14 +171,14 @@ def legend(canvas: Canvas, x: float, y: float, kinds: list[str]) -> None:
         x += 28 + width_of(NAMES[kind], 12)
 
 
-def said(by_card: Mapping[int, int | None]) -> str:
+def fits_in_words(by_card: Mapping[int, int | None]) -> str:
     return ", fits " * bool(by_card) + ", ".join(
         f"{card} GB on {ranks or 'no number of'} rank{'s' * (ranks != 1)}" for card, ranks in by_card.items()
     )
 
 
 def size(held: float) -> str:
-    """Decimal, as cards and papers have it: "1.88 GB"."""
+    """Return bytes in decimal units, as data sheets and papers give them: "1.88 GB"."""
     units = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
     name = next((name for name, unit in units.items() if held >= unit), "kB")
     return f"{held / units.get(name, 1e3):.3g} {name}"

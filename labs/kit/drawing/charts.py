@@ -1,4 +1,4 @@
-"""Two drawings from a handful of numbers: ranks as a grid, and what a formula says as bars.
+"""Two drawings from a handful of numbers: ranks as a grid, and the values of a formula as bars.
 
 mesh({"data": 2, "tensor": 4})
 chart({"ring": 0.0012, "tree": 0.0031}, "s", caption="8 ranks, 1 MB")
@@ -15,10 +15,10 @@ from labs.kit.drawing.tables import clock, short, show
 
 
 def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
-    """Ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
+    """Draw ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
 
-    along: an axis whose groups are told apart: each has its tint, and a letter.
-    Raises ValueError for any other number of axes, and for an axis that is not among them.
+    along: an axis whose groups are marked: each has its tint and a letter.
+    Raises ValueError for any other number of axes, and for an `along` that is not one of them.
     """
     if len(axes) not in (1, 2):
         raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
@@ -59,18 +59,19 @@ def chart(
     caption: str = "",
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> Drawing:
-    """Bars of what a formula says, one per name; {kind: value} in place of a value stacks a bar by kind.
+    """Draw the values of a formula as bars, one per name; {kind: value} in place of a value stacks a bar by kind.
 
-    unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS
-    or of TIMELINE. words: what a part of a bar is called where it is not its kind: {"waiting": "work done again"}.
+    unit: "B" for bytes, "s" for seconds, or any other.
+    kind: the colour of single values, a key of KINDS or of TIMELINE.
+    words: names of parts that replace their kinds in the picture: {"waiting": "work done again"}.
     """
     colours = KINDS | TIMELINE
     stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
     totals = {name: sum(parts.values()) for name, parts in stacked.items()}
-    said = {name: amount(total, unit) for name, total in totals.items()}
+    labels = {name: amount(total, unit) for name, total in totals.items()}
     longest, widest = max(map(len, totals)), max(totals.values()) or 1
     margin, top = width_of("m" * longest, 13) + 24, 46 if caption else 14
-    text = "; ".join(f"{name}: {value}" for name, value in said.items())
+    text = "; ".join(f"{name}: {value}" for name, value in labels.items())
     width = max(margin + 420 + 110, width_of(caption, 13) + 30)
     canvas = Canvas(width, top + 34 * len(totals) + 6, caption or ", ".join(totals), text)
     canvas.text(16, 24, caption, anchor="start", weight="bold")
@@ -84,13 +85,13 @@ def chart(
             if len(parts) > 1 and long > width_of(word, 12) + 6:
                 canvas.text(x + long / 2, y + 13, word, size=12, fill=ink(colours[part]))
             x += long
-        canvas.text(x + 8, y + 13, said[name], anchor="start")
-    lines = [f"{name.ljust(longest)}  {value}" for name, value in said.items()]
+        canvas.text(x + 8, y + 13, labels[name], anchor="start")
+    lines = [f"{name.ljust(longest)}  {value}" for name, value in labels.items()]
     return canvas.drawing("\n".join([caption, *lines] if caption else lines))
 
 
 def amount(value: float, unit: str) -> str:
-    """A value with its unit, in the prefix that suits it: "1.56 MiB", "12.3 ms"."""
+    """Return a value with its unit, in the prefix that suits it: "1.56 MiB", "12.3 ms"."""
     if unit == "B":
         return short(value)
     if unit == "s":

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: each points at the one that it waits for, and says at which call."""
+"""A drawing of ranks that wait for each other: each points at the rank that it waits for, and names the call."""
 
 import math
 
@@ -12,7 +12,10 @@ SIZE = 11.5
 
 
 def circle(standstill: Standstill, text: str = "") -> Drawing:
-    """text: what a plain terminal shows instead."""
+    """Draw the ranks on a circle, and beside it a line for each wait.
+
+    text: the lines that a plain terminal shows instead of the picture.
+    """
     stops = standstill.stops
     ranks = list(dict.fromkeys(rank for stop in stops for rank in (stop.rank, stop.awaited)))
     radius = max(56, 18 * len(ranks))

@@ -1,14 +1,14 @@
-"""Drawings of who holds what and who sends what to whom, from data: the same data gives the same picture.
+"""Drawings of the pieces that ranks hold and of the messages between them; the same data gives the same picture.
 
 A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number
 `piece` to rank `destination`. A collective, seen from above, is a list of messages.
 
-What the ranks hold is a list with one dict per rank, from piece to the set of ranks whose data is in it:
-[{0: {0}, 1: {0}}, {0: {0, 1}}] is rank 0 with its own pieces 0 and 1, rank 1 with the sum of both pieces 0.
+Holdings are a list with one dict per rank, from a piece to the set of ranks whose data is in it. In
+[{0: {0}, 1: {0}}, {0: {0, 1}}], rank 0 holds its own pieces 0 and 1, and rank 1 holds the sum of both pieces 0.
 
     sends(recording)                 the messages of a recorded job
     messages(ring, ranks=4)          one small picture per round
-    step(ring, ranks=4, round=2)     one round, with what everybody holds after it
+    step(ring, ranks=4, round=2)     one round, and the pieces that each rank holds after it
 """
 
 import math
@@ -26,12 +26,12 @@ CELL = (58, 30)
 
 
 def own(ranks: int, pieces: int) -> Holdings:
-    """Everybody holds their own tensor, in `pieces` pieces: the start of a reduction."""
+    """Return the start of a reduction: each rank holds its own tensor, cut into `pieces` pieces."""
     return [{piece: {rank} for piece in range(pieces)} for rank in range(ranks)]
 
 
 def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
-    """What the ranks hold after the messages of one round; what arrives joins what is there."""
+    """Return the holdings after the messages of one round; a piece that arrives is added to the receiver's own."""
     new = [{piece: set(whose) for piece, whose in mine.items()} for mine in held]
     for _, source, destination, piece in messages:
         new[destination].setdefault(piece, set()).update(held[source].get(piece, set()))
@@ -39,10 +39,13 @@ def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
 
 
 def sends(recording) -> list[Message]:
-    """The sends of a recorded job as messages: pieces are numbered by where they lie in a tensor, or else by bytes.
+    """Return the sends of a recorded job as messages.
 
-    recording: a labs.kit.record.Recording of kind "communication". A send's round is one more than the latest
-    of what its rank had finished when it began: its own sends, and the sends that its receives brought.
+    Pieces of tensors of one size are numbered by their place in the tensor; all others are named by their bytes.
+    A send's round is one more than the latest round among the sends that its rank had finished when it began: its
+    own sends, and those that it had received.
+
+    recording: a labs.kit.record.Recording of kind "communication".
     """
     events = sorted(recording.events, key=lambda event: event.start)
     on_the_way: dict[tuple[int, int], list] = {}
@@ -64,20 +67,20 @@ def sends(recording) -> list[Message]:
 
 
 def numbers(sent: Sequence) -> dict[tuple[int, int], int]:
-    """Of pieces of tensors of one size, cut alike: which is which; nothing where they are not."""
+    """Return {part: number} if all tensors have one size and every send is a piece of one; otherwise {}."""
     parts = [event.part for event in sent if event.part and event.bytes_in < event.part[1]]
     alike = len(parts) == len(sent) and len({memory for _, memory in parts}) == 1
     return {part: number for number, part in enumerate(sorted(set(parts)))} if alike else {}
 
 
 def by_round(messages: Sequence[Message]) -> list[list[Message]]:
-    """The messages of each round, in order; rounds are numbered from 0."""
+    """Return the messages of each round, in order; rounds are numbered from 0."""
     count = 1 + max((message[0] for message in messages), default=-1)
     return [sorted(message for message in messages if message[0] == number) for number in range(count)]
 
 
 def messages(messages: Sequence[Message], ranks: int) -> Drawing:
-    """Who sends which piece to whom, one panel per round, the ranks on a circle."""
+    """Draw one panel per round: the ranks on a circle, and an arrow with the piece for each message."""
     rounds = by_round(messages)
     side, tall = 2 * radius(ranks) + 72, 2 * radius(ranks) + 76
     rows = math.ceil(len(rounds) / (1000 // side)) or 1
@@ -95,7 +98,7 @@ def messages(messages: Sequence[Message], ranks: int) -> Drawing:
 
 
 def common(sent: Sequence[Message]) -> str:
-    """What all messages of a round carry, when it is the same: said once instead of on every arrow."""
+    """Return the piece that all messages of a round carry, for the panel's title; "" if they differ."""
     carried = {message[3] for message in sent}
     return f": {spoken(carried.pop())}" if len(carried) == 1 else ""
 
@@ -105,7 +108,7 @@ def spoken(piece: int | str) -> str:
 
 
 def sentences(messages: Sequence[Message]) -> list[str]:
-    """The messages in words, a line per round."""
+    """Return the messages in words, a line per round."""
     return [
         f"Round {number + 1}: " + ", ".join(f"rank {s} sends {spoken(p)} to rank {d}" for _, s, d, p in sent) + "."
         for number, sent in enumerate(by_round(messages))
@@ -117,7 +120,7 @@ def radius(ranks: int) -> int:
 
 
 def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Message]) -> None:
-    """The ranks around (x, y), rank 0 on top, clockwise, with one round's messages as arrows."""
+    """Draw the ranks around (x, y), clockwise from rank 0 on top, with one round's messages as arrows."""
     angles = [2 * math.pi * rank / ranks - math.pi / 2 for rank in range(ranks)]
     places = [(x + radius(ranks) * math.cos(a), y + radius(ranks) * math.sin(a)) for a in angles]
     pairs: dict[tuple[int, int], list[int]] = {}
@@ -142,7 +145,7 @@ def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Messag
 
 
 def shorten(start, end, by: float):
-    """The segment without its first and last `by` pixels."""
+    """Return the segment without its first and last `by` pixels."""
     (x0, y0), (x1, y1) = start, end
     share = by / math.dist(start, end)
     dx, dy = share * (x1 - x0), share * (y1 - y0)
@@ -150,9 +153,10 @@ def shorten(start, end, by: float):
 
 
 def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | None = None) -> Drawing:
-    """One round of a collective: the messages, and what every rank holds after it.
+    """Draw one round of a collective: its messages, and the pieces that each rank holds after it.
 
-    round: 0 is the start, before any message; held: what the ranks start with (default: their own tensor).
+    round: the round to draw; 0 is the start, before any message.
+    held: the holdings at the start; if left out, each rank holds its own tensor.
     Raises ValueError when there is no such round.
     """
     rounds = by_round(messages)
@@ -175,7 +179,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | N
 
 
 def holdings(held: Holdings) -> list[str]:
-    """What the ranks hold in words, a line per rank."""
+    """Return the holdings in words, a line per rank."""
     return [
         f"Rank {rank} holds "
         + (
@@ -188,7 +192,7 @@ def holdings(held: Holdings) -> list[str]:
 
 
 def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
-    """One row per rank, one column per piece; the cells of `new`, pairs (rank, piece), have just arrived."""
+    """Draw one row per rank and one column per piece; `new` has the (rank, piece) of the cells that just arrived."""
     width, height = cell
     for rank, mine in enumerate(held):
         if named:
@@ -200,7 +204,7 @@ def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=froze
 
 
 def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = False) -> None:
-    """A cell with one stripe for each rank whose data is in it, and a label that says so; dashed if empty."""
+    """Draw a cell with one stripe for each rank whose data is in it, and its label; an empty cell is dashed."""
     x, y, width, height = box
     if not whose:
         canvas.rect(*box, fill=PAPER, stroke="#B0B5BC", dash="3 3")
@@ -214,7 +218,7 @@ def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = F
 
 
 def label(piece: int, whose: Sequence[int], ranks: int) -> str:
-    """ "b2" piece 2 of rank 1; "a+b" a sum of two; "Σ2" the sum over all ranks."""
+    """Return the label of a cell: "b2" for piece 2 of rank 1, "a+b" for a sum of two, "Σ2" for the sum of all ranks."""
     if not whose:
         return ""
     letters = [chr(ord("a") + rank) for rank in whose]

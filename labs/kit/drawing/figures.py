@@ -1,7 +1,7 @@
-"""Figures of what was measured, as PNG: bars, curves (memories in memories.py, timelines in timelines.py).
+"""Figures of measurements, as PNG: bars and curves; memories.py draws memory over time, timelines.py draws timelines.
 
-They differ from run to run, so a notebook test does not compare them; the text beside each says only what
-stays the same (how many ranks, events, curves), and the alternative text says the rest.
+Measurements differ from run to run, so a notebook test does not compare the pictures.  The text beside each gives only
+numbers that stay the same (of ranks, events, curves), and the alternative text gives the rest.
 """
 
 import io
@@ -13,15 +13,15 @@ from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.svg import width_of
 from labs.kit.drawing.tables import short
 
-DPI, SHOWN = 144, 96  # pixels to an inch in the file and on the page: sharp text on today's screens
-WIDE = 7.5  # inches: beside an open sidebar in a small window (1024 pixels) no letter is smaller than 9 pixels
+DPI, SHOWN = 144, 96  # pixels per inch in the file and on the page; the difference keeps text sharp on today's screens
+WIDE = 7.5  # inches; in a window of 1024 pixels with an open sidebar, every letter still has 9 pixels or more
 
 LEGEND = {"columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5, "fontsize": 9, "frameon": False}
 
 
 def axes(width: float, height: float, rows: int = 1, columns: int = 1):
-    """A matplotlib figure in inches, and its axes; pyplot and its global state stay out of it."""
-    # On its first use matplotlib says on stderr that it is listing fonts: no reader of a cell needs to know.
+    """Return a matplotlib figure of this size in inches, and its axes, without pyplot and its global state."""
+    # Matplotlib reports on stderr at its first use that it builds a list of fonts; no reader of a cell needs that line.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.figure import Figure as Canvas
 
@@ -34,7 +34,7 @@ def axes(width: float, height: float, rows: int = 1, columns: int = 1):
 
 
 def finish(canvas, text: str, alt: str) -> Figure:
-    """The matplotlib figure as a picture that a cell can show."""
+    """Return the matplotlib figure as a picture that a cell can show."""
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", metadata={"Software": None, "Description": alt})
     width, height = (round(SHOWN * inches) for inches in canvas.get_size_inches())
@@ -42,7 +42,10 @@ def finish(canvas, text: str, alt: str) -> Figure:
 
 
 def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> tuple[float, float]:
-    """Start and end, over these ranks (all when left out), of a step or of all that was recorded (s)."""
+    """Return the start and end, in seconds, of a step over these ranks, or of the whole recording if step is None.
+
+    ranks: the ranks that count; all of them when left out.
+    """
     if step is None:
         ends = [item.end for item in (*recording.events, *recording.spans)]
         lines = [recording.memory[rank] for rank in recording.seen] if recording.memory else []
@@ -53,7 +56,7 @@ def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> t
 
 
 def phases(recording, rank: int, start: float, end: float) -> list:
-    """The spans of a rank within these times, except steps and what is nested in others: its phases."""
+    """Return the phases of a rank within these times: its spans, except steps and spans inside another span."""
     found = []
     for span in recording.spans:  # in order of their start
         inside = span.rank == rank and span.name != "step" and start <= span.start < span.end <= end
@@ -74,10 +77,10 @@ def named(kind: str) -> str:
 
 
 def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bytes by kind, one stacked bar per name, the predicted beside the measured.
+    """Draw bytes by kind, one stacked bar per name, such as the predicted above the measured.
 
-    held: {"predicted": {"P": bytes, ...}, "measured": {...}}; what is not in KINDS, such as "peak", is a mark
-    above the bar.
+    held: {"predicted": {"P": bytes, ...}, "measured": {...}}; a key that is not in KINDS, such as "peak", becomes a
+        mark above the bar.
     """
     canvas, (panel,) = axes(WIDE, 0.6 + 0.52 * len(held))
     widest = max(max(sum(v for k, v in by.items() if k in KINDS), *by.values()) for by in held.values()) or 1
@@ -105,14 +108,15 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def fitting(labels: Sequence[str], pixels: float, size: float = 12) -> str:
-    """The first of the labels that fits into so many pixels, or nothing."""
+    """Return the first of the labels that fits into so many pixels, or "" if none does."""
     return next((label for label in labels if width_of(label, size) + 8 < pixels), "")
 
 
 def curves(series: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Figure:
-    """The losses of several runs, step by step. The first is the reference: a wide pale band under the others.
+    """Draw the losses of several runs, step by step. The first is the reference: a wide pale band under the others.
 
-    series: {"one process": losses, "DDP": losses}; marks: levels to compare with: {"unigram entropy": 3.1}.
+    series: {"one process": losses, "DDP": losses}.
+    marks: levels to compare with, such as {"unigram entropy": 3.1}.
     """
     canvas, (panel,) = axes(WIDE, 3.4)
     for number, (name, values) in enumerate(series.items()):

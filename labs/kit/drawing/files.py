@@ -1,7 +1,7 @@
-"""Drawings of files: who reads which part of them, and what is in a folder at one moment.
+"""Drawings of files: which rank reads which part of them, and which files a folder holds at one moment.
 
-reads([(0, 0, 4), (1, 0, 2)], ...)     what the ranks that load read from the files of those that saved
-folder(moments, 3)                     the files of a folder as they come and go, up to a moment
+reads(size=24, saved=4, loading=3)     the parts of the files that each loading rank reads
+folder(moments, 3)                     the files of a folder at one moment, and the checkpoint loaded after a crash
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ GONE = "#8C959F"
 
 
 def reads(size: int, saved: int, loading: int) -> Drawing:
-    """A vector of `size` elements that `saved` ranks have written in equal parts, and `loading` ranks read so."""
+    """Draw a vector of `size` elements that `saved` ranks wrote in equal parts and `loading` ranks read in equal parts.
+
+    Each band is one read: a slice of one file.
+    """
     files, parts = shares(size, saved), shares(size, loading)
     pieces = [
         (rank, file, max(a, c), min(b, d))
@@ -48,13 +51,16 @@ def reads(size: int, saved: int, loading: int) -> Drawing:
 
 
 def shares(size: int, ranks: int) -> list[tuple[int, int]]:
-    """Where each of so many equal parts begins and ends; the last ones are shorter where that does not divide."""
+    """Return (start, stop) of `ranks` equal parts; if `ranks` does not divide `size`, the last parts are shorter."""
     each = -(-size // ranks)
     return [(min(size, each * rank), min(size, each * (rank + 1))) for rank in range(ranks)]
 
 
 def folder(moments: Sequence[Moment], number: int) -> Drawing:
-    """The folder at one of the moments, and what is loaded after a crash there; dashed: not there, or not any more."""
+    """Draw the folder at one of the moments, and name the checkpoint that is loaded after a crash at that moment.
+
+    A dashed file does not exist yet, or no longer exists.
+    """
     moment, paths = moments[number], sorted({path for each in moments for path in each.files})
     loads = f"a crash now: {f'{moment.newest} is loaded' if moment.newest else 'there is nothing to load'}"
     title = f"moment {number + 1} of {len(moments)}, next: {moment.next}"

@@ -1,10 +1,9 @@
-"""A picture under the formula that it shows, whose terms know which controls move them.
+"""A picture under the formula that it shows; each term of the formula knows which controls change it.
 
     sent = ["sent: ", term("2 (N − 1)/N", "ranks"), " × ", term("1 MB", "megabytes")]
     formula(chart, sent)                the picture under one line of words and terms, or under several
 
-`labs.kit.play` lights the terms that the control moved last has changed.  A saved notebook has
-none of them lit.
+When a control moves, `labs.kit.play` highlights the terms that it changes.  A saved notebook highlights none.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,10 @@ from html import escape
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a formula; controls: what moves it, by the names of the picture's arguments."""
+    """A part of a formula.
+
+    controls: the controls that change it, each the name of an argument of the picture.
+    """
 
     words: str
     controls: tuple[str, ...]
@@ -25,7 +27,7 @@ Line = Sequence[str | Term]
 
 @dataclass(frozen=True)
 class Captioned:
-    """A picture with its formula, as a cell shows them."""
+    """A picture with its formula, which draws itself as the last expression of a cell."""
 
     picture: object  # anything of `labs.kit.draw`
     lines: tuple[Line, ...]
@@ -35,7 +37,7 @@ class Captioned:
         return self.lit()
 
     def lit(self, control: str | None = None) -> str:
-        """In HTML, the terms lit that this control moves."""
+        """Return the HTML with those terms highlighted that this control changes."""
         lines = "".join(f"<div>{''.join(spoken(part, control) for part in line)}</div>" for line in self.lines)
         return f'<div style="line-height:1.6">{lines}</div>{self.picture.html}'
 
@@ -48,17 +50,17 @@ class Captioned:
 
 
 def term(words: str, *controls: str) -> Term:
-    """A part of a formula, and the names of the controls that move it."""
+    """Return a part of a formula that these controls change."""
     return Term(words, controls)
 
 
 def formula(picture: object, *lines: Line) -> Captioned:
-    """The picture under its formula: lines of words and terms."""
+    """Return the picture under its formula: lines of words and terms."""
     return Captioned(picture, tuple(map(tuple, lines)))
 
 
 def spoken(part: str | Term, control: str | None) -> str:
-    """Underlined, too, so that colour does not carry it alone."""
+    """Return a part as HTML; a highlighted term is underlined as well, so that colour is not the only sign."""
     if isinstance(part, str):
         return escape(part)
     words = escape(part.words)

@@ -1,11 +1,11 @@
-"""Schedules of pipelines: who runs which instruction when, and beneath that, what it keeps alive.
+"""Drawings of pipeline schedules: which rank runs which instruction when, and how many activations it holds meanwhile.
 
-    schedule(lists, F=1, B=2, send=0.1)         as labs.pp simulates it
-    schedule(lists, recording=job.recording)    and beneath that, as a job ran it (overlays.py)
-    schedule(wrong)                             as far as it goes, the first wrong instruction, and why it is wrong
+    schedule(lists, F=1, B=2, send=0.1)         the schedule as labs.pp simulates it
+    schedule(lists, recording=job.recording)    the same, and below it the schedule as a job ran it (overlays.py)
+    schedule(wrong)                             the part that can run, the first wrong instruction, and the reason
 
-A block is an instruction, and the number in it its micro-batch.  Where a rank has several stages, the blocks of a later
-one are paler.
+A block is an instruction, and the number in it is its micro-batch.  On a rank with several stages, the blocks of later
+stages are paler.
 """
 
 from dataclasses import dataclass
@@ -22,32 +22,37 @@ from labs.pp.checker import WrongSchedule, is_list, microbatches_of, stages_of
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Cost, Simulation, as_far_as_it_goes, simulate
 
-LONG, WIDEST = 700, 48  # pixels: of the time axis at most, and of the shortest block
-LEFT, ROW, HELD, APART = 76, 26, 40, 8  # of what is before the axis, of a rank, of its activations, and between ranks
+LONG, WIDEST = 700, 48  # pixels: the longest time axis, and the widest that the shortest block may be
+LEFT, ROW, HELD, APART = 76, 26, 40, 8  # pixels: left of the axis, a rank's row, its activations, between two rows
 NAMES = {"F": "forward", "B": "backward", "I": "input's gradient", "W": "weights' gradients"}
 Legend = list[tuple[str, str]]  # (fill, name), ...
 
 
 def schedule(lists: Lists, recording: Any = None, step: int | None = None, **costs: Cost) -> Picture:
-    """Who does what when, if instructions take this long, and of how many micro-batches a rank holds the activations.
+    """Draw which rank runs which instruction when, and the number of micro-batches whose activations it holds.
 
-    costs: F, B, I, W and send, as labs.pp.simulate has them.  recording: of a job that ran the lists, its pipeline
-    through labs.kit.record.instructions; step: which one to show (the last when left out).  Costs are in seconds then,
-    and those of F, B, I and W that are left out are the recorded ones.
-    Of lists that cannot be run: as far as they can, the first wrong instruction, and why it is wrong.
+    If the lists cannot be run, draw the instructions that can, the first wrong one, and the reason.
+
+    recording: the recording of a job that ran the lists, its pipeline wrapped in labs.kit.record.instructions.
+    step: the recorded step to show, the last when left out.
+    costs: F, B, I, W and send, the arguments of labs.pp.simulate.  With a recording they are in seconds, and F, B, I
+        and W default to the recorded times.
     """
     if recording is not None:
         return overlay(lists, recording, step, costs)
     try:
-        return drawn(simulate(lists, **costs))
+        return draw_simulation(simulate(lists, **costs))
     except WrongSchedule as error:
         if not (is_list(lists) and all(map(is_list, lists)) and any(lists)):
             raise  # there is nothing to draw
-        return refused(lists, error, costs)
+        return draw_refused(lists, error, costs)
 
 
-def drawn(of: Simulation, now: float | None = None) -> Drawing:
-    """now: a moment that is marked."""
+def draw_simulation(of: Simulation, now: float | None = None) -> Drawing:
+    """Draw the blocks of a simulated schedule over time, and below them the activations that each rank holds.
+
+    now: a moment to mark.
+    """
     axis, title, legends = axis_of(of, of.time), headline(of), legends_of(of.lists)
     top = 44 + 22 * len(legends)
     end = top + (ROW + APART) * len(of.lists)
@@ -61,15 +66,15 @@ def drawn(of: Simulation, now: float | None = None) -> Drawing:
     ticks(canvas, end, axis)
     alive = "micro-batches whose activations are alive" + (", in each of a rank's stages" if legends[1:] else "")
     canvas.text(16, middle - 14, alive, size=12, anchor="start", fill=MUTED)
-    held(canvas, middle, of, axis)
+    draw_activations(canvas, middle, of, axis)
     if now is not None:
         for first, last in ((top - 6, end - APART + 2), (middle, bottom)):
             canvas.line((axis.x(now), first), (axis.x(now), last), line=2)
     return canvas.drawing(f"{title}\n{of!r}")
 
 
-def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
-    """Where and why."""
+def draw_refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
+    """Draw the part of a wrong schedule that can run, frame the wrong instructions, and give the reason."""
     of = before(lists, error, costs)
     axis = axis_of(of, max(of.end.values(), default=0) or 1)
     reason, legends = wrap(str(error), 96), legends_of(of.lists)
@@ -92,7 +97,7 @@ def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawi
 
 
 def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simulation:
-    """What runs before the first wrong instruction, and without it."""
+    """Simulate the instructions that can run without the first wrong one."""
     orders = [[*takewhile(lambda x: isinstance(x, Instruction), order)] for order in lists]
     stages = stages_of(orders)
     orders[error.rank] = orders[error.rank][: error.place]
@@ -104,7 +109,7 @@ def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simula
 
 @dataclass(frozen=True)
 class Axis:
-    """Of time."""
+    """The time axis."""
 
     scale: float  # pixels per unit
     end: float
@@ -119,7 +124,7 @@ def axis_of(of: Simulation, end: float) -> Axis:
 
 
 def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
-    """A row for each rank: grey, and over it what the rank computes."""
+    """Draw a row for each rank: a grey bar, and over it the instructions that the rank computes."""
     fills = Fills(of.lists)
     size = 12 if all(room(of, x, axis) > width_of(str(x.microbatch), 12) + 2 for x in of.end) else 10
     for rank, order in enumerate(of.lists):
@@ -134,7 +139,7 @@ def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
 
 
 def framed(canvas: Canvas, x: float, y: float, label: str) -> None:
-    """What is wrong, in place of a block."""
+    """Draw a dashed frame around a wrong instruction."""
     long = max(ROW, width_of(label, 12) + 12)
     canvas.rect(x, y - 2, long, ROW + 4, stroke=WRONG, line=2.5, dash="5 3")
     canvas.text(x + long / 2, y + ROW / 2, label, size=12, weight="bold", fill=WRONG)
@@ -144,15 +149,15 @@ def room(of: Simulation, x: Instruction, axis: Axis) -> float:
     return axis.scale * (of.end[x] - of.start[x])
 
 
-def held(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
-    """A row for each rank, all on one scale: how many activations are alive, over time."""
+def draw_activations(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
+    """Draw, for each rank and on one scale, the number of micro-batches whose activations are alive, over time."""
     most = [max((number for _, number in series), default=0) for series in of.alive]
     unit = (HELD - 6) / max(1, *most)
     for rank, series in enumerate(of.alive):
         base = top + HELD * (rank + 1)
         canvas.text(16, base - HELD / 2, f"rank {rank}", anchor="start")
         points, before = [(LEFT, base)], 0
-        for moment, number in {**dict(series), of.time: 0}.items():  # of what happens at once, the last
+        for moment, number in {**dict(series), of.time: 0}.items():  # the last of several changes at one moment counts
             points += [(axis.x(moment), base - unit * before), (axis.x(moment), base - unit * number)]
             before = number
         canvas.area(*points, fill=KINDS["A"], line=0.8)
@@ -161,9 +166,9 @@ def held(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
 
 
 def ticks(canvas: Canvas, y: float, axis: Axis) -> None:
-    """Beneath the rows."""
+    """Draw the time axis below the rows."""
     steps = (digit * 10.0**power for power in range(-9, 12) for digit in (1, 2, 5))
-    step = next(step for step in steps if axis.scale * step >= 44)  # pixels, for their numbers
+    step = next(step for step in steps if axis.scale * step >= 44)  # pixels, room for the numbers
     for number in range(int(axis.end / step + 1e-9) + 1):
         x = axis.x(number * step)
         canvas.line((x, y - 5), (x, y + 1), stroke=MUTED)
@@ -172,7 +177,7 @@ def ticks(canvas: Canvas, y: float, axis: Axis) -> None:
 
 
 def legends_of(lists: Lists) -> list[Legend]:
-    """What colours mean: a line for instructions, and where ranks have several stages, one for these."""
+    """Return the lines of the legend: one for the instructions, and one for the stages if ranks have several."""
     kinds = {type(x).__name__ for order in lists for x in order}
     first = [(INSTRUCTIONS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
     first.append((TIMELINE["waiting"], "the rank waits"))
@@ -182,7 +187,7 @@ def legends_of(lists: Lists) -> list[Legend]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """ "0–3, 5"."""
+    """Return numbers as ranges: "0–3, 5"."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
@@ -209,7 +214,7 @@ def headline(of: Simulation) -> str:
 
 
 def sentences(of: Simulation) -> list[str]:
-    """A line for each rank."""
+    """Return a sentence for each rank: its instructions, and the most activations that it holds."""
     most = [max((number for _, number in series), default=0) for series in of.alive]
     return [
         f"Rank {rank} runs {' '.join(map(repr, order))}; at most {number} micro-batches' activations are alive."

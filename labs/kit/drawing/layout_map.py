@@ -1,9 +1,10 @@
-"""Every layout that a search has found, by what it holds and how long a step takes; each says more under the mouse.
+"""A map of the layouts that a search found, by the bytes on the fullest rank and the time of a step.
 
     layouts(plan.search(llama, cluster, batch=512))
 
-Those that no other one beats in both stand on a line: a choice is one of them.  What the card cannot hold is grey,
-right of the wall, and says by how much.  Of points that lie on each other the quickest is shown.
+A line joins the layouts that no other layout beats in both: a sensible choice is one of them.  A layout that the card
+cannot hold is grey, right of the wall, and its tooltip says how many bytes are missing.  Where points lie on each
+other, the fastest is shown.
 """
 
 import math
@@ -16,14 +17,17 @@ from labs.plan import Found, Plan, plan
 from labs.plan.choice import gb
 from labs.plan.reasons import kinds, spent
 
-CELL = 12  # pixels in which one point is shown
-FAR = 2  # times the card: what holds more is counted, and not drawn
-DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # that the axes name
+CELL = 12  # pixels: the side of a square in which only one point is shown
+FAR = 2  # times the card: layouts that hold more are counted, but not drawn
+DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # the marks on the axes: these, times powers of ten
 BESTS, TOO_LARGE = "none is better in both", "too large"
 
 
 def layouts(found: Found) -> Hovered:
-    """Raises ValueError where nothing fits: `plan.nearest` says what would help."""
+    """Draw the map, with a tooltip on each point.
+
+    Raises ValueError if no layout fits; `plan.nearest` says what would help.
+    """
     if not found.feasible:
         raise ValueError("no layout fits, so there is none to draw: see plan.nearest(found)")
     card = found.setup.cluster.card
@@ -34,11 +38,11 @@ def layouts(found: Found) -> Hovered:
     points = [point(each, card) for each in shown]
     title = f"{len(found.feasible):,} layouts that fit {found.setup.cluster.gpus} GPUs"
     others = len(found.too_large) - len(grey)
-    told = (
+    alt = (
         f"{title}: time of a step by bytes on the fullest rank. {len(grey):,} more hold up to {FAR} × the card; "
         f"{others:,} hold more than that, and {len(found.impossible):,} cannot be run: both are not drawn."
     )
-    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, told)
+    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, alt)
     canvas.text(16, 20, title, anchor="start", weight="bold")
     panel(canvas, x, y, "GB on the fullest rank", "seconds of a step")
     wall = x.at(card / 1e9)
@@ -53,8 +57,8 @@ def layouts(found: Found) -> Hovered:
         canvas.circle(across, up, RADIUS, fill=colours[each.series], line=0.5)
     legend(canvas, colours)
     areas = ((*place, each.words) for place, each in zip(places, points, strict=True))
-    drawn = canvas.drawing(told)
-    return Hovered(drawn.data, drawn.text, drawn.alt, drawn.width, drawn.height, tuple(areas)[::-1])
+    drawing = canvas.drawing(alt)
+    return Hovered(drawing.data, drawing.text, drawing.alt, drawing.width, drawing.height, tuple(areas)[::-1])
 
 
 def kind(each: Plan) -> str:
@@ -63,16 +67,16 @@ def kind(each: Plan) -> str:
 
 
 def seconds(each: Plan) -> float:
-    """Of what is too large, on a card that would have room."""
+    """Return the seconds of a step; for a layout that is too large, the seconds on a card that had room for it."""
     return each.step.seconds if each.peak > each.setup.cluster.card else each.seconds
 
 
 def point(each: Plan, card: float) -> Point:
     if each.peak > card:
-        told = f"{gb(each.peak)}, {gb(each.peak - card)} more than the card has"
-        return Point(each.peak / 1e9, seconds(each), TOO_LARGE, f"{each.layout}: {told}.")
-    told = f"{each.layout}: {gb(each.peak)}: {kinds(each.held)}. {spent(each)}."
-    return Point(each.peak / 1e9, each.seconds, kind(each), told)
+        words = f"{each.layout}: {gb(each.peak)}, {gb(each.peak - card)} more than the card has."
+        return Point(each.peak / 1e9, seconds(each), TOO_LARGE, words)
+    words = f"{each.layout}: {gb(each.peak)}: {kinds(each.held)}. {spent(each)}."
+    return Point(each.peak / 1e9, each.seconds, kind(each), words)
 
 
 def thinned(plans: Iterable[Plan], x: Axis, y: Axis) -> list[Plan]:

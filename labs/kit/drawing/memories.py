@@ -1,12 +1,12 @@
-"""Bytes held over time by kind, one panel per rank, all on one scale.
+"""Figures of the bytes held over time by kind, one panel per rank, all on one scale.
 
-memory(recording)                      all of it, a panel per rank
+memory(recording)                      the whole recording, a panel per rank
 memory(recording, step=2, ranks=[0])   one step of one rank
 memory(ddp, zero, step=2, ranks=[0], names=("DDP", "stage 1"))
 
-Names say that the panels are to be compared: each but the first has the outline of the first behind it, and says
-how much lower its peak is.  In a step all phases are equally wide: watching the memory slows many small operations
-down more than a few large ones, so true widths would mean nothing.
+Names ask for a comparison: each panel but the first has the outline of the first behind it, and says how much lower its
+peak is.  All phases of a step are drawn equally wide: watching the memory slows many small operations down more than a
+few large ones, so true widths would mean nothing.
 """
 
 import math
@@ -19,18 +19,20 @@ from labs.kit.drawing.palette import INK, KINDS, MUTED, SOFT
 from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
-Series = list[tuple[float, dict[str, float]]]  # (where on the x axis, bytes by kind), ...
-HEADROOM = 1.35  # × the highest peak: what is written above it has a place
+Series = list[tuple[float, dict[str, float]]]  # (x, bytes by kind), ...
+HEADROOM = 1.35  # × the highest peak: leaves room for the label above it
 
 
 def memory(
     *recordings, step: int | None = None, ranks: Sequence[int] | None = None, names: Sequence[str] = ()
 ) -> Figure:
-    """Bytes held by kind, one panel for each rank of each recording, with a mark at its highest total.
+    """Draw the bytes held by kind, one panel for each rank of each recording, with a mark at its highest total.
 
-    recordings: labs.kit.record.Recordings of kind "memory"; step: the one to show, ranks: which to show (all
-    when left out); names: one per panel, where they are to be compared with the first.
-    Raises ValueError when a recording holds no memory or has no such step, or there are too few or too many names.
+    recordings: labs.kit.record.Recordings of kind "memory".
+    step: the step to show, the whole job when left out.
+    ranks: the ranks to show, all when left out.
+    names: one name per panel, if the panels are to be compared with the first.
+    Raises ValueError when a recording holds no memory or has no such step, or the number of names is wrong.
     """
     for each in recordings:
         if each.kind != "memory":
@@ -72,9 +74,9 @@ def memory(
 
 
 def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
-    """What each of `shown` held over one x axis, which is labelled: time, or the phases of a step."""
+    """Return the series of each (recording, rank) over one x axis, and label that axis: time, or a step's phases."""
     found = [parts(recording, rank, step) for recording, rank in shown]
-    if any(names != found[0][0] for names, _ in found):  # of steps in other phases only the ends are comparable
+    if any(names != found[0][0] for names, _ in found):  # if the phases differ, only the ends of a step are comparable
         found = [([""], [moments[0], moments[-1]]) for _, moments in found]
     names, longest = found[0][0], max(moments[-1] - moments[0] for _, moments in found)
     factor, unit = clock(longest)
@@ -98,14 +100,17 @@ def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
 
 
 def parts(recording, rank: int, step: int | None) -> tuple[list[str], list[float]]:
-    """The names of a step's phases, and the moments when each begins and the last ends; all of a job is one part."""
+    """Return the names of a step's phases, and the moments when each begins and the last ends.
+
+    A whole job is a single part, without a name.
+    """
     start, end = window(recording, step, [rank])
     found = [] if step is None else phases(recording, rank, start, end)
     return [span.name for span in found] or [""], [start, *(span.start for span in found[1:]), end]
 
 
 def cut(series: Series, start: float, end: float) -> Series:
-    """The part of (time, bytes by kind) from start to end, with what was there at both ends."""
+    """Return the part of the series from start to end, with an entry at both ends."""
     before = [held for moment, held in series if moment <= start]
     inside = [(moment, held) for moment, held in series if start < moment < end]
     first = [(start, before[-1] if before else {})]
@@ -113,7 +118,7 @@ def cut(series: Series, start: float, end: float) -> Series:
 
 
 def stacked(series: Series) -> tuple[list[float], list[list[float]]]:
-    """The x values, and MiB of each kind."""
+    """Return the x values, and the MiB of each kind at each of them."""
     return [x for x, _ in series], [[held.get(kind, 0) / 2**20 for _, held in series] for kind in KINDS]
 
 
@@ -126,14 +131,14 @@ def top(series: Series) -> float:
 
 
 def ghost(panel, series: Series) -> None:
-    """The outline of another panel's areas, behind this one's."""
+    """Draw the outline of another panel's areas behind this one's."""
     xs = [x for x, _ in series]
     panel.fill_between(xs, totals(series), step="post", color=SOFT, linewidth=0, zorder=1)
     panel.step(xs, totals(series), where="post", color=MUTED, linewidth=0.9, linestyle=(0, (3, 2)), zorder=1)
 
 
 def peak(panel, series: Series, before: float, scale: float) -> None:
-    """A stem on the highest total, its height written above everything, with how much lower it is than `before`."""
+    """Draw a stem at the highest total, and above it the total in MiB and the amount by which it is below `before`."""
     from matplotlib.markers import CARETDOWN
 
     highest = top(series)

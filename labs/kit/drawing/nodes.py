@@ -1,4 +1,4 @@
-"""A mesh on its cluster: all ranks in a row, on nodes of so many, and for each axis who talks to whom.
+"""A drawing of a mesh on its cluster: all ranks in a row, grouped by node, and the process groups of each axis.
 
 nodes({"pp": 2, "shard": 2, "tp": 2}, node=4)
 nodes({"pp": 2, "shard": 2, "tp": 2}, node=4, rank=5)
@@ -13,14 +13,15 @@ from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
 LEFT, TALL, APART = 150, 40, 12
-MOST, ROOM = 64, 840  # ranks, and pixels of all of them together
+MOST, ROOM = 64, 840  # the largest number of ranks, and the pixels that all of them may take together
 
 
 def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawing:
-    """A line for each axis of more than one rank: those with one tint and letter are a group along it.
+    """Draw a line for each axis of more than one rank; ranks with the same tint and letter are a group along it.
 
-    rank: only its groups are lit.  Raises ValueError where the ranks do not fill nodes of `node`, or are more than
-    can be read.
+    node: the number of ranks per node.
+    rank: the rank whose groups alone are filled in; all groups when left out.
+    Raises ValueError if `node` does not divide the number of ranks, or there are too many ranks to read.
     """
     mesh = Mesh(tuple(axes.values()), tuple(axes))
     ranks, lines = prod(axes.values()), [axis for axis, size in axes.items() if size > 1]
@@ -32,7 +33,7 @@ def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawin
     size = 12 if wide > 20 else 10
     across = [LEFT + number * wide + number // node * APART for number in range(ranks)]
     title = f"{' × '.join(f'{axis} {size}' for axis, size in axes.items())} on {ranks // node} nodes of {node}"
-    words = " ".join(said(mesh, axis, node, rank) for axis in lines)
+    words = " ".join(sentence(mesh, axis, node, rank) for axis in lines)
     canvas = Canvas(across[-1] + wide + 20, 66 + TALL * len(lines), title, words)
     for first in range(0, ranks, node):
         x, width = across[first] - 4, node * wide + 8
@@ -44,7 +45,7 @@ def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawin
         y = 54 + TALL * line
         leaves = any(len({each // node for each in group}) > 1 for group in mesh.groups_of(axis))
         canvas.text(12, y + 11, f"{axis} {axes[axis]}", size=13, anchor="start", weight="bold")
-        colour = "#A84800" if leaves else MUTED  # of KINDS["comm"], dark enough for words
+        colour = "#A84800" if leaves else MUTED  # a darker KINDS["comm"], so that words in it can be read
         canvas.text(12, y + 26, "between nodes" if leaves else "inside a node", size=12, anchor="start", fill=colour)
         for letter, group in enumerate(mesh.groups_of(axis)):
             lit = rank is None or rank in group
@@ -57,7 +58,7 @@ def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawin
     return canvas.drawing()
 
 
-def said(mesh: Mesh, axis: str, node: int, rank: int | None) -> str:
+def sentence(mesh: Mesh, axis: str, node: int, rank: int | None) -> str:
     groups = [group for group in mesh.groups_of(axis) if rank is None or rank in group]
     leaving = sum(len({each // node for each in group}) > 1 for group in groups)
     listed = "; ".join(", ".join(map(str, group)) for group in groups[:8]) + "; …" * (len(groups) > 8)

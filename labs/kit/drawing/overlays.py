@@ -1,8 +1,8 @@
-"""A schedule as a job ran it, beneath the same schedule as simulated, on one time axis.
+"""A figure of a schedule as a job ran it, below the same schedule as simulated, on one time axis.
 
     overlay(lists, job.recording, step=2, costs={})
 
-What a job records differs from run to run, so this is a figure, and its text says only what stays the same.
+A recording differs from run to run, so this is a figure, and its text gives only numbers that stay the same.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,11 @@ from labs.pp.simulation import Cost, Simulation, simulate
 
 
 def overlay(lists: Lists, recording: Any, step: int | None, costs: Mapping[str, Cost]) -> Figure:
-    """costs: in seconds; of F, B, I and W those that are left out are the medians, by stage, of what was recorded."""
+    """Draw the simulated schedule and the recorded step of it, two lanes for each rank.
+
+    step: the recorded step, the last when left out.
+    costs: F, B, I, W and send, in seconds; F, B, I and W default to the medians of the recorded times, per stage.
+    """
     ran = recording.schedule(lists, step)
     both = {"simulated": simulate(lists, **medians(ran) | costs), "recorded": ran}
     longest = max(of.time for of in both.values())
@@ -45,7 +49,7 @@ def overlay(lists: Lists, recording: Any, step: int | None, costs: Mapping[str, 
 
 
 def medians(ran: Simulation) -> dict[str, Cost]:
-    """By kind, of each stage: how long it took."""
+    """Return {kind of instruction: its median seconds in each stage}."""
     took: dict[tuple[str, int], list[float]] = {}
     for x, start in ran.start.items():
         took.setdefault((type(x).__name__, x.stage), []).append(ran.end[x] - start)
@@ -53,7 +57,7 @@ def medians(ran: Simulation) -> dict[str, Cost]:
 
 
 def bars(of: Simulation, rank: int) -> list[Bar]:
-    """Grey, and over it what the rank computes."""
+    """Return the bars of a rank: a grey one, and over it one for each instruction."""
     fills = Fills(of.lists)
     blocks = [Bar(of.start[x], of.end[x], fills[x], (str(x.microbatch),)) for x in of.lists[rank]]
     return [Bar(0, of.time, TIMELINE["waiting"]), *blocks]

@@ -1,17 +1,17 @@
 """One colour for each thing, in every figure and every widget.
 
-    KINDS        what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
-    TIMELINE     what a rank does: compute, communication, waiting
-    COLLECTIVES  communication where its kinds are told apart: what collects is pale, what deals out is dark
-    INSTRUCTIONS what a pipeline does: forward, backward, and its two halves; `paler` tells a rank's stages apart
-    RANKS        pale tints: whose data a cell holds (the label in the cell says it too)
-    SERIES       curves on one axes: the first is the reference, a wide pale band that the others are drawn over
-    WRONG        the frame and the words of what is refused
+    KINDS        the bytes on a rank: P parameters, G gradients, S optimizer state, A activations, comm, temporary
+    TIMELINE     the activities of a rank: compute, communication, waiting
+    COLLECTIVES  communication by its op: pale for ops that gather, dark for ops that scatter
+    INSTRUCTIONS the instructions of a pipeline: forward, backward and its two halves; `paler` shades a rank's stages
+    RANKS        pale tints for the rank whose data a cell holds; a label in the cell names the rank as well
+    SERIES       curves on one pair of axes: the first is the reference, a wide pale band below the others
+    WRONG        the frame and the words of an error
 
-KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey; RANKS begins with the pale
-scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell
-the kinds apart.
-Every filled shape also has a dark outline and a label, so that colour never carries the meaning alone.
+KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey added; RANKS begins with the pale
+scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021).  Readers with any kind of colour vision can tell
+these colours apart.  Every filled shape also has a dark outline and a label, so that colour never carries the meaning
+alone.
 """
 
 KINDS = {
@@ -46,24 +46,30 @@ WRONG = "#B00020"
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of "#RRGGBB", 0 (black) to 1 (white): WCAG 2.2, "relative luminance"."""
+    """Return the relative luminance of "#RRGGBB", from 0 for black to 1 for white.
+
+    Source: WCAG 2.2, "relative luminance".
+    """
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two colours, 1 to 21: WCAG 2.2, "contrast ratio"; text needs at least 4.5."""
+    """Return the contrast ratio of two colours, from 1 to 21; text needs at least 4.5.
+
+    Source: WCAG 2.2, "contrast ratio".
+    """
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def ink(fill: str) -> str:
-    """The colour of text on `fill`: black or white, whichever is easier to read."""
+    """Return the colour of text on `fill`: black or white, whichever is easier to read."""
     return max(("#000000", PAPER), key=lambda colour: contrast(colour, fill))
 
 
 def paler(colour: str, share: float) -> str:
-    """The colour with this share of white in it, 0 to 1."""
+    """Return the colour mixed with white; `share` is the share of white, 0 to 1."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(channel + share * (255 - channel)):02X}" for channel in channels)

@@ -1,7 +1,7 @@
-"""A picture as a cell shows it: an image with its alternative text, also in a notebook that nobody has trusted yet.
+"""A picture that a cell shows with its alternative text, even in a notebook that is not trusted.
 
-JupyterLab shows no SVG of an untrusted notebook, and drops the alternative text of a PNG.  So both stand in an
-`<img>` in text/html, as data URIs; and that image shrinks with the window.
+JupyterLab shows no SVG of an untrusted notebook, and drops the alternative text of a PNG.  So text/html has both as
+data URIs in an `<img>`, which also shrinks with the window.
 """
 
 from base64 import b64encode
@@ -13,7 +13,13 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Picture:
-    """data: the file; text: what plain text terminals show; alt: for a reader who cannot see it; size in pixels."""
+    """An image that draws itself as the last expression of a cell.
+
+    data: the bytes of the file.
+    text: the words that a plain terminal shows.
+    alt: the words for a reader who cannot see the picture.
+    width, height: pixels.
+    """
 
     data: bytes
     text: str
@@ -50,6 +56,6 @@ class Drawing(Picture):
 
 
 class Figure(Picture):
-    """A figure of what was measured, as PNG: a notebook test compares only the text beside it."""
+    """A figure of measurements, as PNG: a notebook test compares only the text beside it."""
 
     mime = "image/png"

@@ -1,9 +1,9 @@
-"""A plan of tensor parallelism on its model: which part of each weight a rank has, and what crosses each border.
+"""A drawing of a tensor-parallel plan on its model: each rank's part of each weight, and each border's collectives.
 
     plan(gpt_plan(config), GPT(config), ranks=4)
 
-A row for each pattern of the plan.  A weight is drawn as in x @ W: inputs down, outputs across; so its columns are
-upright stripes, and its rows are flat ones.
+The table has a row for each pattern of the plan.  A weight is drawn as in x @ W, with inputs down and outputs across;
+so its columns are upright stripes, and its rows are flat ones.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, Row
 from labs.tp.shares import Cut
 from labs.tp.styles import Style, border
 
-WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: of a weight, of a row without, between rows, of the head
-RULE, SENT = "#D0D4D9", "#A84800"  # what is sent, dark enough to be read
-BORDERS = {  # labs.tp.conjugate: what each sends forward, and its gradient backward
+WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: a weight, a row without one, between two rows, the head
+RULE, SENT = "#D0D4D9", "#A84800"  # colours: the lines between rows, and the names of collectives
+BORDERS = {  # the borders of labs.tp.conjugate: the collectives of the forward and of the backward
     "copy": ("", "all-reduce"),
     "reduce": ("all-reduce", ""),
     "gather": ("all-gather", "reduce-scatter"),
@@ -31,13 +31,13 @@ BORDERS = {  # labs.tp.conjugate: what each sends forward, and its gradient back
     "join": ("all-gather", ""),
     "split": ("", "all-gather"),
 }
-GRADIENTS = "all-reduce of gradients"  # those of the module's own parameters
+GRADIENTS = "all-reduce of gradients"  # the gradients of the module's own parameters
 HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends forward", "sends backward")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A pattern of the plan, and the modules that it fits: how many, and the weight and its cut in the first one."""
+    """A pattern of the plan, the number of modules that match it, and the weight of the first one with its cut."""
 
     name: str
     style: Style
@@ -62,7 +62,10 @@ class Row:
 
 
 def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing:
-    """The table of a plan, as it splits this model over this many ranks.  Raises ValueError where it does not fit."""
+    """Draw the table of a plan that splits this model over this many ranks.
+
+    Raises ValueError if the plan does not fit the model.
+    """
     found = rows(plan, model, ranks)
     lefts = columns(found)
     title = f"A plan for {ranks} ranks"
@@ -88,7 +91,7 @@ def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing
 
 
 def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Row]:
-    """A row for each pattern, in the order in which the model has their modules."""
+    """Return a row for each pattern, in the order of their modules in the model."""
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     fits = {pattern: Plan({pattern: style}).rows(model) for pattern, style in plan.items()}
     blocks = {name for pattern, style in plan.items() if isinstance(style, PrepareModuleInput)
@@ -110,7 +113,10 @@ def in_block(name: str, blocks: set[str]) -> bool:
 
 
 def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
-    """The row with what comes in, goes out and is sent; inside: a block before it has the border."""
+    """Return the row with its input, its output and its collectives.
+
+    inside: whether the module is in a block whose own row has the border at the input.
+    """
     style: Any = row.style
     match style:
         case PrepareModuleInput():
@@ -135,7 +141,7 @@ def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
 
 
 def name_of(source: Placement, target: Placement) -> str:
-    """Of the border between them, in labs.tp.conjugate."""
+    """Return the name that the border between two placements has in labs.tp.conjugate."""
     return border(source, target, None).func.__name__
 
 
@@ -153,13 +159,13 @@ def x(layout: Placement) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Under each head; nothing under the weight, which is drawn."""
+    """Return the words in each column of HEAD; the column of the weight has none, since the weight is drawn."""
     name = f"{row.name} ({row.modules})" if row.modules > 1 else row.name
     return name, "", *row.words
 
 
 def columns(found: list[Row]) -> list[float]:
-    """Where each column begins, and where the card ends."""
+    """Return the x at which each column begins, and the x at which the card ends."""
     widths = [
         max(width_of(head, 12), *(width_of(cells(row)[number], 13) for row in found))
         for number, head in enumerate(HEAD)
@@ -168,7 +174,7 @@ def columns(found: list[Row]) -> list[float]:
 
 
 def picture(canvas: Canvas, left: float, top: float, row: Row, ranks: int) -> None:
-    """The weight, cut as the plan says; nothing for a module without one."""
+    """Draw the weight, cut as the plan says; draw nothing for a module without a weight."""
     if not row.weight:
         return
     if row.cut is None:

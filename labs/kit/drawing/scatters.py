@@ -1,9 +1,9 @@
-"""Points on two logarithmic axes; each says what it is when the mouse rests on it.
+"""A drawing of points on two logarithmic axes, each with a tooltip.
 
     scatter([Point(3100, 2950, "pipeline", "64 GPUs, tp 2"), …], across="measured", up="predicted", diagonal=True)
 
-The words lie over the image as an image map: an SVG's own are not shown in an `<img>`, and a notebook that nobody has
-trusted yet shows no other SVG.  So this picture keeps its size, and does not shrink with the window.
+The tooltips are an image map over the image: an SVG in an `<img>` does not show its own, and an untrusted notebook
+shows an SVG only in an `<img>`.  So this picture keeps its size, and does not shrink with the window.
 """
 
 import math
@@ -17,7 +17,7 @@ from labs.kit.drawing.palette import MUTED, SERIES
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 
-LEFT, TOP, LONG, HIGH = 86, 84, 620, 360  # pixels: of the panel
+LEFT, TOP, LONG, HIGH = 86, 84, 620, 360  # pixels: the place and the size of the panel
 RADIUS = 4
 GRID = "#E3E6EA"
 
@@ -31,7 +31,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Hovered(Drawing):
-    """areas: (x, y, words) in pixels."""
+    """A drawing with tooltips.
+
+    areas: (x, y, words) of each tooltip, in pixels.
+    """
 
     areas: tuple[tuple[float, float, str], ...] = ()
 
@@ -48,7 +51,11 @@ class Hovered(Drawing):
 
 @dataclass(frozen=True)
 class Axis:
-    """From one power of ten to another, in pixels from `start`; marks: the values that it names."""
+    """A logarithmic axis, `long` pixels from `start`.
+
+    least, most: the powers of ten at its two ends.
+    marks: the values that the axis labels.
+    """
 
     least: float
     most: float
@@ -61,18 +68,20 @@ class Axis:
 
 
 def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", diagonal: bool = False) -> Hovered:
-    """across, up: what the axes say.  diagonal: both axes are the same, and a line shows where x is y.
+    """Draw the points, with one colour per series.
 
-    Raises ValueError where there is no point, or one that no logarithmic axis has.
+    across, up: the labels of the axes.
+    diagonal: whether both axes have the same range, with a line at x = y.
+    Raises ValueError if there is no point, or a coordinate is not above 0.
     """
     if not points or min(min(point[:2]) for point in points) <= 0:
         raise ValueError("a scatter has points, and all their numbers are above 0")
     xs, ys = ([point[place] for point in points] for place in (0, 1))
     x, y = axis(xs + ys * diagonal, LEFT, LONG), axis(ys + xs * diagonal, TOP + HIGH, -HIGH)
-    series = sorted({point.series for point in points})  # of one colour in all pictures of a notebook
+    series = sorted({point.series for point in points})  # so that a series has one colour in all pictures of a notebook
     title = caption or f"{up} by {across}"
-    told = "; ".join(f"{sum(point.series == name for point in points)} {name}" for name in series)
-    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, f"{len(points)} points: {told}.")
+    counts = "; ".join(f"{sum(point.series == name for point in points)} {name}" for name in series)
+    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, f"{len(points)} points: {counts}.")
     canvas.text(16, 20, title, anchor="start", weight="bold")
     panel(canvas, x, y, across, up)
     if diagonal:
@@ -85,9 +94,9 @@ def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", di
         for point in points:
             if point.series == name:
                 canvas.circle(x.at(point.x), y.at(point.y), RADIUS, fill=colour, line=0.5)
-    drawn = canvas.drawing()
+    drawing = canvas.drawing()
     areas = tuple((x.at(point.x), y.at(point.y), point.words) for point in points)
-    return Hovered(drawn.data, drawn.text, drawn.alt, drawn.width, drawn.height, areas)
+    return Hovered(drawing.data, drawing.text, drawing.alt, drawing.width, drawing.height, areas)
 
 
 def axis(values: Sequence[float], start: float, long: float) -> Axis:

@@ -1,4 +1,4 @@
-"""The colours of a schedule's instructions: by their kind, and on a rank with several stages paler, stage by stage."""
+"""The colours of a schedule's instructions: one per kind, and on a rank with several stages paler stage by stage."""
 
 from labs.kit.drawing.palette import INSTRUCTIONS, paler
 from labs.pp.instructions import Instruction, Lists
@@ -7,7 +7,7 @@ PALEST = 0.62  # the share of white in a rank's last stage
 
 
 class Fills:
-    """fills[instruction]: its colour."""
+    """The colours of all instructions of these lists; fills[instruction] is the colour of one."""
 
     def __init__(self, lists: Lists):
         self.white: dict[int, float] = {}  # by stage
@@ -19,7 +19,7 @@ class Fills:
         return paler(INSTRUCTIONS[type(x).__name__], self.white[x.stage])
 
     def by_shade(self) -> dict[str, list[int]]:
-        """The stages that are equally pale, by the colour of their forwards."""
+        """Return {colour of a forward: the stages that have it}."""
         found: dict[str, list[int]] = {}
         for stage, white in self.white.items():
             found.setdefault(paler(INSTRUCTIONS["F"], white), []).append(stage)

@@ -1,16 +1,17 @@
-"""Numbers in tables: the ledger, where a prediction meets a measurement, and a plain table.
+"""Numbers in tables: the ledger, which compares predictions with measurements, and a plain table.
 
     ledger({"sent": (614_400, 614_400), "step": (None, 0.012, "s")})
     table([{"ranks": 2, "sent": 100}, {"ranks": 4, "sent": 150}])
     traffic(results.recording, step=2)
     size(1_638_400)  ->  "1,638,400 B (1.56 MiB)"
 
-A ledger compares what is the same on every machine: bytes, counts, shapes. Rows in a unit of NOISY (times,
-losses) differ from run to run: they have no verdict and stand below the table, one per line, so that their
+A ledger compares values that are the same on every machine: bytes, counts, shapes. Times and losses, the rows in a
+unit of NOISY, differ from run to run: they have no verdict and stand below the table, one per line, so that their
 digits never move a column of the part that is compared.
 
-Made by hand: rich sets a table for HTML as preformatted text, without header cells for screen readers; great_tables
-knows no plain text, and gives random ids; humanize has "512 Bytes", and no bytes with a thousands separator.
+The tables are written by hand: rich sets a table for HTML as preformatted text, without header cells for screen
+readers; great_tables has no plain text, and makes random ids; humanize writes "512 Bytes", and has no bytes with a
+thousands separator.
 """
 
 import math
@@ -26,24 +27,24 @@ Value = int | float | str | None
 
 
 def size(count: float) -> str:
-    """Bytes exactly and for people: "512 B", "1,638,400 B (1.56 MiB)"."""
+    """Return bytes as an exact number, and rounded if there are many: "512 B", "1,638,400 B (1.56 MiB)"."""
     exact = f"{count:,.0f} B" if float(count).is_integer() else f"{count:,.1f} B"
     return exact if abs(count) < 1024 else f"{exact} ({short(count)})"
 
 
 def short(count: float) -> str:
-    """Bytes for people only: "1.56 MiB"."""
+    """Return bytes, rounded: "1.56 MiB"."""
     power = min(4, int(math.log2(max(1, abs(count))) // 10))
     return f"{count:,.0f} B" if power == 0 else f"{count / 1024**power:,.2f} {'KMGT'[power - 1]}iB"
 
 
 def clock(seconds: float) -> tuple[float, str]:
-    """The factor and the name of the unit that suits a span of time."""
+    """Return the factor and the name of the unit that suits a span of time."""
     return next(((f, name) for f, name in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "µs"))
 
 
 def show(value: Value, unit: str = "") -> str:
-    """One value as a cell shows it."""
+    """Return one value as a cell shows it."""
     if value is None:
         return "–"
     if isinstance(value, bool | str):
@@ -61,7 +62,7 @@ def show(value: Value, unit: str = "") -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header. `numeric[i]`: column i is aligned to the right."""
+    """Rows of text below a header; column i is aligned to the right if `numeric[i]`."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -83,7 +84,7 @@ class Table:
 
     @property
     def html(self) -> str:
-        """A table that takes its colours from the page, light or dark."""
+        """The table as HTML, which takes its colours from the page, light or dark."""
         caption = f"<caption>{unbroken(self.caption)}</caption>" if self.caption else ""
         head = "".join(self._cell("th", name, i, 'scope="col" ') for i, name in enumerate(self.header))
         body = "".join(
@@ -105,14 +106,14 @@ class Table:
 
 
 def unbroken(words: str) -> str:
-    """Text for HTML in which no line ends between a number and its unit."""
+    """Return text for HTML in which no line breaks between a number and its unit."""
     return re.sub(r"(?<=\d) (?=[^\s(–=])", "\N{NO-BREAK SPACE}", escape(words))
 
 
 def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
-    """A table from a list of rows, each a mapping from column to value; all with the same columns.
+    """Return a table of these rows, each a mapping from column to value; all have the same columns.
 
-    Raises ValueError when there is no row, or a row has other columns than the first.
+    Raises ValueError when there is no row, or a row's columns differ from the first row's.
     """
     rows = list(rows)
     if not rows:
@@ -126,7 +127,10 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
 
 
 def traffic(recording: Any, step: int | None = None) -> Table:
-    """The bytes that all ranks sent, by op, in one step or in all of the job; with a link, inside nodes and across."""
+    """Return a table of the bytes that all ranks sent, by op, in one step or in the whole job if step is None.
+
+    If the job had a link, the table also has the bytes inside nodes and across nodes.
+    """
     events = [event for rank in recording.seen for event in recording.select(rank, step)]
     rows = []
     for op in dict.fromkeys(event.op for event in events):
@@ -155,7 +159,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Predicted beside measured, with a verdict on each row. `within`: the share that still agrees."""
+    """A table of predictions beside measurements, with a verdict on each row.
+
+    within: the relative difference up to which a measurement still agrees.
+    """
 
     rows: tuple[Row, ...]
     within: float
@@ -167,14 +174,14 @@ class Ledger:
         return not any("differs" in self.verdict(row) for row in self.rows if not row.noisy)
 
     def verdict(self, row: Row) -> str:
-        """How measured compares with predicted, for ours and for native where there are two."""
+        """Return the verdict on a row; one that differs between ours and native names both."""
         words = [verdict(row.predicted, value, self.within) for value in row.measured]
         if len(words) == 1 or words[0] == words[1]:
             return words[0]
         return f"ours {words[0]}; native {words[1]}"
 
     def table(self) -> Table:
-        """The rows that are compared, as a table; the others as notes below it."""
+        """Return the compared rows as a table, with the noisy rows as notes below it."""
         sides = max((len(row.measured) for row in self.rows), default=1)
         names = ("measured",) if sides == 1 else ("ours", "native")
         rows = [
@@ -205,12 +212,13 @@ class Ledger:
 def ledger(
     rows: Mapping[str, Sequence[Value]] | Iterable[Sequence[Value]], within: float = 0.10, caption: str = ""
 ) -> Ledger:
-    """Hold measurements to predictions.
+    """Compare measurements with predictions.
 
     rows: {name: (predicted, measured)}, {name: (predicted, ours, native)}, or a list of such rows with the
-    name first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, a unit of NOISY
-    for what is not compared. None stands for "no prediction" or "not measured".
-    Raises ValueError when a row has fewer than one prediction and one measurement, or more than two.
+        name first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, or a unit of NOISY
+        for values that are not compared. None stands for "no prediction" or "not measured".
+    within: the relative difference up to which a measurement still agrees.
+    Raises ValueError unless each row has one prediction and one or two measurements.
     """
     if isinstance(rows, Mapping):
         rows = [(name, *values) for name, values in rows.items()]
@@ -229,7 +237,7 @@ def _row(name: str, *values: Value) -> Row:
 
 
 def verdict(predicted: Value, measured: Value, within: float) -> str:
-    """How a measurement compares with its prediction; the share is rounded up to one of STEPS."""
+    """Return the verdict on a measurement; a difference that is small enough is rounded up to one of STEPS."""
     if predicted is None or measured is None:
         return "–"
     if predicted == measured:
@@ -244,6 +252,6 @@ def verdict(predicted: Value, measured: Value, within: float) -> str:
 
 
 def note(row: Row, names: tuple[str, ...]) -> str:
-    """A noisy row in one line: "step: predicted 10.00 ms, measured 12.31 ms"."""
+    """Return a noisy row as one line: "step: predicted 10.00 ms, measured 12.31 ms"."""
     named = zip(("predicted", *names), (row.predicted, *row.measured), strict=False)
     return f"{row.name}: " + ", ".join(f"{name} {show(v, row.unit)}" for name, v in named if v is not None)

@@ -1,12 +1,12 @@
-"""Timelines of recorded jobs: who did what when.
+"""Timelines of recorded jobs: the phases, the communication and the waiting of each rank.
 
-timeline(recording)                                       all of it
+timeline(recording)                                       the whole job
 timeline(recording, step=2)                               one step
 timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, from the same moment on
-timeline(ours, native, step=(3, 1), names=...)            likewise, with a step of its own for each job
+timeline(ours, native, step=(3, 1), names=...)            likewise, with a different step of each job
 
-Each rank has, from top to bottom: a thin band with the names of its phases; what was on its way, in as many lanes as
-there were collectives at once; and what it did: computed, or (hatched) waited.
+Each rank has, from top to bottom: a thin band with the names of its phases; one lane for each collective that was in
+flight at the same time; and a lane that shows when it computed, or waited (hatched).
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ from labs.kit.drawing.palette import COLLECTIVES, INK, KINDS, PAPER, SOFT, TIMEL
 from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
-BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels, from top to bottom
-LANES = 6  # where more collectives are under way at once, lanes are thinner and have no labels
+BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels: phases, a lane, activity, between ranks, a job's name
+LANES = 6  # if more collectives are in flight at once, the lanes are thinner and have no labels
 LONG = WIDE * SHOWN - 70  # pixels of the x axis
-MARGIN = 1.01  # × what is shown: the last bars end before the edge
+MARGIN = 1.01  # × the longest time: the last bars end before the edge
 EDGE = "#8A8F98"
 SHORT = {
     "all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "broadcast": "bc",
@@ -31,10 +31,10 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Bar:
-    start: float  # s after the beginning of what is shown
+    start: float  # s after the beginning of the figure
     end: float
     fill: str
-    labels: tuple[str, ...] = ()  # the first for which there is room
+    labels: tuple[str, ...] = ()  # the first that fits is drawn
     op: str = ""
     hatch: str = ""
 
@@ -42,12 +42,15 @@ class Bar:
 def timeline(
     *recordings, step: int | Sequence[int] | None = None, names: Sequence[str] = (), until: float | None = None
 ) -> Figure:
-    """Who did what when, on each job's one clock; several jobs above each other, from the same moment on.
+    """Draw what each rank did when, on its job's one clock; several jobs stand above each other and start together.
 
-    recordings: labs.kit.record.Recordings; step: the one to show, by number, or one per recording (all of the job when
-    left out); names: one per recording; until: show only what had happened so long (s) after the beginning.
-    A rank's third all-gather, of the step or of the job, is "all-gather 3", or where there is less room, "ag 3".
-    Raises ValueError when there is no such step, or too few or too many are given.
+    A rank's third all-gather of the step, or of the job, is labelled "all-gather 3", or "ag 3" if there is less room.
+
+    recordings: labs.kit.record.Recordings.
+    step: the number of the step to show, or one number per recording; the whole job when left out.
+    names: one name per recording.
+    until: show only the time up to this many seconds after the beginning.
+    Raises ValueError when there is no such step, or the number of steps or names is wrong.
     """
     names = names or [""] * len(recordings)
     steps = list(step) if isinstance(step, Sequence) else [step] * len(recordings)
@@ -81,13 +84,13 @@ def timeline(
         panel.axvline(factor * until, color=INK, linewidth=1)
     legend(panel, {bar.op for _, _, bars in shown for bar in bars})
     which = [f"step {step}"] if isinstance(step, int) else []
-    told = [summary(*each, factor, unit) for each in zip(recordings, names, steps, strict=True)]
-    text = f"Timeline({', '.join(which + [text for text, _ in told])})"
-    return finish(canvas, text, f"Timeline of {factor * longest:.1f} {unit}. " + ". ".join(alt for _, alt in told))
+    summaries = [summary(*each, factor, unit) for each in zip(recordings, names, steps, strict=True)]
+    text = f"Timeline({', '.join(which + [text for text, _ in summaries])})"
+    return finish(canvas, text, f"Timeline of {factor * longest:.1f} {unit}. " + ". ".join(alt for _, alt in summaries))
 
 
 def summary(recording, name: str, step: int | None, factor: float, unit: str) -> tuple[str, str]:
-    """Of one recording, what stays the same from run to run, and what was measured."""
+    """Return two descriptions of a recording: one that is the same in every run, and one with the measured times."""
     events = [event for event in recording.events if step in (None, event.step)]
     begin = f"{name}: " if name else ""
     waits = {rank: sum(event.waited for event in events if event.rank == rank) for rank in recording.seen}
@@ -96,13 +99,13 @@ def summary(recording, name: str, step: int | None, factor: float, unit: str) ->
 
 
 def cut(bars: Sequence[Bar], end: float) -> list[Bar]:
-    """What is seen of the bars from the beginning to `end`."""
+    """Return the bars without their parts before the beginning or after `end`."""
     inside = (replace(bar, start=max(0.0, bar.start), end=min(bar.end, end)) for bar in bars)
     return [bar for bar in inside if bar.start < bar.end]
 
 
 def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) -> None:
-    """The bars of one lane, and their labels where they fit."""
+    """Draw the bars of one lane, and the labels that fit."""
     pixels = LONG / panel.get_xlim()[1]
     for hatch in ("", "////"):
         alike = [bar for bar in bars if bar.hatch == hatch]
@@ -119,7 +122,7 @@ def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) 
 
 
 def lanes(recording, rank: int, step: int | None, start: float, end: float) -> list[tuple[float, list[Bar]]]:
-    """(height, bars) of the lanes of a rank, from top to bottom."""
+    """Return (height, bars) of each lane of a rank, from top to bottom."""
     calls = on_the_way(recording, rank, step, start, end)
     height = LANE * min(1.0, LANES / max(1, len(calls)))
     span = recording, rank, start, end
@@ -127,15 +130,15 @@ def lanes(recording, rank: int, step: int | None, start: float, end: float) -> l
 
 
 def band(recording, rank: int, start: float, end: float) -> list[Bar]:
-    """The phases of a rank, or where it marked none, its steps."""
+    """Return the phases of a rank as bars, or its steps if it marked no phases."""
     steps = [span for span in recording.spans if span.rank == rank and span.name == "step"]
     return [Bar(s.start - start, s.end - start, SOFT, (s.name,)) for s in phases(recording, rank, start, end) or steps]
 
 
 def on_the_way(recording, rank: int, step: int | None, start: float, end: float) -> list[list[Bar]]:
-    """The collectives of a rank in lanes, each in the first that is free; receives below what they go with.
+    """Return the lanes with a rank's communication: each call is in the first free lane, and receives are below.
 
-    Those of the step are counted, each by what it is for; what else is under way then has no label.
+    The calls of the step are numbered, separately for each op; calls of other steps have no label.
     """
     seen, above, below = Counter(), [], []
     for event in recording.events:  # in order of their start
@@ -156,7 +159,7 @@ def on_the_way(recording, rank: int, step: int | None, start: float, end: float)
 
 
 def called(event) -> str:
-    """What it is for: on gloo, labs.group makes a reduce-scatter of an all-to-all."""
+    """Return the op that the event stands for: on gloo, labs.group builds a reduce-scatter from an all-to-all."""
     return "reduce_scatter" if event.issuer.endswith("start_reduce_scatter") else event.op
 
 
@@ -165,7 +168,7 @@ def fill_of(op: str) -> str:
 
 
 def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
-    """Where a rank computed, and over it where it waited."""
+    """Return bars for the times in which a rank computed, and over them bars for those in which it waited."""
     waits = [wait for event in recording.events if event.rank == rank for wait in event.waits]
     return [
         *(Bar(each.start, each.end, TIMELINE["compute"]) for each in band(recording, rank, start, end)),

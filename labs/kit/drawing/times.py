@@ -1,4 +1,4 @@
-"""Seconds by size over two logarithmic axes, where a flat line is all latency, and a slope all bandwidth.
+"""A drawing of seconds by size on two logarithmic axes: a flat line is all latency, a slope is all bandwidth.
 
     by_size("8 ranks", {"ring": seconds, ...}, 1e6)     a line for each, and a dot on it at 1 MB
 
@@ -12,16 +12,21 @@ from labs.kit.drawing.palette import INK, MUTED, SERIES
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, Point
 
-SIZES = 3, 11  # from 10³ to 10¹¹ bytes,
-TIMES = -6, 3  # and from a microsecond to a quarter of an hour
-LEFT, TOP, LONG, HIGH = 74, 56, 480, 270  # pixels: of the panel
-Seconds = Callable[[float], float]  # of bytes
+SIZES = 3, 11  # the x axis: 10³ to 10¹¹ bytes
+TIMES = -6, 3  # the y axis: 10⁻⁶ to 10³ seconds
+LEFT, TOP, LONG, HIGH = 74, 56, 480, 270  # pixels: the place and the size of the panel
+Seconds = Callable[[float], float]  # bytes -> seconds
 
 
 def by_size(title: str, lines: Mapping[str, Seconds | None], size: float, none: str = "") -> Drawing:
-    """How long each takes, by size; beside the panel, its time at `size`, or `none` where there is no line."""
-    said = {name: span(seconds(size)) if seconds else none for name, seconds in lines.items()}
-    canvas = Canvas(LEFT + LONG + 250, TOP + HIGH + 62, title, "; ".join(f"{n}: {told}" for n, told in said.items()))
+    """Draw a line for each name, and beside the panel its time at `size`.
+
+    lines: {name: seconds by bytes}; None for a name without a line.
+    none: the words beside the panel for a name without a line.
+    """
+    labels = {name: span(seconds(size)) if seconds else none for name, seconds in lines.items()}
+    alt = "; ".join(f"{name}: {label}" for name, label in labels.items())
+    canvas = Canvas(LEFT + LONG + 250, TOP + HIGH + 62, title, alt)
     canvas.text(16, 18, title, anchor="start", weight="bold")
     axes(canvas)
     canvas.line((across(size), TOP), (across(size), TOP + HIGH), stroke=MUTED, dash="4 3")
@@ -29,15 +34,15 @@ def by_size(title: str, lines: Mapping[str, Seconds | None], size: float, none: 
         colour, y = SERIES[row + 1], TOP + 20 + 56 * row
         canvas.rect(LEFT + LONG + 24, y - 6, 18, 12, fill=colour, radius=0)
         canvas.text(LEFT + LONG + 50, y, name, anchor="start", weight="bold")
-        canvas.text(LEFT + LONG + 50, y + 20, said[name], anchor="start")
+        canvas.text(LEFT + LONG + 50, y + 20, labels[name], anchor="start")
         if seconds:
             canvas.line(*inside(seconds), stroke=colour, line=2.5)
             canvas.circle(across(size), up(seconds(size)), 5, fill=colour)
-    return canvas.drawing("\n".join([title, *(f"{name}: {told}" for name, told in said.items())]))
+    return canvas.drawing("\n".join([title, *(f"{name}: {label}" for name, label in labels.items())]))
 
 
 def inside(seconds: Seconds) -> Iterator[Point]:
-    """A line's points, as far as they lie within the panel."""
+    """Yield the points of a line that lie within the panel."""
     low, high = SIZES
     for step in range(10 * (high - low) + 1):
         size = 10 ** (low + step / 10)
@@ -70,7 +75,7 @@ def axes(canvas: Canvas) -> None:
 
 
 def amount(size: float) -> str:
-    """Decimal, as links are sold: "20 MB"."""
+    """Return bytes in decimal units, as data sheets of links give them: "20 MB"."""
     return scaled(size, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3})
 
 
@@ -83,6 +88,6 @@ def span(seconds: float) -> str:
 
 
 def scaled(value: float, units: dict[str, float]) -> str:
-    """In the largest unit of which it is one or more, with three digits."""
+    """Return the value with three digits, in the largest unit of which it is one or more."""
     name = next((name for name, unit in units.items() if value >= 0.9995 * unit), [*units][-1])
     return f"{float(f'{value / units[name]:.3g}'):,g} {name}"

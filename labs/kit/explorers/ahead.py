@@ -1,8 +1,8 @@
-"""The prefetch explorer's picture: who did what when, and under it what a rank held meanwhile.
+"""The prefetch explorer's picture: the timeline of a step, and below it the bytes that a rank held meanwhile.
 
-    Stacked(timeline, memory)      two pictures as one
+    Stacked((timeline, memory))      two pictures as one
 
-`labs.kit.play.prefetch` puts a slider above it: how many layers ahead.
+`labs.kit.play.prefetch` puts a slider above it, for the number of layers that are prefetched.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from labs.kit.drawing.timelines import timeline
 
 @dataclass(frozen=True)
 class Stacked:
-    """Pictures one above the other, as a cell shows them."""
+    """Pictures that a cell shows one above the other."""
 
     pictures: tuple[Picture, ...]
 
@@ -30,5 +30,9 @@ class Stacked:
 
 
 def picture(talk, held, step: int) -> Stacked:
-    """talk: a labs.kit.record.Recording of communication, `step` of it; held: one of memory, of the same job."""
+    """Draw the timeline of a step of `talk`, and rank 0's memory in the last step of `held`.
+
+    talk: a labs.kit.record.Recording of communication.
+    held: a recording of memory, of the same job.
+    """
     return Stacked((timeline(talk, step=[step]), memory(held, step=held.steps - 1, ranks=[0])))

@@ -1,9 +1,9 @@
-"""The picture of `labs.kit.play.all_reduce_times`: what one all-reduce takes by its algorithm, and by its size.
+"""The picture of `labs.kit.play.all_reduce_times`: the seconds of one all-reduce, by its algorithm and its size.
 
     picture({"ring": cost.ring_seconds, ...}, **BEGIN)     a line for each, a dot on it at this size, its formula above
 
-`megabytes` are a rank's, `latency` is in µs per message, `bandwidth` in GB/s per link.  All numbers of ranks are
-powers of two.
+`megabytes` is the size on each rank, `latency` is in µs per message, and `bandwidth` in GB/s per link.  Every number
+of ranks is a power of two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,9 @@ from functools import partial
 from labs.kit.drawing.formulas import Captioned, Line, formula, term
 from labs.kit.drawing.times import amount, by_size, rate, span
 
-Formula = Callable[[int, int, float, float], float]  # of bytes, ranks, latency (s) and bandwidth (bytes/s): s
+Formula = Callable[[int, int, float, float], float]  # (bytes, ranks, latency in s, bandwidth in bytes/s) -> seconds
 
-# What can be set, by name: the words on its control, and its values; and where it begins.
+# The label and the values of each control, by name, and where each begins.
 CONTROLS: dict[str, tuple[str, Sequence]] = {
     "ranks": ("ranks", (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)),
     "megabytes": ("MB", (0.001, 0.01, 0.1, 1, 10, 100, 1000)),
@@ -27,13 +27,13 @@ BEGIN = {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}
 def picture(
     seconds: Mapping[str, Formula], ranks: int, megabytes: float, latency: float, bandwidth: float
 ) -> Captioned:
-    """Each algorithm's seconds by size, under the formulas of those that are known by name."""
+    """Draw each algorithm's seconds by size, below the formulas of the algorithms that FORMULAS has."""
     alpha, size, W = 1e-6 * latency, 1e6 * megabytes, 1e9 * bandwidth
     lines = {name: partial(taken, each, ranks, alpha, W) for name, each in seconds.items()}
     title = f"{ranks} ranks, {amount(size)}, {span(alpha)} per message, {rate(W)} per link"
     message = [term(span(alpha), "latency"), " + ", term(amount(size), "megabytes"), " / ", term(rate(W), "bandwidth")]
-    said = [SAID[name](ranks, message) for name in seconds if name in SAID]
-    return formula(by_size(title, lines, size), *said)
+    formulas = [FORMULAS[name](ranks, message) for name in seconds if name in FORMULAS]
+    return formula(by_size(title, lines, size), *formulas)
 
 
 def taken(seconds: Formula, ranks: int, latency: float, bandwidth: float, size: float) -> float:
@@ -54,4 +54,4 @@ def tree(ranks: int, message: Line) -> Line:
     return ["reduce, broadcast: ", term(f"2 log₂ {ranks}", "ranks"), " × (", *message, ")"]
 
 
-SAID = {"ring": ring, "doubling": doubling, "reduce, broadcast": tree}
+FORMULAS = {"ring": ring, "doubling": doubling, "reduce, broadcast": tree}

@@ -1,6 +1,6 @@
-"""The placement explorer's picture: a tensor on a mesh, from some placements to others, and what that takes.
+"""The placement explorer's picture: a tensor on a mesh before and after a redistribution, and the steps in between.
 
-    picture(**BEGIN)      blocks before and after, drawn as those of a real DTensor are; each step of the plan, its
+    picture(**BEGIN)      blocks before and after, drawn like those of a real DTensor; each step of the plan, its
                           collective, and the bytes that a rank sends for it
 
 `labs.kit.play.placements` puts controls above it.  The plan and the bytes are those of labs.dtensor.redistribute,
@@ -19,9 +19,9 @@ from labs.kit.drawing.picture import Drawing
 NAMES = ("a", "b")
 SIZE = 4  # bytes per element
 WANTED: dict[str, Placement] = {repr(p): p for p in (Shard(0), Shard(1), Replicate())}
-GIVEN = WANTED | {repr(Partial()): Partial()}  # no redistribution makes summands: operations do
+GIVEN = WANTED | {repr(Partial()): Partial()}  # only a source: operations make summands, redistributions do not
 
-# What can be set, to what, and where it begins.
+# The controls and their values, and where each begins.
 CONTROLS: dict[str, Mapping] = {
     "tensor": {" × ".join(map(str, shape)): shape for shape in ((8, 6), (7, 5), (3, 4), (12,), (5,))},
     "mesh": {" × ".join(map(str, mesh)): mesh for mesh in ((2, 2), (4,), (2, 3), (3, 2))},
@@ -35,7 +35,7 @@ BEGIN |= {"from a": "Partial()", "from b": "Replicate()", "to a": "Replicate()",
 
 
 def picture(tensor: tuple[int, ...], mesh: tuple[int, ...], **placed: Placement) -> Drawing:
-    """The values of CONTROLS; on a mesh of one axis, those for b do not count."""
+    """Draw the tensor at these settings, the values of CONTROLS; a mesh of one axis ignores those for b."""
     axes = NAMES[: len(mesh)]
     source, target = (tuple(placed[f"{side} {axis}"] for axis in axes) for side in ("from", "to"))
     before = Spec(tensor, mesh, tuple(fitting(p, tensor) for p in source))
@@ -44,12 +44,12 @@ def picture(tensor: tuple[int, ...], mesh: tuple[int, ...], **placed: Placement)
 
 
 def fitting(placement: Placement, shape: tuple[int, ...]) -> Placement:
-    """A tensor of one dim has no dim 1: dim 0 in its place."""
+    """Return the placement, with dim 0 in place of dim 1 if the tensor has only one dim."""
     return Shard(min(placement.dim, len(shape) - 1)) if isinstance(placement, Shard) else placement
 
 
 def steps(before: Spec, after: Spec, axes: tuple[str, ...]) -> list[str]:
-    """A line for each step, and one for all."""
+    """Return a line for each step, and one for their sum."""
     walks = [walk(before, after.placements, place) for place in product(*map(range, before.mesh))]
     lines, total = [], 0
     for ranks in zip(*walks, strict=True):

@@ -1,4 +1,4 @@
-"""The links explorer's picture: what one all-reduce takes on each kind of link, by its size.
+"""The links explorer's picture: the seconds of one all-reduce on each kind of link, by its size.
 
     picture(**BEGIN)     a line for each link of labs.cost.LINKS, and a dot on it at this size
 
@@ -12,7 +12,7 @@ from labs import cost
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.times import amount, by_size
 
-# What can be set, and where it begins.
+# The controls and their values, and where each begins.
 CONTROLS: dict[str, Sequence] = {
     "size": [(amount(size := digit * 10.0**power), size) for power in range(3, 11) for digit in (1, 2, 5)],
     "ranks": (2, 4, 8, 16, 64, 256, 1024),
@@ -21,7 +21,7 @@ BEGIN = {"size": 1e9, "ranks": 8}
 
 
 def picture(size: float, ranks: int) -> Drawing:
-    """An all-reduce of `size` bytes on each rank; a link that cannot join so many ranks has no line."""
+    """Draw an all-reduce of `size` bytes on each rank; a link that cannot join so many ranks has no line."""
     lines = {name: partial(taken_on, link, ranks) if ranks <= link.reach else None for name, link in cost.LINKS.items()}
     title = f"One all-reduce of {amount(size)} on each of {ranks} ranks"
     return by_size(title, lines, size, none=f"joins {cost.NODE} ranks at most")

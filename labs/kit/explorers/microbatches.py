@@ -1,16 +1,16 @@
-"""A moment of a pipeline: where each micro-batch is, and beneath that the schedule with the moment marked.
+"""A picture of one moment of a pipeline: each micro-batch's place, and below it the schedule with that moment marked.
 
     picture(simulate(lists), now=3)      ranks side by side; the stages of each from its first down
 
-In a stage: in its middle, what it runs; at its left, the micro-batches that wait for their forward there, and at its
-right, those whose gradient waits for their backward; at its foot, those whose activations it holds.
+The middle of a stage shows the instruction that it runs.  At its left stand the micro-batches that wait for their
+forward, at its right those whose gradient waits for their backward, and at its foot those whose activations it holds.
 
-`labs.kit.play.microbatches` makes a film of the moments at which something begins.
+`labs.kit.play.microbatches` makes a film of the moments at which an instruction begins.
 """
 
 from collections.abc import Sequence
 
-from labs.kit.drawing.gantt import drawn
+from labs.kit.drawing.gantt import draw_simulation
 from labs.kit.drawing.palette import INSTRUCTIONS, KINDS, MUTED, SOFT, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.shades import Fills
@@ -20,22 +20,22 @@ from labs.pp.checker import ranks_of, stages_of
 from labs.pp.instructions import B, F, I, Instruction, W, makes, needs
 from labs.pp.simulation import Simulation
 
-WIDE, HIGH, APART, TOP = 100, 98, 24, 78  # pixels: of a stage, from one to the next, and of the head
-SMALL, A_ROW = 18, 5  # the square of a micro-batch, and how many stand beside one another
+WIDE, HIGH, APART, TOP = 100, 98, 24, 78  # pixels: a stage's width and height, between two stages, and the head
+SMALL, A_ROW = 18, 5  # pixels of a micro-batch's square, and squares per row
 KEY = "In a stage, at the left: waits for its forward; at the right: its gradient waits; at the foot: activations held."
 
 
 def moments(of: Simulation) -> list[float]:
-    """When something begins; and the end."""
+    """Return the times at which an instruction begins, and the end."""
     return sorted({*of.start.values(), of.time})
 
 
 def picture(of: Simulation, now: float) -> Stacked:
-    return Stacked((stages(of, now), drawn(of, now)))
+    return Stacked((stages(of, now), draw_simulation(of, now)))
 
 
 class Moment:
-    """What is where."""
+    """The state of all stages at one moment: the instruction each runs, and the micro-batches it holds or waits for."""
 
     def __init__(self, of: Simulation, now: float):
         self.of, self.now, self.last = of, now, stages_of(of.lists)
@@ -47,7 +47,7 @@ class Moment:
         )
 
     def waits(self, stage: int, kinds: tuple[type[Instruction], ...]) -> list[int]:
-        """Micro-batches for which the neighbour has made what this stage has not yet begun to use."""
+        """Return the micro-batches whose input has arrived from the neighbour and that this stage has not begun."""
         return [
             x.microbatch
             for x, start in self.of.start.items()
@@ -65,7 +65,7 @@ class Moment:
 
 
 def stages(of: Simulation, now: float) -> Drawing:
-    """The ranks side by side, each with its stages."""
+    """Draw the ranks side by side, each with its stages."""
     moment, fills, ranks = Moment(of, now), Fills(of.lists), ranks_of(of.lists)
     rows = {s: sorted(t for t in ranks if ranks[t] == rank).index(s) for s, rank in ranks.items()}
     title = f"Time {now:.4g}"
@@ -91,7 +91,7 @@ def doing(moment: Moment, stages: Sequence[int]) -> str:
 
 
 def flow(canvas: Canvas, one: tuple[float, float], other: tuple[float, float]) -> None:
-    """An arrow to the next stage, where that is a neighbour."""
+    """Draw an arrow from one stage to the next if they are neighbours in the picture."""
     (x, y), (across, down) = one, other
     middle = y + HIGH / 2
     if down == y and abs(across - x) == WIDE + APART:
@@ -120,13 +120,13 @@ def stage(canvas: Canvas, x: float, y: float, s: int, moment: Moment, fills: Fil
 
 
 def place(x: float, y: float, number: int) -> tuple[float, float]:
-    """Of a square at the foot of a stage."""
+    """Return the corner of a square at the foot of a stage."""
     row, column = divmod(number, A_ROW)
     return x + 4 + (SMALL + 0.5) * column, y + 56 + (SMALL + 1) * row
 
 
 def queue(canvas: Canvas, x: float, y: float, waiting: list[int], fill: str) -> None:
-    """The first of them, and how many come after it."""
+    """Draw the first micro-batch that waits, and the number of those behind it."""
     if waiting:
         square(canvas, x, y, waiting[0], fill)
     if len(waiting) > 1:

@@ -1,6 +1,6 @@
-"""The planner's picture: the plan's choice for a model on a cluster, and what else the field would think of.
+"""The planner's picture: the layout that the plan chooses for a model on a cluster, and the field's usual alternatives.
 
-    picture(**BEGIN)      bars of a step's seconds, and beneath them the layouts
+    picture(**BEGIN)      bars of a step's seconds, and below them the layouts
 
 `labs.kit.play.planner` puts controls above it.
 """
@@ -22,7 +22,7 @@ MODELS = {
     **{name: PRESETS[name] for name in ("llama3-8b", "llama3-70b", "llama3-405b")},
     "700B": Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192),  # GPT-4's class, as if it were dense
 }
-# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "model": {name: name for name in MODELS},
     "cluster": {name: name for name in plan.CLUSTERS},
@@ -33,7 +33,10 @@ BEGIN = {"model": "llama3-70b", "cluster": "H100, InfiniBand", "gpus": 32, "sequ
 
 
 def picture(model: str, cluster: str, gpus: int, sequences: int) -> Picture | Stacked:
-    """Where nothing fits, by how much; where no such cluster is, the plan's own sentence."""
+    """Draw the plan's choice and the alternatives at these settings.
+
+    If no layout fits, a sentence says by how many bytes; if the cluster is impossible, the plan's own error says why.
+    """
     try:
         found = plan.search(MODELS[model], plan.CLUSTERS[cluster].of(gpus), sequences)
     except ValueError as refused:

@@ -1,23 +1,24 @@
 """The schedule explorer's picture: a schedule of labs.pp in time, with its bubble and the activations alive.
 
-    picture(**BEGIN)      for sizes that a schedule cannot do, its own sentence in place of the picture
+    picture(**BEGIN)      the picture; sizes that a schedule cannot have give the schedule's own sentence instead
 
-`labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they make: what takes
-`forward` on a rank takes a half of it in each of two stages.  A message takes `send` of a rank's forward.
+`labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they are cut into: a
+forward that takes `forward` on a rank takes half of that in each of two stages.  A message takes `send` times a rank's
+forward.
 """
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from textwrap import wrap
 
-from labs.kit.drawing.gantt import LONG, drawn
+from labs.kit.drawing.gantt import LONG, draw_simulation
 from labs.kit.drawing.palette import WRONG
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.pp.schedules import SCHEDULES
 from labs.pp.simulation import simulate
 
-# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "schedule": {name: name for name in SCHEDULES},
     "ranks": tuple(range(1, 9)),
@@ -34,17 +35,17 @@ BEGIN |= {"forward": 1, "backward": 2, "send": 0}
 def picture(
     schedule: str, ranks: int, microbatches: int, stages_per_rank: int, forward: float, backward: float, send: float
 ) -> Drawing:
-    """At these settings.  The halves of a backward that is split take equally long."""
+    """Draw the schedule at these settings.  The two halves of a split backward take equally long."""
     try:
         lists = SCHEDULES[schedule](ranks, microbatches, stages_per_rank)
     except ValueError as refused:
         return sentence(str(refused))
     F, B = forward / stages_per_rank, backward / stages_per_rank
-    return drawn(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send * forward))
+    return draw_simulation(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send * forward))
 
 
 def usual_stages(schedule: str) -> int:
-    """On each rank, where nobody says how many."""
+    """Return the number of stages that each rank has by default in this schedule."""
     return signature(SCHEDULES[schedule]).parameters["stages_per_rank"].default
 
 

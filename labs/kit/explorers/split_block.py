@@ -1,10 +1,9 @@
-"""The tensor-parallel explorer's picture: which slice of each matrix lies on which rank, where the collectives sit, and
-what a rank sends and holds.
+"""The tensor-parallel explorer's picture: each rank's slice of each matrix, the collectives, and the bytes of a rank.
 
-    picture(**BEGIN)      the GPT's matrices in the order of the forward; what rank 0 sends; what it holds
+    picture(**BEGIN)      the GPT's matrices in the order of the forward; the bytes that rank 0 sends and holds
 
-`labs.kit.play.tensor_parallel` puts controls above it.  Every number is labs.cost's.  Other widths follow from `width`
-as in Llama 3: heads of 128, at most 8 of keys and values, and an MLP of 3.5 × width.
+`labs.kit.play.tensor_parallel` puts controls above it.  Every number comes from labs.cost.  The other widths follow
+from `width` as in Llama 3: heads of 128, at most 8 heads of keys and values, and an MLP of 3.5 × width.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +19,14 @@ from labs.kit.drawing.svg import Canvas, width_of
 from labs.model import Config
 
 HEAD_SIZE, KV_HEADS, DEPTH = 128, 8, 32
-WIDE, HIGH, APART, BADGE, TOP, LEFT = 58, 64, 8, 22, 78, 92  # pixels: of a matrix, between two, of a collective
-LONG = 420  # pixels: of the longest bar
+WIDE, HIGH, APART, BADGE, TOP, LEFT = 58, 64, 8, 22, 78, 92  # pixels: a matrix, between two, a collective, margins
+LONG = 420  # pixels of the longest bar
 OPS = {"all_reduce": KINDS["comm"], "all_gather": COLLECTIVES["all_gather"]}
 OPS |= {"reduce_scatter": COLLECTIVES["reduce_scatter"]}
 LETTERS = {"all_reduce": "R", "all_gather": "G", "reduce_scatter": "S"}
 KEY = "As in x @ W: inputs down, outputs across. A number in a matrix: the rank that has this part of it."
 
-# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "ranks": (1, 2, 4, 8, 16, 32),
     "width": (512, 1024, 2048, 4096, 8192, 16384),
@@ -40,7 +39,11 @@ BEGIN = {"ranks": 4, "width": 4096, "sequence": 8192, "vocabulary": 128_256, "x"
 
 @dataclass(frozen=True)
 class Matrix:
-    """pieces: how much of its outputs, or inputs, each rank has; copies: how many neighbours have the same piece."""
+    """A matrix of the model, split over the ranks.
+
+    pieces: the outputs of each rank, or its inputs if the matrix is split by inputs.
+    copies: the number of neighbouring ranks that have the same piece.
+    """
 
     name: str
     pieces: Sequence[int]
@@ -49,7 +52,10 @@ class Matrix:
 
 
 def picture(ranks: int, width: int, sequence: int, vocabulary: int, x: bool) -> Drawing:
-    """The values of CONTROLS; x: whether it is cut along the sequence between split layers."""
+    """Draw the model at these settings, the values of CONTROLS.
+
+    x: whether the activations x between split layers are sharded along the sequence.
+    """
     heads = width // HEAD_SIZE
     config = Config(vocabulary, width, DEPTH, heads, min(KV_HEADS, heads), 7 * width // 2, context=sequence)
     sizes = f"{DEPTH} layers of width {width:,}, {sequence:,} tokens, a vocabulary of {vocabulary:,}"
@@ -62,7 +68,7 @@ def picture(ranks: int, width: int, sequence: int, vocabulary: int, x: bool) -> 
     held = {"one process": vars(cost.tp(replace(job, ranks=1)).held)}
     if ranks > 1:
         held[f"rank 0 of {ranks}"] = vars(split.held)
-    return drawn(title, matrices(config, ranks), calls, held, split.sent)
+    return draw_model(title, matrices(config, ranks), calls, held, split.sent)
 
 
 def sentence(title: str, words: str) -> Drawing:
@@ -82,10 +88,10 @@ def matrices(config: Config, ranks: int) -> list[Matrix]:
     return [Matrix("embedding", pieces["vocab"], False), *attention, *mlp, Matrix("head", pieces["vocab"])]
 
 
-# ---- drawn -----------------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------------
 
 
-def drawn(
+def draw_model(
     title: str, found: list[Matrix], calls: list[Call], held: Mapping[str, Mapping[str, int]], sent: int
 ) -> Drawing:
     lines = [
@@ -115,7 +121,7 @@ def of_kinds(held: Mapping[str, int]) -> dict[str, int]:
 
 
 def strip(canvas: Canvas, found: list[Matrix], calls: list[Call]) -> None:
-    """The matrices, and at each border what is sent there, forward above and backward below."""
+    """Draw the matrices, and at each border its collectives: the forward's above, the backward's below."""
     enter, leave = ({call.phase: call.op for call in calls if call.part == part} for part in ("head", "embedding"))
     before, behind = {"q", "gate", "head"}, {"embedding", "o", "down"}
     x, mid = LEFT, {"forward": TOP + HIGH / 2 - BADGE, "backward": TOP + HIGH / 2}
@@ -170,7 +176,7 @@ def weight(canvas: Canvas, x: float, matrix: Matrix) -> None:
 
 
 def table(canvas: Canvas, y: float, calls: Iterable[Call], sent: int) -> float:
-    """What rank 0 sends for each part; returns where it ends."""
+    """Draw the bytes that rank 0 sends for each part of the model; return the y at which the table ends."""
     lefts = {"forward": LEFT + 20, "backward": LEFT + 340}
     canvas.text(LEFT + 10, y, "rank 0 sends", size=12, anchor="end", fill=MUTED)
     for phase, x in lefts.items():
@@ -186,7 +192,7 @@ def table(canvas: Canvas, y: float, calls: Iterable[Call], sent: int) -> float:
 
 
 def spoken(calls: Iterable[Call]) -> dict[str, dict[str, list[str]]]:
-    """By part and phase, a line for each size: "2 all-gathers and 2 reduce-scatters of 101 MB"."""
+    """Return {part: {phase: lines}}, a line for each size: "2 all-gathers and 2 reduce-scatters of 101 MB"."""
     alike: dict[tuple[str, str, int], list[str]] = {}
     for call in calls:
         name = f"{call.times} {call.op.replace('_', '-')}{'s' * (call.times > 1)}"

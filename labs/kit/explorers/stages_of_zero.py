@@ -1,6 +1,6 @@
-"""The memory explorer's picture: what each rank holds, by kind and by stage, beside the cards that people have.
+"""The memory explorer's picture: the bytes that each rank holds, by kind and by stage of ZeRO, beside common GPUs.
 
-    picture({}, PRESETS, **BEGIN)       DDP and the stages of ZeRO, as `labs.cost` predicts them, under their formulas
+    picture({}, PRESETS, **BEGIN)       DDP and the stages of ZeRO as `labs.cost` predicts them, below their formulas
 
 `labs.kit.play.memory` puts controls above it.
 """
@@ -15,9 +15,9 @@ from labs.kit.drawing.formulas import Captioned, Line, formula, term
 from labs.model import PRESETS, Config
 
 STAGES = {"DDP": 0, "stage 1": 1, "stage 2": 2, "stage 3": 3}
-YOURS = "yours"  # the name of a model that is none of the PRESETS
+YOURS = "yours"  # the name of a model that is not one of the PRESETS
 
-# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "model": {name: name for name in PRESETS},
     "precision": {name: name for name in cost.PIE},
@@ -35,9 +35,12 @@ BEGIN |= {"recompute": "none", "offload": "nothing", "card": "80 GB"}
 def picture(
     measured: Mapping[str, Bytes], models: Mapping[str, Config], model: str, ranks: int, card: int, **settings: Any
 ) -> Captioned:
-    """Bars of DDP and the three stages at these settings, by the names of CONTROLS, and of what was `measured`.
+    """Draw bars of DDP and of the three stages at these settings, and of the bytes that a job measured.
 
-    On GPUs, with RMSNorm as one kernel; but the model YOURS as PyTorch runs it on CPU.
+    The predictions are for GPUs, where RMSNorm is one kernel; those for the model YOURS are for PyTorch on a CPU.
+
+    measured: {name: bytes by kind, and "peak"}.
+    settings: the other CONTROLS, by name.
     """
     batch, context, offload = settings["batch"], settings["context"], settings["offload"] != "nothing"
     config, kernel = replace(models[model], context=context), {"fused_norms": model != YOURS}
@@ -54,7 +57,7 @@ def picture(
 
 
 def formulas(job: cost.Job, offload: bool) -> list[Line]:
-    """P + G + S of each stage, as the textbook has them: a line of terms."""
+    """Return a line of terms for each stage: the textbook's formula for P + G + S."""
     psi, N = sum(cost.parameter_sizes(job.config)), term(f"/{job.ranks}", "ranks")
     p, g = (term(str(job.size[kind]), "precision") for kind in "PG")
     s = term("0" if offload else str(job.size["S"]), "precision", "offload")
@@ -77,11 +80,11 @@ def total(job: cost.Job, psi: int, stage: int, offload: bool) -> str:
 
 
 def activations(job: cost.Job, held: Bytes) -> Line:
-    """No stage makes them smaller."""
+    """Return the line for A, which is the same in all stages."""
     tokens = term(f"{job.batch} × {job.T:,} tokens", "batch", "context")
     return [f"A = {size(held['A'])} in all four: ", tokens, ", recompute: ", term(job.recompute, "recompute")]
 
 
 def count(parameters: int) -> str:
-    """ "8.03 billion", "205,376"."""
+    """Return a number of parameters in words: "8.03 billion", "205,376"."""
     return f"{parameters / 1e9:.3g} billion" if parameters >= 1e9 else f"{parameters:,}"
