@@ -1,18 +1,18 @@
-"""A training that survives: what all ranks hold between them, on disk, and back in any other layout.
+"""Checkpoints: a training's state, saved by all ranks, and loaded in the same or any other layout.
 
 In this order:
 
-    extents          where a part of a tensor lies in the whole; who writes what
-    optimizer_state  what an optimizer keeps of each parameter, whichever that is
-    parts            what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
-    index            a checkpoint on disk: its files, and what lies in which
-    agreement        what each rank brings to a save, compared; and the plan that follows
-    saving           each rank writes its share, and then all of it has happened, or nothing
-    loading          each rank reads only what it needs, after all of it has been looked at
-    randomness       where a rank's generators of random numbers stand
-    background       training waits for a copy alone, and a thread saves it
-    llamas           weights alone, in from a folder as Hugging Face's libraries have them
-    exporting        and out to one
+    extents          the place of a block in a tensor; the assignment of blocks to the ranks that write them
+    optimizer_state  the state and the options that any optimizer keeps for each parameter
+    parts            the part of a training that this rank holds, by name: under labs.ddp, zero, fsdp, tp, pp
+    index            a checkpoint on disk: its files, and the index that says which file holds which block
+    agreement        the comparison of the ranks' parts before a save, and the plan that follows from it
+    saving           each rank writes its share, and one rename commits all of it
+    loading          each rank reads only what it needs, after all files have been checked
+    randomness       the state of a rank's random number generators
+    background       training waits only for a copy, which a thread saves
+    llamas           weights alone, loaded from a folder in Hugging Face's format
+    exporting        weights alone, written to such a folder
 
 PyTorch calls it torch.distributed.checkpoint.
 """

@@ -1,10 +1,10 @@
-"""Before a save writes anything: what each rank brings, and the plan that all of them agree on.
+"""The agreement of the ranks before a save writes anything: a comparison of their parts, and one plan.
 
-    bring                 what a rank holds, and how it is cut: from itself alone
-    agreed_plan           of what all ranks have told, one index, and who writes what
-    require_equal_copies  a piece that several ranks hold is equal on them, to the last bit
+    contribute            returns the values and tensors that this rank saves, without asking the other ranks
+    agreed_plan           makes one index of all ranks' contributions, and decides which rank writes which piece
+    require_equal_copies  checks that a piece that several ranks hold is equal on them, to the last bit
 
-What differs is told in a sentence that names the tensor, the option or the value, and the two ranks.
+If ranks differ, the error names the tensor, the option or the value, and two ranks.
 """
 
 import json
@@ -24,18 +24,25 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, first_difference
-from labs.checkpoint.extents import Piece, dealt, require_whole
+from labs.checkpoint.extents import Piece, assign_pieces, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, numbered, to_json
 from labs.checkpoint.optimizer_state import Options
 from labs.checkpoint.parts import Groups, Parts, Savable
 from labs.dtensor.placement import Block
 
-Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # shape, dtype, its first key
+Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # shape, dtype, first key, blocks
 
 
 @dataclass(frozen=True)
-class Brought:
-    """What a rank tells the others: what must be the same on all, and what it has of its own."""
+class Contribution:
+    """A rank's description of the state that it saves, which it sends to the others.
+
+    same: the arguments that must be the same on all ranks
+    described: for each tensor, by key, its shape and the blocks of it that this rank holds
+    groups: the optimizer's options, and the names of the parameters that each set of options is for
+    own: the values that the rank saves for itself, as JSON
+    word: random letters, of which the first rank's go into the draft's name
+    """
 
     same: dict[str, Any]
     described: Described
@@ -44,20 +51,23 @@ class Brought:
     word: str
 
 
-Share = tuple[Brought, dict[Piece, Tensor]]
+Share = tuple[Contribution, dict[Piece, Tensor]]
 
 
-def bring(folder: str | Path, step: int, held: Savable, values: Any, own: Any) -> Share:
-    """What this rank has for a save, from itself alone."""
+def contribute(folder: str | Path, step: int, held: Savable, values: Any, own: Any) -> Share:
+    """Return this rank's contribution to a save, and the tensors in it, without asking the other ranks."""
     same = {"folder": str(Path(folder).expanduser()), "step": numbered(step), "values": to_json("values", values)}
     parts = held.parts()
-    brought = Brought(same, describe(parts), held.groups(), to_json("own", own), secrets.token_hex(4))
-    return brought, tensors_in(parts)
+    contribution = Contribution(same, describe(parts), held.groups(), to_json("own", own), secrets.token_hex(4))
+    return contribution, tensors_in(parts)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all have agreed on.  files, writes: by rank, its file, and the pieces that it writes there."""
+    """A save that all ranks agree on.
+
+    files, writes: for each rank, its file, and the pieces that it writes there
+    """
 
     final: Path
     step: int
@@ -80,26 +90,26 @@ class Plan:
         }
 
 
-def agreed_plan(brought: Mapping[int, Brought]) -> Plan:
-    """Raises ValueError where ranks differ."""
-    compare({rank: each.same for rank, each in brought.items()}, differ_in_values)
-    described = {rank: each.described for rank, each in brought.items()}
+def agreed_plan(contributions: Mapping[int, Contribution]) -> Plan:
+    """Make a plan from all ranks' contributions.  Raises ValueError if the ranks differ."""
+    compare({rank: each.same for rank, each in contributions.items()}, differ_in_values)
+    described = {rank: each.described for rank, each in contributions.items()}
     index = agreed(described)
     require_kept_alike(described)
-    options = agreed_options({rank: each.groups for rank, each in brought.items()})
-    writes = dealt([bytes_of(each.described) for each in brought.values()])
-    files = [f"rank-{rank}-of-{len(brought)}.safetensors" for rank in range(len(brought))]
+    options = agreed_options({rank: each.groups for rank, each in contributions.items()})
+    writes = assign_pieces([bytes_of(each.described) for each in contributions.values()])
+    files = [f"rank-{rank}-of-{len(contributions)}.safetensors" for rank in range(len(contributions))]
     for name, pieces in zip(files, writes, strict=True):
         for key, block in pieces:
             index[key].files[block] = name
-    first, *_ = (each.same for each in brought.values())
-    own = [json.loads(each.own) for each in brought.values()]
+    first, *_ = (each.same for each in contributions.values())
+    own = [json.loads(each.own) for each in contributions.values()]
     final = Path(first["folder"]) / f"step-{first['step']}"
     return Plan(final, first["step"], json.loads(first["values"]), own, index, options, files, writes)
 
 
 def tensors_in(parts: Parts) -> dict[Piece, Tensor]:
-    """What has several keys is there once, under the first."""
+    """Return every tensor that this rank holds; one with several keys is included once, under the first."""
     first: dict[int, str] = {}
     return {
         (key, at): x
@@ -110,7 +120,7 @@ def tensors_in(parts: Parts) -> dict[Piece, Tensor]:
 
 
 def describe(parts: Parts) -> Described:
-    """What has several keys is written under the first."""
+    """Describe this rank's tensors and blocks; a tensor with several keys has its blocks under the first."""
     first, found = {}, {}
     for key, part in parts.items():
         mine = [] if id(part) in first else [*part.blocks]
@@ -119,14 +129,17 @@ def describe(parts: Parts) -> Described:
 
 
 def agreed(found: Mapping[int, Described]) -> Index:
-    """Every tensor that a rank has.  Raises ValueError where two have different ones, or not all of it is there."""
+    """Return an index of all tensors of all ranks, in which no block has a file yet.
+
+    Raises ValueError if two ranks have different tensors under one key, or if a part of a tensor is on no rank.
+    """
     index: Index = {}
-    others: dict[str, str] = {}  # keys of what lies under its first one
+    others: dict[str, str] = {}  # other keys of a tensor: its first key
     for key in sorted({key for described in found.values() for key in described}):
         of_each = {rank: described[key] for rank, described in found.items() if key in described}
-        compare({rank: told[:2] for rank, told in of_each.items()}, partial(differ_in, key))
+        compare({rank: each[:2] for rank, each in of_each.items()}, partial(differ_in, key))
         shape, dtype, first, _ = next(iter(of_each.values()))
-        if all(told[2] != key for told in of_each.values()):
+        if all(each[2] != key for each in of_each.values()):
             others[key] = first
             continue
         require_whole(key, shape, {block for *_, blocks in of_each.values() for block in blocks})
@@ -135,7 +148,7 @@ def agreed(found: Mapping[int, Described]) -> Index:
 
 
 def require_kept_alike(found: Mapping[int, Described]) -> None:
-    """Raise ValueError where two ranks have the same of a parameter, and an optimizer that keeps more of it on one."""
+    """Raise ValueError if two ranks hold the same block of a parameter, but different optimizer state for it."""
     holders: dict[Piece, list[int]] = {}
     kept: dict[int, dict[str, set[str]]] = {rank: {} for rank in found}
     for rank, described in found.items():
@@ -151,23 +164,24 @@ def require_kept_alike(found: Mapping[int, Described]) -> None:
 
 
 def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
-    """By parameter.  Raises ValueError where two ranks have others."""
+    """Return the optimizer's options for each parameter.  Raises ValueError if two ranks have different ones."""
     of_each: dict[str, dict[int, Options]] = {}
     for rank, groups in found.items():
         for options, parameters in groups:
             for name in chain.from_iterable(parameters):
                 of_each.setdefault(name, {})[rank] = options
-    for name, told in of_each.items():
-        compare(told, partial(differ_in_options, name))
-    return {name: next(iter(told.values())) for name, told in of_each.items()}
+    for name, options_of in of_each.items():
+        compare(options_of, partial(differ_in_options, name))
+    return {name: next(iter(options_of.values())) for name, options_of in of_each.items()}
 
 
 def require_equal_copies(
     held: Sequence[Iterable[Piece]], tensors: Mapping[Piece, Tensor], group: ProcessGroup | None
 ) -> None:
-    """Raise ValueError where ranks that have the same piece have other numbers in it; looks at no other pieces.
+    """Raise ValueError if ranks that hold the same piece have different numbers in it.
 
-    held: by rank, its pieces.  tensors: this rank's.
+    held: for each rank, the pieces that it holds
+    tensors: the numbers of this rank's pieces
     """
     holders = Counter(piece for pieces in held for piece in pieces)
     mine = held[dist.get_rank(group)]
@@ -178,8 +192,8 @@ def require_equal_copies(
 
 
 def differ_in(key: str, rank: int, its: Any, other: int, others: Any) -> str:
-    told = [f"{dtype} of shape {shape} on rank {rank}" for rank, (shape, dtype) in ((rank, its), (other, others))]
-    return f"{key!r} is {' and '.join(told)}: save one model"
+    both = [f"{dtype} of shape {shape} on rank {rank}" for rank, (shape, dtype) in ((rank, its), (other, others))]
+    return f"{key!r} is {' and '.join(both)}: save one model"
 
 
 def differ_in_kept(name: str, rank: int, its: set[str], other: int, others: set[str]) -> str:

@@ -1,27 +1,27 @@
-"""Save in the background: training waits for a copy in host memory alone, and a thread does the rest.
+"""Saving in the background: training waits only for a copy in host memory, which a thread saves.
 
                 training                               thread
-    save(3)     copy what this rank holds
-                go on: forward, backward, step         agree with the other ranks, write, flush, commit, of the copy
+    save(3)     copy the tensors that this rank holds
+                go on: forward, backward, step         agree with the other ranks; write, flush and commit the copy
                 ...
-    save(6)     wait until 3 is there
+    save(6)     wait until step 3 is saved
                 copy, into the same memory
                 go on                                  ...
-    wait()      wait until 6 is there
+    wait()      wait until step 6 is saved
 
     with Saver(folder) as saver:
         for step in range(steps):
             ...
             saver.save(step, held)
 
-The copy has to be one: where the thread is given the tensors themselves, as torch's `async_save` once was on the CPU
-(github.com/pytorch/pytorch/issues/144657), a file has half of this step and half of the next, and nobody is told.
+The copy is necessary.  If the thread is given the tensors themselves, as in an older `async_save` of torch on the CPU
+(github.com/pytorch/pytorch/issues/144657), a file has one half from this step and one from the next, without an error.
 
-Of what several ranks hold, each has a copy, and the threads compare them: to look at it all before training goes on
-would take longer than the copy does.
+If several ranks hold the same piece, each of them copies it, and the threads compare the copies: comparing them before
+training goes on would take longer than the copy does.
 
-The thread's collectives go over a process group of their own.  In training's, they would meet the collectives that
-training has gone on to.
+The thread's collectives use a process group of their own.  In training's group, they would be mixed up with the
+collectives of training.
 
 Source: Mohan et al. 2021, "CheckFreq", USENIX FAST '21, section 4.2: snapshot, then persist.
 """
@@ -37,20 +37,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.checkpoint.agreement import Share, bring
+from labs.checkpoint.agreement import Share, contribute
 from labs.checkpoint.extents import Piece
 from labs.checkpoint.parts import Savable
 from labs.checkpoint.saving import finish
 
 
 class Saver:
-    """Saves to folder/step-<step>, one after the other.  Made by all ranks, at the same point.
+    """A background saver, which writes one checkpoint after the other to folder/step-<step>.
 
-    group: of the ranks that save, and used by nothing else; by default a new one of all ranks, made here.
+    All ranks must make it at the same point of the program.
 
-    What goes wrong is raised by the next `save` or `wait`, on all ranks; then it can go on.  Let a job end with `wait`,
-    or use `with`: what was copied is written then, although training may have failed; and its copies, its thread and
-    its group are given back.
+    group: the ranks that save, in a group that nothing else uses; by default a new group of all ranks
+
+    An error of a save is raised by the next `save` or `wait`, on all ranks; after that, the saver can be used again.
+    End a job with `wait`, or use the saver in a `with`.  At the end of the `with`, the last copy is written, even if
+    training has failed, and the saver's memory, thread and group are freed.
     """
 
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
@@ -64,9 +66,9 @@ class Saver:
         self.closed = False
 
     def save(self, step: int, held: Savable, values: Any = None, own: Any = None) -> None:
-        """As `labs.checkpoint.save`, and go on as soon as this rank has its copy.
+        """Save as `labs.checkpoint.save` does, but return as soon as this rank has its copy.
 
-        Raises what `wait` raises, and ValueError after its `with`.
+        Raises the errors that `wait` raises, and ValueError after the end of the `with`.
         """
         if self.closed:
             raise ValueError("this Saver has ended, with its `with`: save inside that, or make another one")
@@ -74,18 +76,22 @@ class Saver:
         taken: Future[Share] = Future()
         try:
             taken.set_result(self.take(step, held, values, own))
-        except Exception as error:  # the thread tells it to the other ranks
+        except Exception as error:  # the thread raises it on all ranks
             taken.set_exception(error)
         self.writing = self.thread.submit(finish, taken.result, self.group)
-        self.unasked = weakref.finalize(self, self.writing.add_done_callback, tell)  # at the end of the program, too
+        # This runs once nobody refers to the saver, at the latest at the end of the program.
+        self.unasked = weakref.finalize(self, self.writing.add_done_callback, raise_error)
 
     def take(self, *arguments: Any) -> Share:
-        brought, tensors = bring(self.folder, *arguments)
+        contribution, tensors = contribute(self.folder, *arguments)
         self.copies = copied(tensors, self.copies)
-        return brought, self.copies
+        return contribution, self.copies
 
     def wait(self) -> Path | None:
-        """The last checkpoint that it saved, when that is there; None before the first.  Raises what `save` raises."""
+        """Wait for the last save, and return its checkpoint, or None before the first save.
+
+        Raises the errors that `labs.checkpoint.save` raises.
+        """
         if self.writing is not None:
             wait([self.writing])
             written, self.writing = self.writing, None
@@ -100,7 +106,7 @@ class Saver:
         if self.writing is not None:
             wait([self.writing])
         self.close()
-        if kind is None:  # else what the thread raised would hide the error that counts
+        if kind is None:  # otherwise an error of the thread would hide the error inside the `with`
             self.wait()
 
     def close(self) -> None:
@@ -111,14 +117,14 @@ class Saver:
             self.group = self.own_group = None
 
 
-def tell(writing: Future[Path]) -> None:
-    """Where nobody has asked what went wrong."""
+def raise_error(writing: Future[Path]) -> None:
+    """Raise a failed save's error, if nobody waited for that save."""
     if (error := writing.exception()) is not None:
         raise RuntimeError("a checkpoint was not saved: end with Saver.wait(), or use a Saver in a with") from error
 
 
 def copied(tensors: Mapping[Piece, Tensor], rooms: Mapping[Piece, Tensor]) -> dict[Piece, Tensor]:
-    """In host memory, that of the copies before where there are some."""
+    """Copy tensors to host memory; the memory of the last copies, `rooms`, is used again where it fits."""
     found = {}
     for piece, x in tensors.items():
         room = rooms.get(piece)

@@ -1,14 +1,14 @@
-"""A model's weights out under Hugging Face's names, from any layout, by all ranks together.
+"""The export of a model's weights under Hugging Face's names: by all ranks together, from any layout.
 
-    folder/  config.json                         as labs.llama writes it
-             model-00001-of-00002.safetensors    whole tensors, one behind the other: what one rank wrote
+    folder/  config.json                         the shape of the model, written by labs.llama
+             model-00001-of-00002.safetensors    whole tensors, one after the other, written by one rank
              model-00002-of-00002.safetensors
-             model.safetensors.index.json        which tensor is in which file
+             model.safetensors.index.json        names the file of each tensor
 
-Each tensor is written by a rank that has some of it; in rounds, in which each rank gets from the others what it lacks
-of its next tensor, and puts it into its file.  So beside its own part of the model, no rank ever has more than one
-tensor.  The files are mapped: what is in them, the system has written or is about to.  They have no checksums: a file
-that is cut short is told, a changed number is not.
+Each tensor is written by a rank that holds a part of it.  In each round, each rank receives the missing blocks of its
+next tensor from the other ranks, and puts them into its file.  So beyond its own part of the model, no rank ever holds
+more than one tensor.  The files are mapped into memory, and the system writes them to the disk.  They have no
+checksums: a reader notices a truncated file, but not a changed number.
 
 Source: github.com/huggingface/safetensors, "Format".
 """
@@ -28,7 +28,7 @@ from torch.distributed import P2POp, ProcessGroup
 
 from labs.agree import compare, first_difference, on_all_ranks
 from labs.checkpoint.agreement import Described, agreed, bytes_of, describe, require_equal_copies, tensors_in
-from labs.checkpoint.extents import dealt, whole
+from labs.checkpoint.extents import assign_pieces, whole
 from labs.checkpoint.index import Index, Stored, rename
 from labs.checkpoint.llamas import named, require_all
 from labs.checkpoint.parts import Held, Parts
@@ -38,16 +38,18 @@ from labs.llama.weights import DTYPES, INDEX, names
 from labs.memory.mapped_files import allocated, flush, mapped
 from labs.model import Config
 
-Senders = dict[str, dict[Block, int]]  # by tensor, the rank that sends each block of it
+Senders = dict[str, dict[Block, int]]  # for each tensor, the rank that sends each of its blocks
 
 
 def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup | None = None) -> None:
-    """Write a folder from which transformers makes the same model: by every rank of the group.
+    """Write a folder from which transformers makes the same model; every rank of the group must call this.
 
-    config: the whole model's.  Until all is written and flushed, the folder is called `<folder>.<a random word>.draft`.
+    config: the whole model's configuration
 
-    Raises, on all ranks, ValueError for another model than the config's, for ranks that differ in what they bring, and
-    where the folder is there already; OSError where the disk is full, or cannot be written.
+    The folder is called `<folder>.<a random word>.draft` until all files are written and flushed.
+
+    Raises, on all ranks, ValueError if the model is not the config's, if ranks hold parts that do not fit together, and
+    if the folder exists already; OSError if the disk is full, or cannot be written.
     """
     folder, rank = Path(folder).expanduser(), dist.get_rank(group)
     index, described, word = compared(held, config, group)
@@ -72,7 +74,7 @@ def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup |
 
 
 def compared(held: Held, config: Config, group: ProcessGroup | None) -> tuple[Index, list[Described], str]:
-    """The whole model, of which each rank has brought its part; what each has brought; and a random word."""
+    """Return an index of the whole model, each rank's description of its part, and a random word for the draft."""
     everyones = on_all_ranks(lambda: (config, describe(named(held, config)), secrets.token_hex(4)), group)
     configs, described, (word, *_) = zip(*everyones, strict=True)
     global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -83,12 +85,12 @@ def compared(held: Held, config: Config, group: ProcessGroup | None) -> tuple[In
 
 def differ_in_config(rank: int, its: Config, other: int, others: Config) -> str:
     name = first_difference(vars(its), vars(others))
-    told = f"{getattr(its, name)} on rank {rank} and {getattr(others, name)} on rank {other}"
-    return f"the config's {name} is {told}: give the same on all ranks"
+    both = f"{getattr(its, name)} on rank {rank} and {getattr(others, name)} on rank {other}"
+    return f"the config's {name} is {both}: give the same on all ranks"
 
 
 def shared_out(index: Index, described: Sequence[Described]) -> tuple[list[list[str]], Senders]:
-    """By rank, the tensors that it writes, of those that it has some of; and who sends it each block."""
+    """Decide which rank writes each tensor, one that holds a part of it, and which rank sends it each block."""
     holders: dict[str, dict[Block, list[int]]] = {name: {} for name in index}
     for rank, each in enumerate(described):
         for name, (*_, blocks) in each.items():
@@ -98,7 +100,7 @@ def shared_out(index: Index, described: Sequence[Described]) -> tuple[list[list[
         {(name, whole(shape)): bytes_in(index[name]) for name, (shape, *_, blocks) in each.items() if blocks}
         for each in described
     ]
-    writes = [[name for name, _ in pieces] for pieces in dealt(sizes)]
+    writes = [[name for name, _ in pieces] for pieces in assign_pieces(sizes)]
     senders = {
         name: {block: writer if writer in its else its[writer % len(its)] for block, its in holders[name].items()}
         for writer, tensors in enumerate(writes)
@@ -118,14 +120,14 @@ def prepare(folder: Path, draft: Path) -> None:
 
 
 def room_for(path: Path, tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """A new file, with a header that names these tensors; what is written to those returned is in the file."""
-    tensors = dict(sorted(tensors.items(), key=lambda pair: -pair[1].dtype.itemsize))  # so that each one is aligned
+    """Make a file with a header that names these tensors, and return tensors that are mapped to their places in it."""
+    tensors = dict(sorted(tensors.items(), key=lambda pair: -pair[1].dtype.itemsize))  # this order aligns each tensor
     places = dict(zip(tensors, pairwise(accumulate(map(bytes_in, tensors.values()), initial=0)), strict=True))
-    told = {
+    entries = {
         name: {"dtype": DTYPES[its.dtype], "shape": its.shape, "data_offsets": places[name]}
         for name, its in tensors.items()
     }
-    text = json.dumps({"__metadata__": {"format": "pt"}} | told).encode()
+    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     layout = [["file", "uint8", [len(header) + sum(map(bytes_in, tensors.values()))]]]
@@ -145,7 +147,10 @@ def collect(
     room: Mapping[str, Tensor],
     group: ProcessGroup | None,
 ) -> None:
-    """One round.  tensors: by rank, the one that it gets, from all that have some of it."""
+    """Run one round: each rank receives the blocks of one tensor.
+
+    tensors: for each rank, the name of the tensor that it receives, or None
+    """
     rank, messages, arriving = dist.get_rank(group), [], []
     for writer, name in enumerate(tensors):
         for block, sender in senders[name].items() if name else ():

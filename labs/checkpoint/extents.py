@@ -1,12 +1,12 @@
-"""Where a part of a tensor lies in the whole: what one rank holds, what a file has, and what they have in common.
+"""Blocks of a tensor: the blocks that a rank holds, the blocks in a file, and their intersections.
 
-    common         what two blocks have in common
-    within         where a block lies in another one that has all of it
-    of_range       of a range of the elements in order, as ZeRO cuts them: the blocks that it is made of
-    require_whole  blocks that lie side by side, without a gap, are the whole tensor
-    dealt          who writes what: each block once, though several ranks hold it
+    common         returns the intersection of two blocks
+    within         returns the place of a block in another block that contains it
+    of_range       returns the blocks that make up a range of the elements in order, as ZeRO shards them
+    require_whole  checks that blocks make up the whole tensor, without gaps or overlaps
+    assign_pieces  decides which rank writes which block: each block is written once, though several ranks may hold it
 
-All of it is arithmetic on offsets and shapes; no tensor is here.  PyTorch calls a block a ChunkStorageMetadata.
+All of it is arithmetic on offsets and shapes, without tensors.  PyTorch calls a block a ChunkStorageMetadata.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from math import prod
 
 from labs.dtensor.placement import Block
 
-Piece = tuple[str, Block]  # of the tensor with this key
+Piece = tuple[str, Block]  # a tensor's key, and a block of that tensor
 
 
 def whole(shape: Sequence[int]) -> Block:
@@ -24,7 +24,7 @@ def whole(shape: Sequence[int]) -> Block:
 
 
 def common(a: Block, b: Block) -> Block | None:
-    """None where that is nothing."""
+    """Return the intersection of two blocks, or None if it is empty."""
     first = tuple(map(max, a.offset, b.offset))
     last = [min(p + n, q + m) for p, n, q, m in zip(a.offset, a.shape, b.offset, b.shape, strict=True)]
     shape = tuple(end - begin for begin, end in zip(first, last, strict=True))
@@ -37,9 +37,9 @@ def within(block: Block, other: Block) -> tuple[slice, ...]:
 
 
 def of_range(shape: Sequence[int], start: int, stop: int) -> list[Block]:
-    """The elements start:stop of a tensor of this shape: the end of a row, whole rows, the beginning of one.
+    """Return the blocks of the elements start:stop of a tensor: the end of a row, whole rows, the beginning of a row.
 
-    of_range((3, 4), 2, 9): [0:1, 2:4], [1:2, 0:4], [2:3, 0:1]
+    of_range((3, 4), 2, 9) gives [0:1, 2:4], [1:2, 0:4], [2:3, 0:1].
     """
     if start >= stop:
         return []
@@ -47,7 +47,7 @@ def of_range(shape: Sequence[int], start: int, stop: int) -> list[Block]:
         return [Block((), ())]
     row = tuple(shape[1:])
     n = prod(row)
-    first, last = -(-start // n), stop // n  # the rows that are in it whole
+    first, last = -(-start // n), stop // n  # the rows that lie in the range as a whole
     if first > last:
         return in_row(last, row, start - last * n, stop - last * n)
     middle = [Block((first, *whole(row).offset), (last - first, *row))] if first < last else []
@@ -60,27 +60,28 @@ def in_row(i: int, row: tuple[int, ...], start: int, stop: int) -> list[Block]:
 
 
 def require_whole(key: str, shape: Sequence[int], found: set[Block]) -> None:
-    """Raise ValueError where blocks overlap, leave a gap, or lie outside."""
+    """Raise ValueError if blocks overlap, leave a gap, or lie outside of the tensor."""
     if covered_once(shape, found):
         return
     for a, b in combinations(sorted(found, key=lambda block: block.offset), 2):
         if (twice := common(a, b)) is not None:
             raise ValueError(
-                f"{key!r} is cut in two ways: {said(twice)} is in {said(a)} and in {said(b)}; cut a tensor alike on "
-                "all ranks"
+                f"{key!r} is cut in two ways: {as_slices(twice)} is in {as_slices(a)} and in {as_slices(b)}; cut "
+                "a tensor alike on all ranks"
             )
     for block in found:
         if prod(block.shape) and common(block, whole(shape)) != block:
-            raise ValueError(f"{said(block)} is no part of {key!r}, of shape {tuple(shape)}")
+            raise ValueError(f"{as_slices(block)} is no part of {key!r}, of shape {tuple(shape)}")
     missing = prod(shape) - sum(prod(block.shape) for block in found)
     raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: save on all ranks")
 
 
 def covered_once(shape: Sequence[int], found: set[Block]) -> bool:
-    """Whether the corners of all blocks add up to those of the whole: in time that grows with their number alone.
+    """Return whether the blocks cover each element once, in time that grows linearly with the number of blocks.
 
-    In one dim: where a block begins, one more lies over each element that follows; where it ends, one less.  Where
-    that adds up to what the whole does, so does what lies over each element.  In more dims, the signs multiply.
+    In one dim, let +1 stand where a block begins, and -1 where it ends.  The sum up to an element is the number of
+    blocks that cover it, so the blocks cover each element once exactly if their signs add up to those of the whole
+    tensor.  In several dims, each corner of a block has the product of its signs.
     """
     corners: Counter[tuple[int, ...]] = Counter()
     signs = [prod(each) for each in product((1, -1), repeat=len(shape))]
@@ -91,14 +92,16 @@ def covered_once(shape: Sequence[int], found: set[Block]) -> bool:
     return not any(corners.values())
 
 
-def said(block: Block) -> str:
+def as_slices(block: Block) -> str:
     return f"[{', '.join(f'{at}:{at + n}' for at, n in zip(block.offset, block.shape, strict=True))}]"
 
 
-def dealt(held: Sequence[Mapping[Piece, int]]) -> list[list[Piece]]:
-    """By rank, the pieces that it writes.  held: by rank, the bytes of each piece that it has.
+def assign_pieces(held: Sequence[Mapping[Piece, int]]) -> list[list[Piece]]:
+    """Return, for each rank, the pieces that it writes.
 
-    What several ranks have is written by the one of them that has least to write so far.
+    A piece that several ranks hold is written by the one of them that has the fewest bytes to write so far.
+
+    held: for each rank, the pieces that it holds, with their sizes in bytes
     """
     holders: dict[Piece, list[int]] = {}
     for rank, pieces in enumerate(held):

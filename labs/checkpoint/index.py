@@ -1,15 +1,15 @@
-"""A checkpoint on disk: its files, and the index that says what lies in which.
+"""A checkpoint on disk: its files, and an index that says which file holds which piece of a tensor.
 
-    step-12/  rank-0-of-4.safetensors    the pieces that rank 0 wrote, as github.com/huggingface/safetensors has them
+    step-12/  rank-0-of-4.safetensors    the pieces that rank 0 wrote (format: github.com/huggingface/safetensors)
               rank-1-of-4.safetensors
               ...
-              index.json                 of each tensor, the shape, and which piece lies in which file; the optimizer's
-                                         options; the checksum of each file; what else is to be remembered, by all ranks
-                                         and by each of them; and the checksum of the index
+              index.json                 each tensor's shape, and the file of each of its pieces; the optimizer's
+                                         options; the checksum of each file; the values saved for all ranks, and for
+                                         each rank; and the checksum of the index itself
 
-A checkpoint is a folder that has been renamed to `step-12`, and until then it was `step-12.<a random word>.draft`,
-which nobody loads.  A draft's index is locked while its owner lives; what a job that was killed has left, the next save
-removes.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
+While a save writes it, the folder is called `step-12.<a random word>.draft`, and no rank loads a draft.  A complete one
+is renamed to `step-12`.  A draft's index is locked while the job that writes it is alive, and the next save removes the
+drafts that killed jobs have left.  A checkpoint holds no code: tensors are in the safetensors format, the rest in JSON.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import torch
 
-from labs.checkpoint.extents import require_whole, said
+from labs.checkpoint.extents import as_slices, require_whole
 from labs.dtensor.placement import Block
 from labs.memory.disk import sealed
 from labs.memory.mapped_files import checksum, flush
@@ -37,7 +37,11 @@ STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-\d+\.\w+\.draft")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint: in which file each piece lies, under this key, the first of those that it has."""
+    """A tensor in a checkpoint.
+
+    key: the name of its pieces in the files: the first key, if the tensor has several
+    files: the file in which each block lies
+    """
 
     key: str
     shape: tuple[int, ...]
@@ -49,29 +53,29 @@ class Stored:
         return {"key": self.key, "shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
 
     @classmethod
-    def of_json(cls, told: dict[str, Any]) -> "Stored":
-        """Raises ValueError where the pieces are not the whole."""
-        dtype = getattr(torch, told["dtype"], None)
+    def of_json(cls, fields: dict[str, Any]) -> "Stored":
+        """Read an entry of the index.  Raises ValueError if its pieces do not make up the whole tensor."""
+        dtype = getattr(torch, fields["dtype"], None)
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{told['dtype']!r} is no dtype of torch's")
-        files = {Block(sizes(offset), sizes(shape)): name for offset, shape, name in told["pieces"]}
-        require_whole(told["key"], sizes(told["shape"]), {*files})
-        return cls(told["key"], sizes(told["shape"]), dtype, files)
+            raise ValueError(f"{fields['dtype']!r} is no dtype of torch's")
+        files = {Block(sizes(offset), sizes(shape)): name for offset, shape, name in fields["pieces"]}
+        require_whole(fields["key"], sizes(fields["shape"]), {*files})
+        return cls(fields["key"], sizes(fields["shape"]), dtype, files)
 
 
-def sizes(told: Any) -> tuple[int, ...]:
-    if not isinstance(told, list) or not all(type(n) is int and n >= 0 for n in told):
-        raise ValueError(f"{told!r} is no shape, and no offset")
-    return tuple(told)
+def sizes(numbers: Any) -> tuple[int, ...]:
+    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"{numbers!r} is no shape, and no offset")
+    return tuple(numbers)
 
 
 Index = dict[str, Stored]
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The checkpoint of the last step in a folder; None where there is none, as before the first save.
+    """Return the checkpoint of the last step in a folder, or None if there is none, as before the first save.
 
-    Raises OSError for what is no folder, or cannot be looked into.
+    Raises OSError if this is not a folder, or cannot be read.
     """
     try:
         named = [(found, path) for path in Path(folder).expanduser().iterdir() if (found := STEP.fullmatch(path.name))]
@@ -84,7 +88,7 @@ def newest(folder: str | Path) -> Path | None:
 
 
 def numbered(step: Any) -> int:
-    """Raises ValueError for what no folder is called by, so that `newest` would not find it."""
+    """Return a step as an integer.  Raises ValueError for other steps, which `newest` would not find."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -95,14 +99,14 @@ def numbered(step: Any) -> int:
 
 
 def entry(key: str, block: Block) -> str:
-    """The name of a piece in its file."""
-    return f"{key}{said(block)}"
+    """Return the name of a piece in its file."""
+    return f"{key}{as_slices(block)}"
 
 
 def to_json(name: str, value: Any) -> str:
-    """The same for equal values.  A tuple comes back as a list.
+    """Return a value as JSON: equal values give equal text.  A tuple is loaded as a list.
 
-    Raises ValueError for what JSON cannot have, and for a key that is no string, which it would bring back as one.
+    Raises ValueError for a value that JSON cannot hold, and for a key that is no string, which would be loaded as one.
     """
     try:
         json.dumps(value)
@@ -123,7 +127,10 @@ def keys_in(value: Any) -> Iterator[Any]:
 
 
 def opened(where: Path) -> tuple[dict[str, Any], Index]:
-    """What was recorded, and of that the index.  Raises ValueError for what is none, though its checksum may fit."""
+    """Read a checkpoint's record, and the index in it.
+
+    Raises ValueError for a record that is damaged or makes no sense, even if its checksum is right.
+    """
     try:
         if (where / INDEX).is_symlink():
             raise ValueError("its index is a link to another file")
@@ -144,7 +151,7 @@ def indexed(record: dict[str, Any]) -> Index:
     for name, options in record["options"].items():
         if not isinstance(options["optimizer"], str):
             raise ValueError(f"the optimizer of {name!r} has no name")
-    index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
+    index = {key: Stored.of_json(each) for key, each in record["tensors"].items()}
     for name in [*record["files"], *(name for stored in index.values() for name in stored.files.values())]:
         if not FILE.fullmatch(name) or name not in record["files"]:
             raise ValueError(f"{name!r} is no file of a checkpoint, or has no checksum")
@@ -160,7 +167,10 @@ def require_as_written(path: Path, written: int) -> None:
 
 @contextmanager
 def drafted(final: Path, draft: Path) -> Iterator[None]:
-    """Until it is renamed, or removed at the end, its index is locked: the system unlocks it when a process dies."""
+    """Make a draft, and remove it in the end unless it was renamed.
+
+    Its index is locked until then; the system removes the lock if this process dies.
+    """
     if final.exists():
         raise ValueError(f"{final} is there already: give another folder, or go on from it")
     made = [parent for parent in draft.parents if not parent.exists()]
@@ -170,7 +180,7 @@ def drafted(final: Path, draft: Path) -> Iterator[None]:
         raise ValueError(f"{final.parent} is a file, or lies in one: give a folder") from error
     try:
         with open(draft / INDEX, "w") as index:
-            with suppress(OSError):  # a file system without locks: there, nobody can take one either
+            with suppress(OSError):  # on a file system without locks, no other job can take one either
                 lock(index)
             for folder in made:
                 flush(folder.parent)
@@ -189,29 +199,32 @@ def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
     (draft / INDEX).write_text(json.dumps(sealed(record)))
     flush(draft / INDEX)
     rename(draft, final, record["files"])
-    with suppress(OSError):  # it has happened, whatever is left behind
+    with suppress(OSError):  # the save is complete, even if old drafts cannot be removed
         for other in final.parent.iterdir():
             if DRAFT.fullmatch(other.name):
                 remove_unless_alive(other)
 
 
 def remove_unless_alive(draft: Path) -> None:
-    """Of a job that was killed while it saved; the lock of one that lives cannot be taken."""
+    """Remove the draft of a job that was killed while it saved; if the job is alive, its lock cannot be taken."""
     with suppress(OSError), open(draft / INDEX, "r+") as index:
         lock(index)
         remove(draft)
 
 
 def remove(draft: Path) -> None:
-    """Take as few open files as can be: they may have run out, which is why it is removed."""
-    with suppress(OSError):  # none for a look into it: then it is empty
+    """Remove a draft with as few open files as possible: the save may have failed because there were too many."""
+    with suppress(OSError):  # without a file for the listing, only an empty folder can be removed
         for path in [*draft.iterdir()]:
             path.unlink()
     draft.rmdir()
 
 
 def rename(draft: Path, final: Path, files: Iterable[str]) -> None:
-    """To whoever looks, that has happened or not.  files: those that other ranks have flushed."""
+    """Rename a draft in one atomic step.
+
+    files: names that must be in it, since other ranks have written and flushed them
+    """
     for name in files:
         if not (draft / name).exists():
             raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")

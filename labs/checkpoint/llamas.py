@@ -1,9 +1,9 @@
-"""A model's weights under Hugging Face's names: what this rank has of them, and what it takes from a folder.
+"""A model's weights under Hugging Face's names: this rank's part of them, in any layout, loaded from a folder.
 
-load_pretrained   each rank reads what it holds, in whatever layout, and nothing else
-named             what it holds, as a Llama calls it
+load_pretrained   reads the blocks that this rank holds, and nothing else
+named             returns this rank's parameters under their names in a Llama
 
-The way out is labs.checkpoint.exporting.
+labs.checkpoint.exporting writes such a folder.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,10 +22,12 @@ from labs.model import Config
 
 
 def load_pretrained(folder: str | Path, held: Held, config: Config, group: ProcessGroup | None = None) -> None:
-    """Take this rank's part of the weights, in whatever dtype they are; the optimizer begins anew.
+    """Load this rank's part of a folder's weights, of any dtype; the optimizer starts with empty state.
 
-    config: the whole model's.  Raises ValueError, on all ranks and before any tensor has changed, where the folder has
-    another model, or not all of it.
+    config: the whole model's configuration
+
+    Raises ValueError, on all ranks and before any tensor changes, if the folder has another model, or only a part of
+    this one.
     """
     folder = Path(folder).expanduser()
 
@@ -44,7 +46,7 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
 
 
 def named(held: Held, config: Config) -> Parts:
-    """The parameters, by their names in a Llama.  Raises ValueError for those of another model."""
+    """Return this rank's parameters under their names in a Llama.  Raises ValueError if the model is another one."""
     theirs, shapes = names(config), whole_shapes(config)
     ours = {key.removeprefix("model/"): part for key, part in held.parts({}).items() if key.startswith("model/")}
     if config.tied:
@@ -62,7 +64,7 @@ def named(held: Held, config: Config) -> Parts:
 
 
 def require_tied_or_not(ours: Parts, config: Config) -> None:
-    """Where this rank has some of both ends, they are one tensor, or two, as the config says."""
+    """Raise ValueError if this rank holds embedding and head, and they are not tied or untied as in the config."""
     ends = [ours[name].blocks.values() for name in ("embed.weight", "head.weight") if name in ours]
     places = [[x.data_ptr() for x in blocks] for blocks in ends]
     if len(places) == 2 and all(places) and (places[0] == places[1]) != config.tied:
@@ -70,7 +72,7 @@ def require_tied_or_not(ours: Parts, config: Config) -> None:
 
 
 def require_all(config: Config, everyones: Iterable[Collection[str]]) -> None:
-    """Every tensor is on some rank."""
+    """Raise ValueError if a tensor of the config's model is on no rank."""
     found = {*chain(*everyones)}
     if missing := [name for name in names(config).values() if name not in found]:
-        raise ValueError(f"{missing[0]} is on no rank: bring all of the model, and by all ranks that have some of it")
+        raise ValueError(f"{missing[0]} is on no rank: call this on all ranks, each with its whole part of the model")

@@ -1,11 +1,11 @@
-"""Load a checkpoint into any layout: each rank reads what lies in its blocks, wherever it was cut.
+"""The loading of a checkpoint into any layout: each rank reads its own blocks, however the tensors were cut.
 
-    look                            are all files there, and all checksums right?  each rank looks at its share of them
-    tell each other what is wanted  every tensor, in its shape and its dtype, and no tensor is left over; an optimizer
-                                    of the same kind, with a place for all that was kept
-    read                            of each piece, what this rank has a block for
+    look       each rank checks its share of the files: are they all there, and are their checksums right?
+    compare    the checkpoint must have the ranks' tensors in their shapes and dtypes, and no others; the optimizer must
+               be of the same kind, with a place for all state that was saved
+    read       each rank reads the parts of pieces that lie in its blocks
 
-What is not as it was written, or another model's, is told before a single tensor has changed.
+A damaged file or another model is found before any tensor changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,16 @@ from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import sealed
 
-MOST = 5  # differences that are named
+MOST = 5  # the largest number of differences that an error names
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a checkpoint has beside tensors: own is what each of the ranks that saved gave as its own, by rank."""
+    """The values in a checkpoint beside the tensors.
+
+    values: the values that all ranks saved together
+    own: the values that each rank saved for itself, in the order of the ranks that saved
+    """
 
     step: int
     values: Any
@@ -43,11 +47,15 @@ class Remembered:
 
 
 def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None) -> Remembered:
-    """Take this rank's part of a checkpoint; returns what else was given to `save`.
+    """Load this rank's part of a checkpoint into its tensors, and return the other values that were given to `save`.
 
-    Raises ValueError, on all ranks, before any tensor has changed: for what is no checkpoint, or no longer as it was
-    written; for an index that its files do not bear out; for a newer format; and for another model or optimizer, with
-    the names that differ.
+    where: the checkpoint's folder, as `save` or `newest` returns it
+    held: the state that this rank holds, in any layout
+    group: the ranks that load; by default all ranks
+
+    Raises ValueError, on all ranks and before any tensor changes: if this is not a checkpoint, or was damaged; if its
+    files do not have what its index says; if its format is another one; and if the model or the optimizer is another
+    one, with the names that differ.
     """
     record, index = looked_at(where, group)
     where = Path(where).expanduser()
@@ -84,7 +92,10 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
 
 
 def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dict[str, Any], Index]:
-    """What a checkpoint says of itself, the same to all ranks, each of which has looked at its share of the files."""
+    """Return a checkpoint's record and index, after each rank has checked its share of the files.
+
+    Raises ValueError, on all ranks, if a file is damaged, or if ranks find different checkpoints.
+    """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     record: dict[str, Any] = {}
     index: Index = {}
@@ -94,15 +105,15 @@ def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dic
             raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
         path = Path(where).expanduser()
         found, its = opened(path)
-        lying = in_files(its)
+        pieces = in_files(its)
         for name, written in [*found["files"].items()][rank::ranks]:
             require_as_written(path / name, written)
-            require_entries(path / name, lying.get(name, {}))
+            require_entries(path / name, pieces.get(name, {}))
         record.update(found), index.update(its)
         return sealed(found)["checksum"]
 
-    seen = dict(enumerate(on_all_ranks(look, group)))
-    compare(seen, partial(differ_in_index, where))
+    checksums = dict(enumerate(on_all_ranks(look, group)))
+    compare(checksums, partial(differ_in_index, where))
     return record, index
 
 
@@ -111,7 +122,7 @@ def differ_in_index(where: Any, rank: int, its: int, other: int, others: int) ->
 
 
 def in_files(index: Index) -> dict[str, dict[str, Entry]]:
-    """By file, the pieces that are said to lie in it."""
+    """Return, for each file, the names, shapes and dtypes of the pieces that the index expects in it."""
     found: dict[str, dict[str, Entry]] = {}
     for stored in index.values():
         for block, name in stored.files.items():
@@ -126,7 +137,7 @@ def require_entries(path: Path, pieces: Mapping[str, Entry]) -> None:
             for name, (shape, dtype) in pieces.items():
                 if name not in names or tuple(file.get_slice(name).get_shape()) != shape:
                     raise ValueError(f"it has no {name} of shape {shape}")
-                none = (slice(0, 0),) * len(shape)  # of its numbers, where it has dims
+                none = (slice(0, 0),) * len(shape)  # reads the dtype without the numbers; a 0-dim tensor is read whole
                 if (file.get_slice(name)[none] if none else file.get_tensor(name)).dtype != dtype:
                     raise ValueError(f"its {name} is not {dtype}")
     except (ValueError, SafetensorError) as error:
@@ -134,7 +145,7 @@ def require_entries(path: Path, pieces: Mapping[str, Entry]) -> None:
 
 
 def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> Tensor:
-    """x: this block of it."""
+    """Copy a block of a stored tensor into `x`, and return `x`."""
     for piece, name in stored.files.items():
         if (both := common(block, piece)) is not None:
             x[within(both, block)] = read(files[name], entry(stored.key, piece), within(both, piece))
@@ -142,13 +153,13 @@ def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> T
 
 
 def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
-    """Only these elements of a piece are read."""
+    """Read these elements of a piece, and no others."""
     return file.get_slice(name)[slices] if slices else file.get_tensor(name)
 
 
 def require_fitting(where: Path, index: Index, found: Sequence[Mapping[str, Entry]]) -> None:
-    """Every tensor that a rank asks for is there as it is asked for, and all that is there is asked for."""
-    asked = {key: told for wanted in found for key, told in wanted.items()}
+    """Raise ValueError unless the ranks' tensors and the checkpoint's are the same, in names, shapes and dtypes."""
+    asked = {key: each for wanted in found for key, each in wanted.items()}
     model = {key: stored for key, stored in index.items() if key.startswith("model/")}
     differ = [f"{key!r} is not in it" for key in sorted(asked.keys() - model.keys())]
     differ += [f"nobody asks for its {key!r}" for key in sorted(model.keys() - asked.keys())]
@@ -160,7 +171,11 @@ def require_fitting(where: Path, index: Index, found: Sequence[Mapping[str, Entr
 
 
 def require_optimizer(where: Path, kept: Kept, options: Mapping[str, Options], groups: Groups) -> None:
-    """What was kept of a parameter has a place here, and what is one here was alike."""
+    """Raise ValueError unless the optimizer here can take the state and the options in the checkpoint.
+
+    Each parameter with saved state must have an optimizer of the same kind, parameters in one group must have had equal
+    options, and the names of a tied parameter must have had the same kinds of state.
+    """
     optimized = {name for _, parameters in groups for names in parameters for name in names}
     if not options:
         raise ValueError(f"{where} was saved without an optimizer: load it into Held(model), before one is made")
@@ -187,7 +202,10 @@ def refuse(what: str, differ: Sequence[str]) -> None:
 
 
 def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any], parts: Parts) -> None:
-    """What is one tensor here may be two in it: a tied parameter, if the stages of a pipeline saved it."""
+    """Raise ValueError if one tensor here is two different tensors in the checkpoint.
+
+    A tied parameter is stored as two tensors if the stages of a pipeline saved it; then both must be equal.
+    """
     first: dict[Any, str] = {}
     for key, part in parts.items():
         memory = tuple((x.data_ptr(), x.shape, x.stride()) for x in part.blocks.values() if x.numel())
@@ -199,7 +217,7 @@ def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any],
 
 
 def kept(index: Index) -> Kept:
-    """By parameter, what its optimizer kept of it."""
+    """Return `{parameter: {state: (shape, dtype)}}` for all optimizer state in a checkpoint."""
     found: dict[str, dict[str, Entry]] = {}
     for key, stored in index.items():
         if key.startswith("optimizer/"):

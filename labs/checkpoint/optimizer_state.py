@@ -1,12 +1,13 @@
-"""What an optimizer keeps of each parameter: tensors, and the options of its group.
+"""Optimizer state: the tensors that an optimizer keeps for each parameter, and the options of its group.
 
-    entries     the tensors that are kept now; of a parameter in low precision its "master", too (labs.memory.precision)
-    room        tensors for what a checkpoint kept
-    take        go on with those, and nothing else
-    groups      the options of each group, as JSON has them, and its parameters
+    entries     returns the tensors that it has now, including the "master" of a parameter in low precision
+                (labs.memory.precision)
+    room        makes tensors into which a checkpoint's state can be loaded
+    take        replaces all state by those tensors
+    groups      returns the options of each group, made of what JSON can hold, and its parameters
 
-Options are part of a training: a schedule has left the learning rate there.  They are remembered by parameter, since in
-another layout there may be other groups; and with them the optimizer's kind, since another one has no use for them.
+Options are part of a training: a schedule changes the learning rate there.  They are saved per parameter, since another
+layout may have other groups.  The optimizer's kind is saved with them, since another kind cannot use them.
 """
 
 import json
@@ -18,18 +19,18 @@ from torch import Tensor
 
 from labs.memory.precision import Masters
 
-# Of the process, and no part of a training: how it computes, and which parameters it has.
+# Options that belong to the process, and not to the training: how it computes, and which parameters it has.
 OURS = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 
 Entry = tuple[tuple[int, ...], torch.dtype]
-Kept = Mapping[str, Mapping[str, Entry]]  # by name
-Wanted = tuple[tuple[int, ...] | None, torch.dtype]  # the shape; None: its parameter's own, and it lies as that does
+Kept = Mapping[str, Mapping[str, Entry]]  # {parameter: {state: (shape, dtype)}}
+Wanted = tuple[tuple[int, ...] | None, torch.dtype]  # shape, or None for the parameter's own shape and strides
 Entries = dict[Tensor, dict[str, Tensor]]
 Options = dict[str, Any]
 
 
 class Optimizer:
-    """One of torch's, `Masters` of one, or none.  Raises ValueError for others."""
+    """An optimizer of torch, `Masters` around one, or None.  Raises ValueError for any other optimizer."""
 
     def __init__(self, optimizer: Any):
         self.outer, self.inner = optimizer, optimizer.inner if isinstance(optimizer, Masters) else optimizer
@@ -40,14 +41,14 @@ class Optimizer:
             )
 
     def __iter__(self) -> Iterator[tuple[Options, Tensor, Tensor]]:
-        """Of each parameter its group, itself, and what is updated: itself again, or its master."""
+        """Yield, for each parameter, its group, the parameter, and the tensor that is updated: itself or its master."""
         of = dict(zip(self.outer.masters, self.outer.params, strict=True)) if self.inner is not self.outer else {}
         for group in self.inner.param_groups if self.inner else ():
             for copy in group["params"]:
                 yield group, of.get(copy, copy), copy
 
     def entries(self) -> Entries:
-        """Raises ValueError for what is no tensor."""
+        """Return the tensors that are kept for each parameter.  Raises ValueError for state that is no tensor."""
         found: Entries = {}
         for _, p, copy in self:
             found[p] = {"master": copy} if copy.dtype != p.dtype else {}
@@ -59,6 +60,7 @@ class Optimizer:
         return found
 
     def room(self, wanted: Mapping[Tensor, Mapping[str, Wanted]]) -> Entries:
+        """Make the tensors that `wanted` describes for each parameter; a master is the one that is there."""
         found: Entries = {}
         for group, p, copy in self:
             found[p] = {}
@@ -73,7 +75,7 @@ class Optimizer:
         return found
 
     def take(self, kept: Entries, options: Mapping[Tensor, Options]) -> None:
-        """Where no master was kept, it is the parameter."""
+        """Use these tensors and options from now on; a master that was not saved is copied from its parameter."""
         for group, p, copy in self:
             self.inner.state.pop(copy, None)
             if copy is not p and "master" not in kept[p]:
@@ -84,7 +86,8 @@ class Optimizer:
                 if isinstance(group.get(key), Tensor):
                     group[key].fill_(value)
                 elif key != "optimizer":
-                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else value  # JSON has lists alone
+                    # JSON has turned tuples into lists.
+                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
 
     def groups(self) -> list[tuple[Options, list[Tensor]]]:
         around = f"{type(self.outer).__name__} of " if self.inner is not self.outer else ""

@@ -1,20 +1,21 @@
-"""What this rank holds of a training, by name, whichever strategy has cut it.
+"""The part of a training's state that this rank holds, by name, whichever strategy has sharded it.
 
-    key                     of what
+    key                     tensor
     model/<name>            a parameter or buffer, under each of its names in `model.state_dict()`
-    optimizer/<name>/<key>  what the optimizer keeps of a parameter, by the parameter's name: numbers are another
-                            parameter's where the model was put together otherwise
+    optimizer/<name>/<key>  a tensor of the optimizer's state for a parameter, under the parameter's name; its number in
+                            the optimizer could belong to another parameter in another layout
 
-What has several names, as a tied parameter has, is one Part under all of them.
+A tensor with several names, such as a tied parameter, is one Part under all of them.
 
-    a parameter is                    this rank has
+    a parameter is                    this rank holds
     an ordinary one                   all of it
     split by labs.tp                  its slices
-    a DTensor, as labs.fsdp makes     the block that its placements say, of what tensor parallelism has left
+    a DTensor, as labs.fsdp makes     the block that its placements say, within its slice of tensor parallelism, if any
     in a vector of labs.zero          a range of its elements, which is some blocks
 
-The tensors of a Part are no copies: what is loaded into them is where the training reads it.  What `state_dict()` makes
-anew, as extra state, goes back by `load_state_dict()`.  Buffers that are not persistent are in neither.
+The tensors of a Part are not copies: numbers that are loaded into them are in the training at once.  Tensors that
+`state_dict()` makes anew, such as extra state, are given back with `load_state_dict()`.  Non-persistent buffers are not
+saved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +36,8 @@ from labs.tp.shares import Cut
 from labs.zero import Zero
 from labs.zero.flat import Unit
 
-COUNTERS = {"step", "mu_product", "eta", "mu"}  # of torch's optimizers
-DTYPES = {  # that safetensors knows, and reads a part of
+COUNTERS = {"step", "mu_product", "eta", "mu"}  # in the state of torch's optimizers
+DTYPES = {  # those of which safetensors can read a part
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
@@ -45,7 +46,11 @@ DTYPES = {  # that safetensors knows, and reads a part of
 
 @dataclass(frozen=True)
 class Part:
-    """Of a tensor of this shape and dtype, the blocks that this rank holds, each where its numbers are."""
+    """A rank's part of a tensor.
+
+    shape, dtype: those of the whole tensor
+    blocks: the blocks that this rank holds, each with the memory in which its numbers are
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,11 +58,11 @@ class Part:
 
 
 Parts = dict[str, Part]
-Groups = list[tuple[Options, list[list[str]]]]  # the names of each parameter
+Groups = list[tuple[Options, list[list[str]]]]  # options, and the names of each parameter that they are for
 
 
 class Savable(Protocol):
-    """What `save` asks of what it saves.  Neither answer changes afterwards, but for the numbers in the tensors."""
+    """An object that `save` can save.  Once it is made, only the numbers in its tensors may change."""
 
     def parts(self) -> Parts: ...
 
@@ -65,19 +70,19 @@ class Savable(Protocol):
 
 
 class Held:
-    """Of a model, or of this rank's stages of a pipeline, and of what their optimizer keeps.
+    """The state of a model, or of this rank's stages of a pipeline, and of their optimizer.
 
-    Raises ValueError for an optimizer with a parameter that no model has, and for what a checkpoint cannot have.
+    Raises ValueError for an optimizer with a parameter of no model, and for tensors that a checkpoint cannot hold.
     """
 
     def __init__(self, *models: nn.Module, optimizer: Any = None):
         self.models, self.kept = models, Optimizer(optimizer)
         self.cuts = dict(cut for model in models for cut in cuts_in(model))
-        self.parts({})  # raises now what it would raise when all is saved
+        self.parts({})  # so that an error is raised now, and not at the first save
 
     @property
     def names(self) -> dict[Tensor, list[str]]:
-        """Of what the models have at this moment: a buffer may be another tensor by now."""
+        """Return the names of all tensors that the models have now: a buffer may have been replaced in the meantime."""
         names = names_of(self.named())
         for _, p, _ in self.kept:
             if p not in names:
@@ -95,7 +100,10 @@ class Held:
         return found
 
     def parts(self, kept: Entries | None = None) -> Parts:
-        """kept: of the optimizer, these, in place of what it keeps now."""
+        """Return the parts that this rank holds.
+
+        kept: the optimizer's state; by default the state that it has now
+        """
         names, found = self.names, {}
         for x, its in names.items():
             found |= {f"model/{name}": part for name, part in self.laid_out(x, x, its).items()}
@@ -105,26 +113,26 @@ class Held:
         return found
 
     def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
-        """By name, what this rank has of a tensor of this shape that is cut as `p` is; else it has all of it."""
+        """Return this rank's part of `x` under each name: cut as `p` is if it has its shape, and whole otherwise."""
         return dict.fromkeys(names, part_of(x, self.cuts.get(p) if x.shape == p.shape else None))
 
     def groups(self) -> Groups:
-        """The optimizer's."""
+        """Return the optimizer's options, and the names of the parameters that each set of options is for."""
         names = self.names
         return [(options, [names[p] for p in of_each]) for options, of_each in self.kept.groups()]
 
     def give_back(self, parts: Parts) -> None:
-        """Hand what `state_dict()` has made anew, and now has its numbers, to `load_state_dict()`."""
+        """Give the tensors that `state_dict()` made anew, with the loaded numbers, to `load_state_dict()`."""
         for model in self.models:
             one, two = model.state_dict(keep_vars=True), model.state_dict(keep_vars=True)
             anew = [key for key, x in one.items() if x is not two[key] and x.data_ptr() != two[key].data_ptr()]
             made = {key: next(iter(parts[f"model/{key}"].blocks.values())) for key in anew}
             if unknown := model.load_state_dict(made, strict=False).unexpected_keys if made else ():
-                told = "is made by state_dict(), and load_state_dict() does not know it: keep it in a buffer, or have a"
-                raise ValueError(f"{unknown[0]!r} {told} register_load_state_dict_pre_hook() that takes it back")
+                why = "is made by state_dict(), and load_state_dict() does not know it: keep it in a buffer, or have a"
+                raise ValueError(f"{unknown[0]!r} {why} register_load_state_dict_pre_hook() that takes it back")
 
     def room(self, kept: Kept) -> Entries:
-        """Tensors for what a checkpoint kept."""
+        """Make tensors for the optimizer state in a checkpoint."""
         wanted: dict[Tensor, dict[str, Wanted]] = {}
         for p, names in self.names.items():
             wholes = self.laid_out(p, p, names)
@@ -135,15 +143,15 @@ class Held:
         return self.kept.room(wanted)
 
     def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
-        """Called when all parts have their numbers."""
-        for x in self.names:  # on ranks, too, that hold nothing of one
+        """Finish a load, after all parts have their numbers: give the optimizer its state and options."""
+        for x in self.names:  # even if this rank's block of it is empty
             if isinstance(x, DTensor):
                 increment_version(x)
         self.kept.take(kept, {p: options.get(names[0], {}) for p, names in self.names.items()})
 
 
 class HeldByZero(Held):
-    """Of a model in `Zero`, and of its optimizer."""
+    """The state of a model in `Zero`, and of its optimizer."""
 
     def __init__(self, zero: Zero):
         self.zero, self.units = zero, {unit.shard: unit for unit in zero.units}
@@ -168,7 +176,7 @@ class HeldByZero(Held):
 
 
 def names_of(tensors: Mapping[str, Any]) -> dict[Tensor, list[str]]:
-    """A tied one has several."""
+    """Return each tensor's names; a tied one has several.  Raises ValueError if a checkpoint cannot hold a tensor."""
     found: dict[Tensor, list[str]] = {}
     for name, x in tensors.items():
         if odd := what_is_odd(x):
@@ -178,7 +186,7 @@ def names_of(tensors: Mapping[str, Any]) -> dict[Tensor, list[str]]:
 
 
 def what_is_odd(x: Any) -> str | None:
-    """Why it cannot be in a checkpoint."""
+    """Return the reason why a checkpoint cannot hold `x`, or None."""
     if not isinstance(x, Tensor):
         return "is no tensor: give what is in it to save(values=)"
     if "torch.distributed" in type(x).__module__:
@@ -199,12 +207,15 @@ def what_is_odd(x: Any) -> str | None:
 
 
 def is_cut(key: str, names: Sequence[str], kept: Kept, wholes: Parts) -> bool:
-    """Whether it was kept by element.  Of a parameter without dims, a counter has the shape, too."""
+    """Return whether this state has one number per element of its parameter, and so is sharded as the parameter is.
+
+    The shape decides it, except for counters, which have the shape of a 0-dim parameter.
+    """
     return key not in COUNTERS and all(kept[name][key][0] == wholes[name].shape for name in names)
 
 
 def cuts_in(model: nn.Module) -> Iterator[tuple[Tensor, tuple[Cut, int]]]:
-    """The parameters that tensor parallelism has split, how, and this rank's place among those that have the others."""
+    """Yield each parameter that tensor parallelism has split, with its cut and this rank's place in the group."""
     if hasattr(model, "tensor_parallel"):
         of = model.tensor_parallel
         parameters = dict(model.named_parameters())
@@ -225,7 +236,7 @@ def part_of(x: Tensor, cut: tuple[Cut, int] | None) -> Part:
 
 
 def in_vector(unit: Unit, shard: Tensor) -> Parts:
-    """By name, what lies in this rank's part of a vector."""
+    """Return, for each name, the part of the parameter that lies in this rank's shard of a vector."""
     sizes = [shape.numel() for shape in unit.layout.shapes.values()]
     first, last = unit.rank * len(shard), (unit.rank + 1) * len(shard)
     found = {}

@@ -1,13 +1,13 @@
-"""The random numbers of a rank: where its generators stand, to go on from there.
+"""The state of a rank's random number generators, from which a training can be resumed.
 
-    whose                                     in a state
+    generator                                 name in a state
     torch's on the CPU                        "cpu"       always
-    torch's on this rank's GPU                "cuda"      where the rank has used one
+    torch's on this rank's GPU                "cuda"      if the rank has used a GPU
     Python's `random`                         "python"    always
-    numpy's `numpy.random`                    "numpy"     where it has been imported
+    numpy's `numpy.random`                    "numpy"     if it has been imported
 
-Each rank has its own, and gives it to `save` as its own: dropout with one state for all ranks would drop the same
-places on each of them.  What draws from a generator of its own, as `labs.data.Batches` does from its seed, is not here.
+Each rank has its own state, and gives it to `save` as `own=`: with one state for all ranks, dropout would drop the same
+places on each of them.  Generators of one's own, such as that of `labs.data.Batches`, are not part of the state.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 def random_state() -> dict[str, Any]:
-    """Where this rank's generators stand, as JSON has it."""
+    """Return the state of this rank's generators, made of what JSON can hold."""
     version, numbers, gauss = random.getstate()
     state = {"cpu": text(torch.get_rng_state()), "python": [version, [*numbers], gauss]}
     if torch.cuda.is_initialized():
@@ -33,11 +33,11 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Let this rank's generators go on from there.
+    """Set this rank's generators to a state that `random_state` returned.
 
-    Raises ValueError, before any of them has changed, for what is no such state, and for one with a GPU where none is.
+    Raises ValueError, before any generator changes, if this is no such state, or if it has a GPU's and there is no GPU.
     """
-    try:  # each is set first in a generator that nobody draws from
+    try:  # each state is first tried on a new generator
         cpu, (version, numbers, gauss) = tensor(state["cpu"]), state["python"]
         torch.Generator("cpu").set_state(cpu)
         python = version, tuple(numbers), gauss

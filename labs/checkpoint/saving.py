@@ -1,10 +1,10 @@
-"""Save what all ranks hold between them: each writes its own share, side by side.
+"""The saving of a training's state: all ranks write their own shares at the same time.
 
-    tell each other what is there   a piece that several ranks hold must be equal on them, and one of them writes it
-    write and flush                 each its file, into a draft
-    commit                          one writes the index, flushes it, and renames the draft
+    compare            a piece that several ranks hold must be equal on them; one of these ranks writes it
+    write and flush    each rank writes its file, into a draft
+    commit             the first rank writes the index, flushes it, and renames the draft
 
-So no rank ever holds the whole, and none waits for one that writes it all.
+So no rank ever holds the whole state, and no rank waits for another one that writes all of it.
 
 Source: torch.distributed.checkpoint, docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import on_all_ranks
-from labs.checkpoint.agreement import Brought, Share, agreed_plan, bring, bytes_of, require_equal_copies
+from labs.checkpoint.agreement import Contribution, Share, agreed_plan, bytes_of, contribute, require_equal_copies
 from labs.checkpoint.index import commit, drafted, entry
 from labs.checkpoint.parts import Savable
 from labs.memory.mapped_files import checksum, flush
@@ -37,34 +37,39 @@ def save(
     own: Any = None,
     group: ProcessGroup | None = None,
 ) -> Path:
-    """Write what all ranks hold to folder/step-<step>, and return that: by every rank of the group, at the same step.
+    """Write the state that all ranks hold to folder/step-<step>, and return that path.
 
-    values: what else is to be remembered, the same on all ranks.  own: what each rank is to remember for itself.  Both
-    as JSON has them.
+    Every rank of the group must call this, with the same folder and step.
 
-    Raises, on all ranks, ValueError for ranks that differ in what they bring, for what JSON cannot have, for a step
-    that is no integer or below 0, and where it is there already; OSError where the disk is full, or cannot be written.
-    Earlier checkpoints are as they were then.
+    held: the state that this rank holds, such as `Held(model, optimizer=optimizer)`
+    values: further values to save, the same on all ranks, made of what JSON can hold
+    own: further values to save for this rank alone, made of what JSON can hold
+    group: the ranks that save; by default all ranks
+
+    Raises, on all ranks, ValueError if ranks hold different models or give different values, for values that JSON
+    cannot hold, for a step that is not an integer of 0 or more, and if this checkpoint exists already; OSError if the
+    disk is full, or cannot be written.  Earlier checkpoints stay as they are then.
     """
-    return finish(partial(bring, folder, step, held, values, own), group)
+    return finish(partial(contribute, folder, step, held, values, own), group)
 
 
 def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Path:
-    """All of a save that is done with other ranks, and on the disk: by whichever thread.
+    """Do the part of a save that involves other ranks and the disk, in any thread.
 
-    share: gives what this rank has for it; what it raises, all ranks raise.
+    share: function that returns this rank's contribution and tensors; if it raises an error, all ranks raise it
     """
     rank, tensors = dist.get_rank(group), {}
 
-    def tell() -> Brought:
+    def contribution() -> Contribution:
         mine, its_tensors = share()
         tensors.update(its_tensors)
         return mine
 
-    brought = on_all_ranks(tell, group)
-    plan = agreed_plan(dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), brought, strict=True)))
-    require_equal_copies([bytes_of(each.described) for each in brought], tensors, group)
-    final, draft = plan.final, plan.final.with_name(f"{plan.final.name}.{brought[0].word}.draft")
+    contributions = on_all_ranks(contribution, group)
+    global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    plan = agreed_plan(dict(zip(global_ranks, contributions, strict=True)))
+    require_equal_copies([bytes_of(each.described) for each in contributions], tensors, group)
+    final, draft = plan.final, plan.final.with_name(f"{plan.final.name}.{contributions[0].word}.draft")
     with ExitStack() as stack:
         on_all_ranks(lambda: stack.enter_context(drafted(final, draft)) if rank == 0 else None, group)
         mine = {entry(*piece): tensors[piece] for piece in plan.writes[rank]}
@@ -74,12 +79,12 @@ def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Path:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """The checksum of what is on the disk now."""
+    """Write a file of tensors, flush it, and return its checksum."""
     numbers = {name: x.to("cpu").contiguous() for name, x in tensors.items()}
-    lie = {name: x.untyped_storage().data_ptr() for name, x in numbers.items()}
-    lying = Counter(lie.values())  # safetensors refuses what may lie in the same memory
+    storages = {name: x.untyped_storage().data_ptr() for name, x in numbers.items()}
+    uses = Counter(storages.values())  # safetensors refuses tensors that share a storage
     try:
-        save_file({name: x.clone() if lying[lie[name]] > 1 else x for name, x in numbers.items()}, path)
+        save_file({name: x.clone() if uses[storages[name]] > 1 else x for name, x in numbers.items()}, path)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written ({error}): make room, or save to another folder") from error
     flush(path)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labs.checkpoint.extents import common, dealt, of_range, require_whole, said, whole, within
+from labs.checkpoint.extents import as_slices, assign_pieces, common, of_range, require_whole, whole, within
 from labs.dtensor.placement import Block
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -27,7 +27,7 @@ def test_a_range_is_its_blocks_in_order(shape, data):
 
 
 def test_a_range_as_its_docstring_has_it():
-    assert list(map(said, of_range((3, 4), 2, 9))) == ["[0:1, 2:4]", "[1:2, 0:4]", "[2:3, 0:1]"]
+    assert list(map(as_slices, of_range((3, 4), 2, 9))) == ["[0:1, 2:4]", "[1:2, 0:4]", "[2:3, 0:1]"]
 
 
 @given(SHAPES, st.data())
@@ -84,12 +84,13 @@ def test_one_block_of_many_that_is_missing_is_told():
 
 def test_what_several_ranks_have_is_written_once_and_by_those_with_least_to_write():
     mine, ours, small = ("a", whole((4,))), ("b", whole((3,))), ("c", whole((1,)))
-    assert dealt([{mine: 40, ours: 30, small: 10}, {ours: 30, small: 10}, {small: 10}]) == [[mine], [ours], [small]]
+    held = [{mine: 40, ours: 30, small: 10}, {ours: 30, small: 10}, {small: 10}]
+    assert assign_pieces(held) == [[mine], [ours], [small]]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.none()), min_size=1, max_size=5))
 def test_every_piece_is_written_once_by_one_that_has_it(held):
     held = [{(key, whole((ord(key),))): ord(key) for key in each} for each in held]
-    writes = dealt(held)
+    writes = assign_pieces(held)
     assert sorted(piece[0] for each in writes for piece in each) == sorted({key for each in held for key, _ in each})
     assert all(piece in held[rank] for rank, each in enumerate(writes) for piece in each)
