@@ -58,7 +58,7 @@ class Challenge:
     """
 
     name: str
-    notebook: str  # its number
+    notebook: str  # the number of its notebook
     title: str
     task: str
     judge: Callable[[Function], Judged]

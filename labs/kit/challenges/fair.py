@@ -125,7 +125,7 @@ def shape(function: ast.AST) -> str:
 
 
 class Emptied(tap.Listener):
-    """A context in which everything that this rank sends is set to zero: a result that is right even so has cheated."""
+    """A context in which this rank sends only zeros: a result that is right even so came by another way."""
 
     def issued(self, call: tap.Call) -> None:
         for each in call.inputs:

@@ -2,7 +2,7 @@
 
 The judge hands out the layers and the batches, so it knows the model; it trains the same model on one process, and
 compares the losses.  The memory of a rank is its peak from the second batch to the return, whatever the bytes are for:
-AdamW's state is needed before the last batch, so no step can be postponed until nobody looks.
+AdamW's state is needed before the last batch, so no step can be postponed until after the measurement.
 
 The bound: from step to step, AdamW in float32 holds 12 bytes for each parameter, its value and two means, somewhere
 among the ranks.  The bound leaves no room for anything else, neither a gradient nor a whole layer.

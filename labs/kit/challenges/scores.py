@@ -1,6 +1,6 @@
 """A learner's tries: scores.json in the folder of the course, beside progress.json.
 
-noted("slow_wire", 61.2)           the scores of all tries including this one, which is saved in a learner's notebook
+noted("slow_wire", 61.2)           the scores of all tries and of this one, which is saved if a learner's notebook runs
 main([])                           each challenge: its task, your best, the course's own score, the best known
 main(["../anna", "../ben"])        the best scores of each learner; with --no-names, without the learners' names
 

@@ -150,9 +150,9 @@ def cuts(files: Files, calls: Sequence[Sequence[Call]]) -> Iterator[tuple[str, F
     for rank, mine in enumerate(calls):
         for others in "the others have not begun", "the others are ready":
             for made in range(len(mine) + 1):
-                due = dict(enumerate(calls)) if others.endswith("ready") else {}
+                made_by = dict(enumerate(calls)) if others.endswith("ready") else {}
                 begun = f"has made its {mine[made - 1][0]}" if made else "has not begun"
-                yield f"rank {rank} {begun}, {others}:", files.after(due | {rank: mine[:made]})
+                yield f"rank {rank} {begun}, {others}:", files.after(made_by | {rank: mine[:made]})
 
 
 def require_own(calls: Sequence[Sequence[Call]]) -> None:

@@ -17,7 +17,7 @@ from labs.kit.drawing.svg import Canvas, width_of
 
 WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
 CELL = (WIDE + 22, HIGH + 50)
-MARGIN = 64  # for the places on the first axis
+MARGIN = 64  # pixels left of the blocks, for the labels of the first axis
 Held = tuple[Block, int | None]  # a block, and the number of the summand that it belongs to, if there are summands
 
 

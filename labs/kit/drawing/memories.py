@@ -48,18 +48,19 @@ def memory(
     rows = math.ceil(len(shown) / columns)
     high = 2.75 - 0.5 * columns  # inches
     canvas, panels = axes(WIDE, 0.6 + high * rows, rows, columns)
-    drawn = spread(panels, shown, step)
-    scale = max(map(top, drawn)) or 1.0
+    lines = spread(panels, shown, step)
+    scale = max(map(top, lines)) or 1.0
     panels[0].set_ylim(0, HEADROOM * scale)
-    for panel, series, title in zip(panels, drawn, titles, strict=False):
+    for panel, series, title in zip(panels, lines, titles, strict=False):
         panel.set_title(title, fontsize=9, loc="left", color=INK if names else MUTED)
-        if names and series is not drawn[0]:
+        if names and series is not lines[0]:
             panel.set_title(f"dashed: {names[0]}", fontsize=9, loc="right", color=MUTED)
-            ghost(panel, drawn[0])
+            ghost(panel, lines[0])
         panel.stackplot(*stacked(series), colors=KINDS.values(), step="post", linewidth=0, zorder=2)
         xs = [x for x, _ in series]
-        panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)  # peaks may be short
-        peak(panel, series, top(drawn[0]) if names else top(series), scale)
+        # The outline shows a short peak, whose area is too narrow to be seen.
+        panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)
+        peak(panel, series, top(lines[0]) if names else top(series), scale)
     for panel in panels[: len(shown)]:
         panel.tick_params(axis="x", labelbottom=True)
     for panel in panels[: len(shown) : columns]:
@@ -67,7 +68,7 @@ def memory(
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
     kinds(canvas, KINDS)
-    alt = ", ".join(f"{title} {top(series):.2f} MiB" for title, series in zip(titles, drawn, strict=True))
+    alt = ", ".join(f"{title} {top(series):.2f} MiB" for title, series in zip(titles, lines, strict=True))
     which = "" if step is None else f"step {step}, "
     text = f"Memory({which}{', '.join(names) or f'{len(shown)} ranks'}, by {' '.join(KINDS)})"
     return finish(canvas, text, f"Bytes held over time by kind. Peaks: {alt}")
@@ -80,12 +81,12 @@ def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
         found = [([""], [moments[0], moments[-1]]) for _, moments in found]
     names, longest = found[0][0], max(moments[-1] - moments[0] for _, moments in found)
     factor, unit = clock(longest)
-    drawn = []
+    lines = []
     for (recording, rank), (_, moments) in zip(shown, found, strict=True):
         places = [factor * (moment - moments[0]) for moment in moments] if step is None else range(len(moments))
         series = cut(recording.memory[rank], moments[0], moments[-1])
         xs = numpy.interp([moment for moment, _ in series], moments, places)
-        drawn.append([(x, held) for x, (_, held) in zip(xs, series, strict=True)])
+        lines.append([(x, held) for x, (_, held) in zip(xs, series, strict=True)])
     panels[0].set_xlim(0, factor * longest or 1 if step is None else len(names))
     if step is None:
         panels[0].figure.supxlabel(unit, fontsize=9)
@@ -96,7 +97,7 @@ def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
         for border in range(1, len(names)):
             style = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2)), "zorder": 3}
             panel.axvline(border, ymax=1 / HEADROOM, **style)
-    return drawn
+    return lines
 
 
 def parts(recording, rank: int, step: int | None) -> tuple[list[str], list[float]]:

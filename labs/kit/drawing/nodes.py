@@ -28,7 +28,7 @@ def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawin
     if ranks % node:
         raise ValueError(f"{ranks} ranks do not fill nodes of {node}: give the nodes a size that divides {ranks}")
     if ranks > MOST:
-        raise ValueError(f"{ranks} ranks do not fit side by side: give {MOST} at the most")
+        raise ValueError(f"{ranks} ranks do not fit side by side: give at most {MOST}")
     wide = min(56, ROOM / ranks)
     size = 12 if wide > 20 else 10
     across = [LEFT + number * wide + number // node * APART for number in range(ranks)]

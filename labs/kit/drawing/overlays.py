@@ -41,11 +41,11 @@ def overlay(lists: Lists, recording: Any, step: int | None, costs: Mapping[str, 
     panel.set_yticks(list(names), list(names.values()))
     panel.tick_params(axis="y", length=0)
     panel.spines["left"].set_visible(False)
-    told = "; ".join(f"{name}: bubble {of.bubble:.1%} of {factor * of.ideal:.3g} {unit}" for name, of in both.items())
-    panel.set_title(told, fontsize=9.5, loc="left", color=INK, pad=24)
+    words = "; ".join(f"{name}: bubble {of.bubble:.1%} of {factor * of.ideal:.3g} {unit}" for name, of in both.items())
+    panel.set_title(words, fontsize=9.5, loc="left", color=INK, pad=24)
     legend(panel, lists)
     sizes = f"{len(lists)} ranks, {microbatches_of(lists)} micro-batches"
-    return finish(canvas, f"Schedule({sizes}, {' and '.join(both)})", f"A schedule of {sizes}, {told}")
+    return finish(canvas, f"Schedule({sizes}, {' and '.join(both)})", f"A schedule of {sizes}, {words}")
 
 
 def medians(ran: Simulation) -> dict[str, Cost]:

@@ -75,7 +75,7 @@ def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", di
     Raises ValueError if there is no point, or a coordinate is not above 0.
     """
     if not points or min(min(point[:2]) for point in points) <= 0:
-        raise ValueError("a scatter has points, and all their numbers are above 0")
+        raise ValueError("a scatter needs at least one point, and logarithmic axes need coordinates above 0")
     xs, ys = ([point[place] for point in points] for place in (0, 1))
     x, y = axis(xs + ys * diagonal, LEFT, LONG), axis(ys + xs * diagonal, TOP + HIGH, -HIGH)
     series = sorted({point.series for point in points})  # so that a series has one colour in all pictures of a notebook

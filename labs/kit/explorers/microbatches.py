@@ -69,10 +69,10 @@ def stages(of: Simulation, now: float) -> Drawing:
     moment, fills, ranks = Moment(of, now), Fills(of.lists), ranks_of(of.lists)
     rows = {s: sorted(t for t in ranks if ranks[t] == rank).index(s) for s, rank in ranks.items()}
     title = f"Time {now:.4g}"
-    told = [f"Rank {rank} {doing(moment, [s for s in ranks if ranks[s] == rank])}." for rank in range(len(of.lists))]
+    words = [f"Rank {rank} {doing(moment, [s for s in ranks if ranks[s] == rank])}." for rank in range(len(of.lists))]
     width = max(16 + (WIDE + APART) * len(of.lists), width_of(KEY, 12) + 32)
     height = TOP + (HIGH + APART) * (1 + max(rows.values()))
-    canvas = Canvas(width, height, title, " ".join(told))
+    canvas = Canvas(width, height, title, " ".join(words))
     canvas.text(16, 20, title, anchor="start", weight="bold")
     canvas.text(16, 42, KEY, size=12, anchor="start", fill=MUTED)
     corner = {s: (16 + (WIDE + APART) * ranks[s], TOP + (HIGH + APART) * rows[s]) for s in sorted(ranks)}
@@ -82,7 +82,7 @@ def stages(of: Simulation, now: float) -> Drawing:
         if s + 1 in corner:
             flow(canvas, (x, y), corner[s + 1])
         stage(canvas, x, y, s, moment, fills)
-    return canvas.drawing("\n".join([title, *told]))
+    return canvas.drawing("\n".join([title, *words]))
 
 
 def doing(moment: Moment, stages: Sequence[int]) -> str:

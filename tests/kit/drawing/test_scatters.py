@@ -29,5 +29,5 @@ def test_points_lie_on_their_axes_and_words_on_the_points():
 
 @pytest.mark.parametrize("points", [[], [draw.Point(0, 1, "", "")], [draw.Point(1, -1, "", "")]])
 def test_what_no_logarithmic_axis_has(points):
-    with pytest.raises(ValueError, match="a scatter has points, and all their numbers are above 0"):
+    with pytest.raises(ValueError, match="at least one point, and logarithmic axes need coordinates above 0"):
         draw.scatter(points, "x", "y")
