@@ -85,7 +85,7 @@ class Tied(nn.Module):
         return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
 
 
-class Brought(nn.Module):
+class OtherTransformer(nn.Module):
     """A transformer as somebody else would build it: other names, biases, LayerNorm, GELU, dropout, learned
     positions.
     """

@@ -435,8 +435,8 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
     # a pipeline has as many micro-batches
     stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1
-    due = reference(odd, parts, odd.micro_batches * stages)
-    off = {name: (came[name] - p).abs().max().item() for name, p in due.items() if p.numel()}
+    expected = reference(odd, parts, odd.micro_batches * stages)
+    off = {name: (came[name] - p).abs().max().item() for name, p in expected.items() if p.numel()}
     worst = max(off, key=off.get)
     bound = 1e-5 if row == "fsdp-bf16" else 1e-12
     if (odd.name, row) in UNSEEN:

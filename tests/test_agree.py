@@ -25,19 +25,19 @@ def test_every_kind_of_tensor_has_a_fingerprint(dtype, shape):
     assert fingerprint(x) != fingerprint(torch.ones(shape, dtype=torch.float16))
 
 
-def test_an_imaginary_part_that_differs_is_seen():
+def test_a_different_imaginary_part_is_noticed():
     x = torch.tensor([1 + 1j, 2 + 2j], dtype=torch.complex128)
     assert len({fingerprint(y) for y in (x, x.conj(), x.flip(0), x + 1e-12j)}) == 4
 
 
-def test_signs_that_differ_are_seen_wherever_they_are():
+def test_different_signs_are_noticed_anywhere():
     x = torch.ones(6, dtype=torch.float64)
     flipped = [x.clone().index_fill(0, torch.tensor(places), -1) for places in ([0], [1], [0, 1], [1, 3], [0, 2, 4, 5])]
     assert len({fingerprint(y) for y in (x, *flipped)}) == 6
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 2**17])
-def test_what_is_exchanged_within_a_block_or_between_blocks_is_seen(at_once, monkeypatch):
+def test_elements_exchanged_within_a_block_or_between_blocks_are_noticed(at_once, monkeypatch):
     monkeypatch.setattr(agree, "AT_ONCE", at_once)
     x = torch.arange(20.0, dtype=torch.float64)
     orders = [
@@ -50,7 +50,7 @@ def test_what_is_exchanged_within_a_block_or_between_blocks_is_seen(at_once, mon
     assert len({*found}) == 4 and [fingerprint(x[order]) for order in orders] == found
 
 
-def test_a_flipped_bit_is_seen_at_each_place_of_each_number():
+def test_a_flipped_bit_is_noticed_at_each_place_of_each_number():
     x = torch.zeros(9, dtype=torch.int64)
     flipped = [
         x.index_fill(0, torch.tensor(place), -(2**63) if bit == 63 else 2**bit)
@@ -104,7 +104,7 @@ EXCHANGED = [  # a regular mixture would take the two of a row as equal
 
 
 @pytest.mark.parametrize(("x", "other"), EXCHANGED)
-def test_what_is_exchanged_is_seen(x, other):
+def test_exchanged_elements_are_noticed(x, other):
     assert sorted(x.flatten().tolist()) == sorted(other.flatten().tolist())
     assert fingerprint(x) != fingerprint(other) and fingerprint(x) == fingerprint(x.clone())
 
@@ -228,7 +228,7 @@ def test_what_one_rank_raises_all_of_them_raise():
                 assert (kind, words) == (type(expected).__name__, str(expected))
 
 
-def test_the_first_rank_that_differs_is_told_from_every_rank():
+def test_every_rank_names_the_first_rank_that_differs():
     def body():
         with pytest.raises(KeyError, match="rank 0 has a, rank 2 has b"):
             value = "ab"[dist.get_rank() // 2]

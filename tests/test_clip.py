@@ -249,11 +249,11 @@ def test_beside_ddp_every_rank_clips_alike():
 
 
 @pytest.mark.parametrize("max_norm", [0, -1.0, float("nan")])
-def test_a_max_norm_that_is_no_length(max_norm):
+def test_a_max_norm_must_be_positive(max_norm):
     with pytest.raises(ValueError, match=f"max_norm is {max_norm}: give a length above 0"):
         clip_gradients(with_gradients(), max_norm)
 
 
-def test_groups_that_are_no_sequence():
+def test_groups_must_be_a_sequence():
     with pytest.raises(TypeError, match=r"groups is None: give a sequence, \(None,\) for all ranks"):
         clip_gradients(with_gradients(), 1.0, groups=None)

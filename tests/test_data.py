@@ -208,6 +208,6 @@ def test_distributed_sampler_without_set_epoch_repeats_its_order_and_we_cannot()
     assert first != second and set(first) == set(second)
 
 
-def test_distributed_sampler_deals_one_by_one_and_we_cut():
+def test_distributed_sampler_assigns_round_robin_and_we_cut():
     order = sampled(12, 1)[0]
     assert sampled(12, 3) == [order[rank::3] for rank in range(3)]

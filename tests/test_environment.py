@@ -36,7 +36,7 @@ def test_setuptools_is_one_that_each_pytorch_takes():
 
 
 @pytest.mark.parametrize(
-    ("file", "right", "wrong", "told"),
+    ("file", "right", "wrong", "message"),
     [
         ("environment.yml", "python >=3.11,<3.14", "python==>3", "conda cannot read 'python==>3'"),
         ("environment.yml", "python >=3.11", "python >=3.12", "3.11.0 tells them apart"),
@@ -50,13 +50,13 @@ def test_setuptools_is_one_that_each_pytorch_takes():
         ("pyproject.toml", "# progress bars", "", 'no reason given for \'"tqdm"'),
     ],
 )
-def test_what_is_broken_is_told(tmp_path, file, right, wrong, told):
+def test_what_is_broken_is_reported(tmp_path, file, right, wrong, message):
     for name in FILES:
         shutil.copy(environment.ROOT / name, tmp_path / name)
     text = (tmp_path / file).read_text()
     assert right in text
     (tmp_path / file).write_text(text.replace(right, wrong, 1))
-    assert any(told in sentence for sentence in environment.problems(tmp_path)), environment.problems(tmp_path)
+    assert any(message in sentence for sentence in environment.problems(tmp_path)), environment.problems(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,17 +140,19 @@ def ready(folder, version):
         os.utime(folder / ".venv" / name, (2**32, 2**32))
 
 
-def test_a_python_that_does_not_do_is_told(make, tmp_path):
+def test_an_unsuitable_python_is_refused(make, tmp_path):
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 || echo 3 9\n')
     old.chmod(0o755)
     bare = tmp_path / "python3.12"
     bare.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.12.1 || exit 1\n')
     bare.chmod(0o755)
-    told = make("learn", "PYTHON=no-such-python ./python3.9 ./python3.12", status=2)
-    assert "needs Python 3.11, 3.12 or 3.13 with venv" in told
-    assert "no-such-python (not there), ./python3.9 (Python 3.9.1), ./python3.12 (Python 3.12.1 without venv)" in told
-    assert "make learn PYTHON=" in told
+    printed = make("learn", "PYTHON=no-such-python ./python3.9 ./python3.12", status=2)
+    assert "needs Python 3.11, 3.12 or 3.13 with venv" in printed
+    assert (
+        "no-such-python (not there), ./python3.9 (Python 3.9.1), ./python3.12 (Python 3.12.1 without venv)" in printed
+    )
+    assert "make learn PYTHON=" in printed
 
 
 def test_the_second_time_nothing_is_set_up(make, tmp_path):
@@ -174,8 +176,8 @@ def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
 
 
 def test_the_newest_has_an_environment_of_its_own(make):
-    told = make("-n", "newest", "CPU=1")
-    newest = re.search(r"VENV=build/newest CPU=1 CUDA= build/newest/bin/python -m tools.setup (\S+) test", told)[1]
+    printed = make("-n", "newest", "CPU=1")
+    newest = re.search(r"VENV=build/newest CPU=1 CUDA= build/newest/bin/python -m tools.setup (\S+) test", printed)[1]
     project = tomllib.loads((environment.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     [torch] = [Requirement(text) for text in project["dependencies"] if text.startswith("torch")]
     major, minor, _ = map(int, newest.split("."))
@@ -183,8 +185,8 @@ def test_the_newest_has_an_environment_of_its_own(make):
 
 
 def test_what_the_newest_is_tried_on_is_there():
-    told = subprocess.run(["make", "-n", "part"], cwd=environment.ROOT, capture_output=True, text=True).stdout
-    paths = re.findall(r"(?:tests|solutions)/\S+", told)
+    printed = subprocess.run(["make", "-n", "part"], cwd=environment.ROOT, capture_output=True, text=True).stdout
+    paths = re.findall(r"(?:tests|solutions)/\S+", printed)
     assert len(paths) > 5 and all((environment.ROOT / path).exists() for path in paths)
 
 
@@ -197,7 +199,7 @@ def test_an_extra_is_set_up_when_asked_for(make, tmp_path):
     assert "tools.setup" not in make("-n", "learn")
 
 
-def test_what_is_not_there_is_not_tested(make):
+def test_files_that_do_not_exist_are_not_tested(make):
     """Check names: without a file to test, pytest would take all of them."""
     assert make("-n", "notebook", "N=07b").split()[-2:] == ["solutions/07b_b.ipynb", "notebooks/07b_b.ipynb"]
     assert "N=99 is no notebook: there are 07 07b." in make("-n", "notebook", "N=99", status=2)

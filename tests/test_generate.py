@@ -133,7 +133,7 @@ def fail_for_one_token(layer, inputs):
         raise RuntimeError("in the middle")
 
 
-def test_training_goes_on_behind_it_as_if_nothing_had_been():
+def test_training_continues_after_it_as_if_nothing_had_happened():
     model, other = sharpened(), sharpened()
     generate(model, PROMPT, 4)
     for each in (model, other):

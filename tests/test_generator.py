@@ -182,10 +182,10 @@ def test_a_changed_source_is_noticed_and_running_a_notebook_is_not_editing_it(co
     assert notebooks.check(root) == ["solutions/03_small.ipynb has no source 03_small.py"]
 
 
-def test_a_cell_that_fails_is_told_and_nothing_is_written(course):
+def test_a_cell_that_fails_is_reported_and_nothing_is_written(course):
     root = course("# %%\n1 / 0\n")
-    (told,) = notebooks.build([], root=root)
-    assert "03_small.py fails" in told and "ZeroDivisionError" in told
+    (sentence,) = notebooks.build([], root=root)
+    assert "03_small.py fails" in sentence and "ZeroDivisionError" in sentence
     assert not (root / "solutions/03_small.ipynb").exists()
 
 
@@ -220,7 +220,7 @@ def test_a_guess_is_left_to_the_learner():
     assert notebooks.cut_answers("guess = 3  # your number, × D") == "guess = None  # your number, × D"
 
 
-def test_an_unknown_name_is_told(course):
+def test_an_unknown_name_is_reported(course):
     with pytest.raises(notebooks.SourceError, match="there is no 07 in solutions/; there are 03_small"):
         notebooks.build(["07"], root=course())
 
@@ -246,7 +246,7 @@ def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("cell", "told"),
+    ("cell", "message"),
     [
         (nbformat.v4.new_code_cell("\n".join(f"x{n} = {n}" for n in range(15))), "15 lines of code"),
         (nbformat.v4.new_code_cell("x = 1\nx;"), "semicolon"),
@@ -264,10 +264,10 @@ def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
         ),
     ],
 )
-def test_a_broken_rule_is_told(tmp_path, cell, told):
+def test_a_broken_rule_is_reported(tmp_path, cell, message):
     (tmp_path / "here.svg").touch()
     (sentence,) = rules.broken(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
-    assert told in sentence
+    assert message in sentence
 
 
 @pytest.mark.parametrize(
@@ -280,6 +280,6 @@ def test_a_broken_rule_is_told(tmp_path, cell, told):
         nbformat.v4.new_markdown_cell("![a ring](here.svg)\n\n```\n[not a link](nowhere)\n```"),
     ],
 )
-def test_what_is_fine_is_not_told(tmp_path, cell):
+def test_a_valid_cell_breaks_no_rule(tmp_path, cell):
     (tmp_path / "here.svg").touch()
     assert rules.broken(nbformat.v4.new_notebook(cells=[cell]), tmp_path) == []

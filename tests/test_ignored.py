@@ -34,7 +34,7 @@ def in_parts(parts):
     return [*map(list, zip(*cut, strict=True))]
 
 
-def due():
+def expected():
     """Return the losses of one process, and its parameters by name."""
     model, losses = build(), []
     optimizer = torch.optim.AdamW(model.parameters(), **strategies.ADAMW)
@@ -52,7 +52,7 @@ def rows_that_fit(ranks):
 
 
 def all_rows(names):
-    losses, parameters = due()
+    losses, parameters = expected()
     for name in names:
         row, found = strategies.ROWS[name], []
         for micro_batches in (1, 2):

@@ -25,9 +25,9 @@ def test_a_clean_command_keeps_its_status():
 
 def test_an_orphan_is_found(capsys):
     assert leftovers.main(["sh", "-c", f"{PYTHON} -c 'import time; time.sleep(60)' &"]) == 1
-    told = capsys.readouterr().err
-    pid = int(told.split("process ")[1].split(":")[0])
-    assert "time.sleep(60)" in told
+    printed = capsys.readouterr().err
+    pid = int(printed.split("process ")[1].split(":")[0])
+    assert "time.sleep(60)" in printed
     psutil.Process(pid).kill()
 
 

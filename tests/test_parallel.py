@@ -58,7 +58,7 @@ def differences(reference, shape, order=AXES, **case):
     """Return how far this rank's losses, norms and parameters are from one process's, after clipped steps of two
     batches.
     """
-    (losses, norms, due), mesh = reference, Mesh(*in_order(shape, order))
+    (losses, norms, expected), mesh = reference, Mesh(*in_order(shape, order))
     ours, off = parallel(mesh, **case), []
     optimizer = torch.optim.AdamW(ours.parameters(), 1e-2)
     for step in range(STEPS):
@@ -74,8 +74,8 @@ def differences(reference, shape, order=AXES, **case):
         optimizer.step()
         optimizer.zero_grad()
     full = ours.full_parameters()
-    assert {name for names in everybodys([*full], None).values() for name in names} >= {*due} - {"head.weight"}
-    return max([*off, *((p - due[name]).abs().max().item() for name, p in full.items())])
+    assert {name for names in everybodys([*full], None).values() for name in names} >= {*expected} - {"head.weight"}
+    return max([*off, *((p - expected[name]).abs().max().item() for name, p in full.items())])
 
 
 TIED = {"config": replace(SMALL, tied=True)}
@@ -118,8 +118,8 @@ def natively(shape, schedule):
     with loss_parallel():
         native.pp(stages, schedule, 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
     whole(x, y).backward()
-    due = nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
-    off = [abs(native.clip_gradients(mine.parameters(), MAX_NORM, group) - due).item()]
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
+    off = [abs(native.clip_gradients(mine.parameters(), MAX_NORM, group) - expected).item()]
     for name, p in mine.named_parameters():
         grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
         off.append((grad - whole.get_parameter(name).grad).abs().max().item())

@@ -25,13 +25,13 @@ def test_the_tests_have_the_folders_of_the_textbook():
     assert [str(path) for path in inside if not (ROOT / "labs" / path.parent).is_dir()] == []
 
 
-def test_a_copy_without_git_is_told(monkeypatch, tmp_path):
+def test_a_copy_without_git_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(quick, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"since HEAD: not a git repository .* `make test` needs no git"):
         changed("HEAD")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this copy has no git")
-def test_a_commit_that_is_none_is_told():
+def test_an_unknown_commit_is_refused():
     with pytest.raises(SystemExit, match="since no-such-commit: Needed a single revision"):
         changed("no-such-commit")

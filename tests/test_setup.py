@@ -71,7 +71,7 @@ def test_an_index_answers_or_does_not(index, monkeypatch):
     assert not setup.answers(f"{index}/late/")
 
 
-def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
+def test_uv_gets_the_settings_of_pip(monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "VENV", Path(sys.prefix))
     monkeypatch.setattr(setup, "cpu_index", lambda: setup.CPU_INDEX)
     for name in setup.PIP_TO_UV.values():
@@ -81,10 +81,10 @@ def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     settings = setup.pip_settings()
     assert settings["find-links"] == "/wheels /more/wheels"
-    told = setup.uv_settings(settings, "cpu")
-    assert told["UV_FIND_LINKS"] == "/wheels,/more/wheels"
-    assert told["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
-    assert told["UV_INDEX"] == setup.CPU_INDEX
+    variables = setup.uv_settings(settings, "cpu")
+    assert variables["UV_FIND_LINKS"] == "/wheels,/more/wheels"
+    assert variables["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
+    assert variables["UV_INDEX"] == setup.CPU_INDEX
     assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "a b"}
     monkeypatch.setenv("UV_INDEX", "mine")
     assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "mine"}
@@ -119,7 +119,7 @@ def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):
         ("cuda", "", "CUDA=1 asks for PyTorch with CUDA, and pip has found the build without: .*"),
     ],
 )
-def test_another_build_than_the_one_asked_for_is_told(monkeypatch, tmp_path, build, cuda, said):
+def test_another_build_than_the_one_asked_for_is_reported(monkeypatch, tmp_path, build, cuda, said):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").write_text(f"#!/bin/sh\necho {cuda}\n")
     (tmp_path / "bin/python").chmod(0o755)
@@ -246,8 +246,8 @@ def only_without(*refused):
 def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path, capfd, monkeypatch, refused):
     monkeypatch.setattr(setup, "installers", only_without(*refused))
     assert setup.main("2.13.0", "test") == 0
-    *_, told, _ = capfd.readouterr().out.splitlines()
-    assert told == f"Without {', '.join(refused)}, which cannot be installed here: {tmp_path}/setup.log says why"
+    *_, line, _ = capfd.readouterr().out.splitlines()
+    assert line == f"Without {', '.join(refused)}, which cannot be installed here: {tmp_path}/setup.log says why"
     there = {name for name in ("tests", *setup.OPTIONAL) if (tmp_path / f"{name}-2.13.0").exists()}
     assert there == {"tests", *setup.OPTIONAL} - {*refused}
 
@@ -258,7 +258,7 @@ def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypa
     assert not list(tmp_path.glob("*-2.13.0"))
 
 
-def test_an_extra_that_is_none_is_told(empty, tmp_path, capfd):
+def test_an_unknown_extra_is_refused(empty, tmp_path, capfd):
     assert setup.main("2.13.0", "gpsmd") == 2
     assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed\n"
     assert not (tmp_path / "setup.log").exists()

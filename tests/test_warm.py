@@ -74,7 +74,7 @@ def test_what_it_writes_unbuffered_is_there_at_once(python: str) -> None:
     assert subprocess.check_output([python, "-c", code], text=True, timeout=LONG) == ""
 
 
-def test_what_it_does_not_know_is_the_real_python(python: str) -> None:
+def test_unknown_arguments_go_to_the_real_python(python: str) -> None:
     assert subprocess.check_output([python, "--version"], text=True, timeout=LONG).split()[1] == sys.version.split()[0]
 
 

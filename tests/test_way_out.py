@@ -58,12 +58,12 @@ def printed(scripts, folder):
     """Run the scripts one after the other on a rank of a job that has its process group, and return rank 0's output."""
     os.chdir(folder)
     dist.init_process_group = dist.destroy_process_group = lambda: None
-    told = {}
+    output = {}
     for name, script in scripts.items():
         with redirect_stdout(io.StringIO()) as out:
             exec(script, {})
-        told[name] = out.getvalue()
-    return told
+        output[name] = out.getvalue()
+    return output
 
 
 def in_double(script, steps):
@@ -83,8 +83,8 @@ OTHERS = [name for name in SCRIPTS if name not in (*SPLIT, DEEPSPEED)]
 @pytest.mark.parametrize(("names", "ranks"), [(OTHERS, 2), (SPLIT, 4), pytest.param(SPLIT, 8, marks=pytest.mark.soak)])
 def test_each_script_prints_one_processs_losses(names, ranks, tmp_path):
     scripts = {name: in_double(SCRIPTS[name], 3) for name in names}
-    for name, told in run(printed, scripts, tmp_path, ranks=ranks, device="cpu")[0].items():
-        losses = [float(loss) for _, loss in LOSS.findall(told)]
+    for name, output in run(printed, scripts, tmp_path, ranks=ranks, device="cpu")[0].items():
+        losses = [float(loss) for _, loss in LOSS.findall(output)]
         assert losses == pytest.approx(one_process(*TRAINS.get(name, SMALL))[:3], abs=6e-5), name
 
 
@@ -92,8 +92,8 @@ def test_each_script_prints_one_processs_losses(names, ranks, tmp_path):
 def test_deepspeed_s_script_prints_one_processs_losses(tmp_path):
     need_deepspeed()
     script = {DEEPSPEED: short(SCRIPTS[DEEPSPEED], 3)}
-    told = run(printed, script, tmp_path, ranks=2, device="cpu")[0][DEEPSPEED]
-    losses = [float(loss) for _, loss in LOSS.findall(told)]
+    output = run(printed, script, tmp_path, ranks=2, device="cpu")[0][DEEPSPEED]
+    losses = [float(loss) for _, loss in LOSS.findall(output)]
     # The dtype is float32, but the eps is so large that AdamW makes little of rounding.
     assert losses == pytest.approx(one_process(*SMALL[:3], (*SMALL[3], ("eps", 1e-4)))[:3], abs=1e-3)
 

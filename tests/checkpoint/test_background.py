@@ -95,7 +95,7 @@ def test_a_second_save_waits_for_the_first(tmp_path):
         assert values == [[1], [1, 1], [1, 1, 1]]
 
 
-def test_what_a_thread_meets_is_told_on_all_ranks_by_the_next_call(tmp_path):
+def test_an_error_in_a_thread_is_raised_on_all_ranks_by_the_next_call(tmp_path):
     def body():
         held, said = Held(linear()), []
         saver = Saver(tmp_path)
@@ -165,7 +165,7 @@ def test_what_several_ranks_hold_is_compared_in_the_copies(tmp_path):
         assert "'a' differs on ranks 0 and 1, which both have it" in second
 
 
-def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong(tmp_path, capfd):
+def test_a_saver_that_is_dropped_frees_its_copies_and_reports_errors(tmp_path, capfd):
     def body():
         before, held = threading.active_count(), Held(linear())
         for asked in (False, False, True):
@@ -185,12 +185,12 @@ def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong
         return newest(tmp_path).name
 
     assert run(body, ranks=2) == ["step-1"] * 2
-    told = capfd.readouterr().out
+    printed = capfd.readouterr().out
     for sentence in ("step-1 is there already", "RuntimeError: a checkpoint was not saved: end with Saver.wait()"):
-        assert told.count(sentence) == 2, told
+        assert printed.count(sentence) == 2, printed
 
 
-def test_what_was_one_tensor_and_is_two_by_now_is_saved_as_two(tmp_path):
+def test_a_tensor_that_became_two_is_saved_as_two(tmp_path):
     def of_buffers(a, b):
         model = linear()
         model.register_buffer("a", a)
@@ -215,7 +215,7 @@ def test_what_was_one_tensor_and_is_two_by_now_is_saved_as_two(tmp_path):
         assert not wrong
 
 
-def test_a_saver_gives_all_back_when_its_with_ends(tmp_path):
+def test_a_saver_frees_everything_when_its_with_ends(tmp_path):
     def taken(group):
         dist.barrier(group)  # the group has its threads and files now, whichever savers have ended
         return threading.active_count(), len(os.listdir("/dev/fd"))
@@ -292,7 +292,7 @@ go.set()
 """
 
 
-def test_a_program_that_ends_without_wait_ends_when_it_is_written_and_says_what_is_not(tmp_path):
+def test_a_program_that_ends_without_wait_ends_after_the_write_and_reports_what_was_not_written(tmp_path):
     done = subprocess.run([warm.python(), "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True)
     assert "Saver.wait" in done.stderr and "ProcessGroup" in done.stderr, done.stderr
     assert newest(tmp_path).name == "step-1" and newest(tmp_path / "not") is None

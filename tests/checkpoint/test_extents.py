@@ -46,7 +46,7 @@ def test_what_two_blocks_have_in_common(shape, data):
             assert x[other.slices][within(both, other)].flatten().tolist() == expected
 
 
-def test_what_is_missing_or_there_twice_is_told():
+def test_missing_and_doubled_blocks_are_reported():
     left, right = Block((0, 0), (2, 3)), Block((0, 3), (2, 1))
     require_whole("w", (2, 4), {left, right})
     require_whole("nothing", (0, 4), {whole((0, 4))})
@@ -75,14 +75,14 @@ def test_blocks_are_whole_if_each_element_is_in_one(shape, data):
             require_whole("w", shape, found)
 
 
-def test_one_block_of_many_that_is_missing_is_told():
+def test_one_block_of_many_that_is_missing_is_reported():
     cut = {Block((i, 0, j), (1, 3, 2)) for i in range(10) for j in range(0, 20, 2)}
     require_whole("w", (10, 3, 20), cut)
     with pytest.raises(ValueError, match="6 of the 600 elements of 'w' are on no rank"):
         require_whole("w", (10, 3, 20), cut - {Block((7, 0, 4), (1, 3, 2))})
 
 
-def test_what_several_ranks_have_is_written_once_and_by_those_with_least_to_write():
+def test_replicas_are_written_once_by_the_ranks_with_least_to_write():
     mine, ours, small = ("a", whole((4,))), ("b", whole((3,))), ("c", whole((1,)))
     held = [{mine: 40, ours: 30, small: 10}, {ours: 30, small: 10}, {small: 10}]
     assert assign_pieces(held) == [[mine], [ours], [small]]

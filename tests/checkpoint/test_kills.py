@@ -32,11 +32,11 @@ def files(checkpoint):
 
 def require_undisturbed(folder, kills, seed, steps):
     deaths = (folder / "killed.deaths").read_text()
-    told = f"seed {seed}:\n{deaths}"
-    assert deaths.count("\n") == kills, told
-    assert newest(folder / "killed").name == f"step-{steps}", told
-    assert files(newest(folder / "killed")) == files(newest(folder / "undisturbed")), told
-    assert deaths.count("the end") <= kills / 2, told
+    message = f"seed {seed}:\n{deaths}"
+    assert deaths.count("\n") == kills, message
+    assert newest(folder / "killed").name == f"step-{steps}", message
+    assert files(newest(folder / "killed")) == files(newest(folder / "undisturbed")), message
+    assert deaths.count("the end") <= kills / 2, message
 
 
 def drilled(folder, laid_out, saver, ranks, kills, seed):

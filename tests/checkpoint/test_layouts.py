@@ -144,7 +144,7 @@ def resumed(make, folder, layouts):
     return wrong
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path):
+def test_a_training_continues_bit_for_bit(tmp_path):
     for ranks in (1, 2, 3, 4):
         for found in run(of_each_model, resumed, tmp_path, ranks=ranks):
             assert not any(found.values()), found

@@ -207,7 +207,7 @@ def of_lbfgs():
     return Held(model, optimizer=optimizer)
 
 
-def test_what_is_not_this_model_is_told_on_all_ranks_before_a_tensor_has_changed(tmp_path):
+def test_another_model_is_reported_on_all_ranks_before_a_tensor_has_changed(tmp_path):
     def body():
         model, rank = GPT(CONFIG, seed=2), dist.get_rank()
         export(tmp_path / "out", Held(model), CONFIG)
@@ -237,7 +237,7 @@ def test_what_is_not_this_model_is_told_on_all_ranks_before_a_tensor_has_changed
             assert sentence in (words or "") and "\n" not in words, (words, sentence)
 
 
-def test_what_cannot_be_exported_is_told_on_all_ranks_and_nothing_is_left(tmp_path):
+def test_what_cannot_be_exported_is_reported_on_all_ranks_and_nothing_is_left(tmp_path):
     def body():
         model, rank, said = GPT(CONFIG), dist.get_rank(), []
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_exported_is_told_on_all_ranks_and_nothing_is_left(tmp_pa
             assert sentence in (words or "") and "\n" not in words, (words, sentence)
 
 
-def test_no_right_to_write_is_told(tmp_path):
+def test_no_right_to_write_is_reported(tmp_path):
     def body():
         (tmp_path / "closed").mkdir()
         (tmp_path / "closed").chmod(0o500)

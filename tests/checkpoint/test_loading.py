@@ -96,7 +96,7 @@ DAMAGES = [
 ]
 
 
-def test_what_is_not_as_it_was_written_is_told_on_all_ranks_before_a_tensor_has_changed(tmp_path):
+def test_damaged_files_are_reported_on_all_ranks_before_a_tensor_has_changed(tmp_path):
     def body():
         held, model, _ = alone(linear())
         save(tmp_path, 1, held)
@@ -131,7 +131,7 @@ OTHERS = [  # models that are not the one that was saved
 ]
 
 
-def test_another_model_is_told_by_the_names_that_differ(tmp_path):
+def test_another_model_is_reported_by_the_names_that_differ(tmp_path):
     def body():
         save(tmp_path, 1, Held(linear()))
         return [words_of(lambda: load(tmp_path / "step-1", Held(make()))) for make, _ in OTHERS]  # noqa: B023

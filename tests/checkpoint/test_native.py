@@ -70,7 +70,7 @@ def on_more_ranks(folder):
     return trained(*other, 2, 4), trained(*mine, 2, 4)
 
 
-def test_a_training_goes_on_by_theirs_as_by_ours(tmp_path):
+def test_a_training_continues_with_theirs_as_with_ours(tmp_path):
     for rank, (on, there, published, gathered) in enumerate(run(saved, tmp_path, ranks=2)):
         for name in ("saved", "in background", "full"):
             torch.testing.assert_close(on[name], on["theirs"], rtol=0, atol=0, msg=name)
@@ -96,7 +96,7 @@ def test_ours_is_right_or_says_so(thread, played):
 
 
 @pytest.mark.parametrize("thread", THREADS, ids=lambda thread: thread.name)
-def test_pytorch_does_what_is_said_of_it(thread, played):
+def test_pytorch_does_what_the_table_says(thread, played):
     for found, _ in played[thread]:
         if not torch.__version__.startswith("2.13") and not matches(found, thread.theirs):
             pytest.skip(f"PyTorch {torch.__version__} does something else: {found}")

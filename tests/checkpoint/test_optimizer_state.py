@@ -125,7 +125,7 @@ def through(folder, optimizer, layouts, make):
     return wrong
 
 
-def test_every_optimizer_goes_on(tmp_path):
+def test_every_optimizer_continues(tmp_path):
     def body():
         return {name: through(tmp_path / name, *row) for name, row in OPTIMIZERS.items()}
 
@@ -216,7 +216,7 @@ REFUSED = [
 ]
 
 
-def test_what_does_not_fit_is_told_on_all_ranks_before_anything_has_changed(tmp_path):
+def test_what_does_not_fit_is_reported_on_all_ranks_before_anything_has_changed(tmp_path):
     def body():
         return [words_of(lambda: case(tmp_path)) for case, _ in REFUSED]  # noqa: B023
 

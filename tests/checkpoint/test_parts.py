@@ -156,7 +156,7 @@ def test_a_buffer_that_was_replaced_is_saved_as_it_is_now(tmp_path):
     assert run(body, ranks=2) == [[1.0, 1.0]] * 2
 
 
-def test_what_state_dict_makes_anew_comes_back_or_is_told(tmp_path):
+def test_what_state_dict_makes_anew_is_restored_or_refused(tmp_path):
     """Check one layout here; test_odd_models_by_way_of_zero checks every one."""
 
     def body():
@@ -184,7 +184,7 @@ def test_two_buffers_in_the_same_memory_must_be_equal_in_a_checkpoint(tmp_path):
     assert numbers == [1, 1] and "'model/a' and 'model/b' are one tensor here, and differ" in said
 
 
-def test_what_is_frozen_or_not_by_now_begins_anew_or_is_told(tmp_path):
+def test_a_parameter_frozen_or_unfrozen_since_begins_anew_or_is_refused(tmp_path):
     def body():
         thawed, frozen = linear(2).bfloat16(), linear(1).bfloat16()
         frozen.bias.requires_grad_(False)
@@ -274,7 +274,7 @@ REFUSED = [
 ]
 
 
-def test_what_a_checkpoint_cannot_have_is_told():
+def test_a_checkpoint_refuses_what_it_cannot_hold():
     def body():
         torch.manual_seed(1)
         return [[words_of(lambda: hold(make())) for hold in holds] for make, _ in REFUSED]  # noqa: B023
@@ -299,7 +299,7 @@ def test_a_model_in_zero_is_held_by_zero_alone():
         assert said == ["'flat0' is a vector of a model that is in Zero: give HeldByZero(zero)"] * 6
 
 
-def test_a_parameter_that_came_later_is_told(tmp_path):
+def test_a_parameter_that_came_later_is_reported(tmp_path):
     def body():
         held, _, optimizer = alone(linear())
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
@@ -309,6 +309,6 @@ def test_a_parameter_that_came_later_is_told(tmp_path):
         assert said == ["the optimizer has a parameter of shape (2,) that is in no model given"] * 2
 
 
-def test_two_stages_with_one_name_are_told():
+def test_two_stages_with_one_name_are_reported():
     with pytest.raises(ValueError, match="two of the models have a 'weight': put them into one, under a name each"):
         Held(nn.BatchNorm1d(3), linear())

@@ -24,7 +24,7 @@ def drawn():
     )
 
 
-def test_numbers_go_on_as_they_would_have():
+def test_random_numbers_continue_as_they_would_have():
     for draws in range(3):  # each of them leaves half of a pair, or takes it
         state = json.loads(json.dumps(random_state()))
         expected = drawn()
@@ -60,7 +60,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("state", OTHERS, ids=range(len(OTHERS)))
-def test_what_is_no_state_is_told_and_changes_nothing(state):
+def test_an_invalid_state_is_refused_and_changes_nothing(state):
     before = random_state()
     with pytest.raises(
         ValueError, match=r"no random state that can be set here \(.*\): give what random_state\(\) gave"

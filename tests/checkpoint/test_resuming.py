@@ -26,7 +26,7 @@ TOKENS = torch.arange(5 * BATCH * (CONTEXT + 1)) ** 2 % VOCAB
 
 def training(folder, steps=STEPS, dropout=0.0, killed_at=None):
     """Resume from the folder. Returns what each step read, its loss, and the final state."""
-    rank, ranks, first, told = dist.get_rank(), dist.get_world_size(), 0, []
+    rank, ranks, first, history = dist.get_rank(), dist.get_world_size(), 0, []
     torch.manual_seed(0)
     layers = [nn.Embedding(VOCAB, 6), nn.Flatten(), nn.Dropout(dropout), nn.Linear(6 * CONTEXT, VOCAB)]
     model = ddp.Naive(nn.Sequential(*layers))
@@ -62,29 +62,29 @@ def training(folder, steps=STEPS, dropout=0.0, killed_at=None):
             everyones = [torch.empty_like(x_BT) for _ in range(ranks)]
             dist.all_gather(everyones, x_BT)
             dist.all_reduce(loss)
-            told.append((torch.cat(everyones), loss.item() / ranks))
+            history.append((torch.cat(everyones), loss.item() / ranks))
             values = {"scaler": scaler.state_dict(), "schedule": schedule.state_dict()}
             saver.save(step + 1, held, values, random_state())
-    return told, (numbers(held), scaler.state_dict(), schedule.state_dict()), random_state()
+    return history, (numbers(held), scaler.state_dict(), schedule.state_dict()), random_state()
 
 
 @pytest.mark.parametrize("at", [3, 6])
-def test_n_steps_are_k_steps_a_kill_and_the_others(at, tmp_path):
+def test_n_steps_equal_k_steps_a_kill_and_the_others(at, tmp_path):
     undisturbed = run(training, tmp_path / "undisturbed", dropout=0.3, ranks=2)
     assert undisturbed[0][-1] != undisturbed[1][-1]
     with pytest.raises(RankError, match="rank 1 "):
         run(training, tmp_path / "killed", dropout=0.3, killed_at=at, ranks=2)
     resumed = run(training, tmp_path / "killed", dropout=0.3, ranks=2)
-    for (told, left, state), (all_told, expected, its) in zip(resumed, undisturbed, strict=True):
-        torch.testing.assert_close((told, left), (all_told[at:], expected), rtol=0, atol=0)
+    for (history, left, state), (full_history, expected, its) in zip(resumed, undisturbed, strict=True):
+        torch.testing.assert_close((history, left), (full_history[at:], expected), rtol=0, atol=0)
         assert state == its
 
 
 def test_on_another_number_of_ranks_the_same_data_follow_in_the_same_order(tmp_path):
-    (all_told, expected, _), _ = run(training, tmp_path / "whole", ranks=2)
+    (full_history, expected, _), _ = run(training, tmp_path / "whole", ranks=2)
     run(training, tmp_path / "part", steps=3, ranks=2)
     for ranks in (1, 3, 4):
         shutil.copytree(tmp_path / "part", tmp_path / str(ranks))
-        for told, left, _ in run(training, tmp_path / str(ranks), ranks=ranks):
-            torch.testing.assert_close(told, all_told[3:], rtol=1e-5, atol=1e-6)
+        for history, left, _ in run(training, tmp_path / str(ranks), ranks=ranks):
+            torch.testing.assert_close(history, full_history[3:], rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(left, expected, rtol=1e-5, atol=1e-6)

@@ -27,7 +27,7 @@ class IndexLike:
         return 4
 
 
-def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path):
+def test_what_cannot_be_saved_is_reported_on_all_ranks_and_nothing_is_left(tmp_path):
     def body():
         model, rank, said = linear(), dist.get_rank(), []
         save(tmp_path, 1, Held(model))
@@ -125,7 +125,7 @@ def test_what_lies_in_the_same_memory_or_out_of_order_is_saved(tmp_path):
     assert all(run(body, ranks=2))
 
 
-def test_what_is_on_no_rank_is_told(tmp_path):
+def test_a_parameter_on_no_rank_is_reported(tmp_path):
     def body():
         model, first = fsdp.fully_shard(linear(), mesh=Mesh((2,), ("dp",))), dist.new_group([0])
         if dist.get_rank() == 0:
@@ -248,7 +248,7 @@ def test_of_two_jobs_that_save_one_step_one_wins(tmp_path):
     assert first == second == [True, ["step-1"]]
 
 
-def test_what_is_no_checkpoint_is_not_the_newest_and_what_cannot_be_looked_into_is_told(tmp_path):
+def test_only_a_checkpoint_can_be_the_newest_and_an_unreadable_folder_is_reported(tmp_path):
     assert newest(tmp_path / "nowhere") is None and newest(tmp_path) is None
     (tmp_path / "step-9").touch()
     (tmp_path / "step-8").mkdir()
@@ -267,7 +267,7 @@ def test_what_is_no_checkpoint_is_not_the_newest_and_what_cannot_be_looked_into_
     assert "closed cannot be looked into (" in said
 
 
-def test_an_optimizer_of_another_model_is_told():
+def test_an_optimizer_of_another_model_is_reported():
     with pytest.raises(ValueError, match=r"the optimizer has a parameter of shape \(2, 2\) that is in no model given"):
         alone_with_another = ADAMW([nn.Parameter(torch.ones(2, 2))])
         Held(nn.Linear(2, 2), optimizer=alone_with_another)

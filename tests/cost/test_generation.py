@@ -23,7 +23,7 @@ def test_a_cache_of_llama_3_by_hand():
     assert cost.kv_cache(replace(PRESETS["llama3-70b"], kv_heads=64), 1, itemsize=2) == 8 * 320 * 1024
 
 
-def test_heads_are_dealt_out_and_replicated_where_they_are_too_few():
+def test_heads_are_split_and_replicated_where_they_are_too_few():
     whole = cost.kv_cache(LLAMA, 100, batch=3)
     assert [whole // cost.kv_cache(LLAMA, 100, batch=3, ranks=n) for n in (1, 2, 4, 8, 16, 32)] == [1, 2, 4, 8, 8, 8]
     odd = Config(vocab=11, dim=60, depth=1, heads=10, kv_heads=5, hidden=8, context=9)

@@ -41,7 +41,7 @@ def test_what_is_left_out_follows_from_the_rest(config, sizes):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({TRAIN: 16, MICRO: 2, ACCUMULATION: 4}, "16, but 2 sequences × 4 micro-batches × 4 ranks are 32: leave one"),
         ({TRAIN: 18}, "18 cannot be cut into 1 micro-batches on 4 ranks: take 16 or 20"),
@@ -52,13 +52,13 @@ def test_what_is_left_out_follows_from_the_rest(config, sizes):
         ({MICRO: "auto"}, "is 'auto': it must be an integer"),
     ],
 )
-def test_what_does_not_agree_is_told_in_a_sentence(config, told):
-    with pytest.raises(ValueError, match=told) as error:
+def test_contradictions_are_refused_in_a_sentence(config, message):
+    with pytest.raises(ValueError, match=message) as error:
         batch_sizes(config, ranks=4)
     assert "\n" not in str(error.value)
 
 
-def test_a_key_that_is_not_known_is_told_with_the_nearest_one():
+def test_a_key_that_is_not_known_is_reported_with_the_nearest_one():
     require_known(like_zero(3) | {TRAIN: 4})
     with pytest.raises(ValueError, match=r"'zero_optimisation' is no key .* did you mean 'zero_optimization'"):
         require_known({"zero_optimisation": {"stage": 2}})
@@ -68,7 +68,7 @@ def test_a_key_that_is_not_known_is_told_with_the_nearest_one():
         require_known(2, where="zero_optimization")
 
 
-def test_every_stage_is_told_not_to_clip_and_how_much_to_reduce_at_once():
+def test_every_stage_is_set_not_to_clip_and_how_much_to_reduce_at_once():
     for stage in (1, 2, 3):
         config = like_zero(stage, bucket=100)
         assert config["gradient_clipping"] == 0 and config["zero_optimization"]["reduce_bucket_size"] == 100
@@ -107,7 +107,7 @@ def test_by_its_own_thresholds_a_small_model_is_not_resharded():
 
 
 @pytest.mark.parametrize(
-    ("zero", "told"),
+    ("zero", "message"),
     [
         ({"stage": 2}, "stage 2 keeps all parameters on each rank, and fully_shard never does"),
         ({}, "stage 0 keeps"),
@@ -115,8 +115,8 @@ def test_by_its_own_thresholds_a_small_model_is_not_resharded():
         ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "what is offloaded goes to cpu, none: fully_shard"),
     ],
 )
-def test_what_has_no_counterpart_is_told(zero, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_has_no_counterpart_is_reported(zero, message):
+    with pytest.raises(ValueError, match=message):
         to_fsdp({"zero_optimization": zero}, parameters=10)
 
 
@@ -124,7 +124,7 @@ ZERO = {"stage": 3}
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"bf16": True}, "bf16 is True: DeepSpeed takes a dictionary, such as {'enabled': true}, there"),
         ({"bf16": {"enabled": "auto"}}, "bf16.enabled is 'auto', which Hugging Face's Trainer fills in: give a value"),
@@ -160,8 +160,8 @@ ZERO = {"stage": 3}
         ),
     ],
 )
-def test_what_would_be_dropped_on_the_way_to_fully_shard_is_told(config, told):
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+def test_what_would_be_dropped_on_the_way_to_fully_shard_is_reported(config, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         to_fsdp({"zero_optimization": ZERO} | config, parameters=10)
     assert "\n" not in str(error.value)
 

@@ -40,7 +40,7 @@ def version(monkeypatch):
     return pretend
 
 
-def test_without_it_a_sentence_says_what_adds_it(version):
+def test_without_deepspeed_a_sentence_says_how_to_install_it(version):
     version(None)
     assert engine.missing() == "DeepSpeed is not installed: `make learn EXTRA=deepspeed` adds it"
     with pytest.raises(ImportError, match="make learn EXTRA=deepspeed"):
@@ -51,7 +51,7 @@ def test_without_it_a_sentence_says_what_adds_it(version):
     assert "deepspeed" not in tour.parser().format_help()
 
 
-def test_one_that_is_too_old_is_told(version):
+def test_a_deepspeed_that_is_too_old_is_refused(version):
     version("0.9.5")
     assert engine.missing() == "DeepSpeed 0.9.5 is older than 0.19: `make learn EXTRA=deepspeed` brings a newer one"
     version("0.20.0+abc")
@@ -59,8 +59,8 @@ def test_one_that_is_too_old_is_told(version):
 
 
 def test_the_course_is_imported_without_it():
-    told = "import sys, labs.kit.strategies, labs.deepspeed.configuration; print('deepspeed' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "False\n"
+    sentences = "import sys, labs.kit.strategies, labs.deepspeed.configuration; print('deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", sentences], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_without_a_compiler_the_optimizer_must_be_pytorchs(monkeypatch):
@@ -83,19 +83,19 @@ TOLD = [*REFUSED, "offload to NVMe takes DeepSpeed's async_io, which cannot be c
 
 def all_of_it():
     """Collect the refusals and what else a learner meets, in one job: starting DeepSpeed takes a second per rank."""
-    told = []
+    sentences = []
     for config in REFUSED.values():
         try:
             engine.initialize(nn.Linear(2, 2), {MICRO: 1} | config, torch.optim.SGD)
         except ValueError as error:
-            told.append(str(error))
+            sentences.append(str(error))
     from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
 
     AsyncIOBuilder.is_compatible = lambda self, verbose: False
     try:
         engine.initialize(nn.Linear(2, 2), {MICRO: 1, "zero_optimization": NVME}, torch.optim.SGD)
     except RuntimeError as error:
-        told.append(str(error))
+        sentences.append(str(error))
     before = nn.functional.linear
     torch.manual_seed(0)
     model = nn.Linear(3, 5)
@@ -108,14 +108,14 @@ def all_of_it():
         made.step()
     step = engine.full(made)["weight"] - weight
     sizes = made.train_batch_size(), made.train_micro_batch_size_per_gpu(), made.gradient_accumulation_steps()
-    return told, torch.equal(whole, weight), empty, step, sizes, nn.functional.linear is before
+    return sentences, torch.equal(whole, weight), empty, step, sizes, nn.functional.linear is before
 
 
-def test_what_it_refuses_and_what_it_leaves():
+def test_the_engine_refuses_and_leaves_nothing():
     need_deepspeed()
-    for told, same, empty, step, sizes, untouched in run(all_of_it, ranks=2, device="cpu"):
-        assert len(told) == len(TOLD)
-        assert all(part in sentence and "\n" not in sentence for part, sentence in zip(TOLD, told, strict=True))
+    for sentences, same, empty, step, sizes, untouched in run(all_of_it, ranks=2, device="cpu"):
+        assert len(sentences) == len(TOLD)
+        assert all(part in sentence and "\n" not in sentence for part, sentence in zip(TOLD, sentences, strict=True))
         assert same and empty and untouched and sizes == (4, 1, 2)
         assert torch.allclose(step, torch.full((5, 3), -0.5 * 1.5))  # the mean of x over ranks 0 and 1
 

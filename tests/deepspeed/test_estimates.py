@@ -59,6 +59,6 @@ def test_activations_are_left_out():
     assert many.P + many.G + many.S == few.P + few.G + few.S and many.peak > 5 * estimated
 
 
-def test_a_stage_that_is_none_is_told():
+def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match=r"stage=0: cost.deepspeed has stages 1, 2 and 3"):
         cost.deepspeed(cost.Job(PRESETS["tiny"], 1, 4), 0, BUCKET)

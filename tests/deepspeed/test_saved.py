@@ -71,7 +71,7 @@ def convert(folder):
     return {str(path.relative_to(folder)) for where in made for path in where.rglob("*.pt")}
 
 
-def test_a_training_goes_on_on_as_many_ranks_and_converted_on_fewer(tmp_path):
+def test_a_training_continues_on_as_many_ranks_and_converted_on_fewer(tmp_path):
     need_deepspeed()
     ends = run(save, tmp_path, ranks=4, device="cpu")[0]
     files = run(convert, tmp_path, ranks=1, device="cpu")[0]
@@ -89,7 +89,7 @@ def test_a_training_goes_on_on_as_many_ranks_and_converted_on_fewer(tmp_path):
         assert part in sentence and "\n" not in sentence
 
 
-def test_what_is_not_there_is_told(tmp_path):
+def test_a_missing_checkpoint_is_reported(tmp_path):
     need_deepspeed()
     with pytest.raises(FileNotFoundError, match="has no file 'latest': save_checkpoint writes it"):
         to_universal(tmp_path)

@@ -130,7 +130,7 @@ def tensors_of(result):
     return [x for x in tree_leaves(result) if x is not None]
 
 
-def test_a_cut_that_one_of_several_outputs_lacks_makes_summands_of_that_one():
+def test_an_output_without_the_dim_that_others_are_sharded_along_is_a_summand():
     assert [str(way) for way in ways("ab,b->ab,b", "first")] == [
         "Replicate(), Replicate() → Replicate(), Replicate()",
         "Shard(0), Replicate() → Shard(0), Partial()",

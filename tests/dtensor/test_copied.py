@@ -92,12 +92,12 @@ def test_what_is_written_to_a_part_arrives_in_the_whole_or_is_refused_on_every_r
     first, second = run(outcomes, ranks=2)
     for case, found in first.items():
         form, number, _ = case
-        due = outcome(form, torch.arange(24.0).view(6, 4))
+        expected = outcome(form, torch.arange(24.0).view(6, 4))
         if isinstance(found, str):
             assert found == second[case]
             refused.add((form, number))
         else:
-            assert torch.equal(found, due) and torch.equal(second[case], due), case
+            assert torch.equal(found, expected) and torch.equal(second[case], expected), case
     in_place = [form for form in FORMS if form.endswith("_")]
     assert {form for form, number in refused if number == 2} == set(in_place), "a whole tensor shares its memory"
     for form, number in refused:

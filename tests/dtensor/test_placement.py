@@ -56,7 +56,7 @@ def test_what_placements_say():
     assert Spec((8, 2), (2, 2), (S0, P)).block((1, 0)) == Block((4, 0), (4, 2))
 
 
-def test_placements_that_cannot_be():
+def test_impossible_placements_are_refused():
     assert normalised([Shard(-1), P], 3, 2) == (Shard(2), P) and normalised(None, 0, 2) == (R, R)
     for placements, ndim, error, sentence in [
         ([Shard(2)], 2, IndexError, r"Shard\(2\): a tensor has the dims 0 to 1"),

@@ -74,7 +74,7 @@ def in_flight(prefetch, *orders):
     return notes, most
 
 
-def test_the_next_layer_is_on_its_way_while_one_computes():
+def test_the_next_layer_is_gathered_while_one_computes():
     notes, most = run(in_flight, True, ranks=2)[0]
     order = {note: place for place, note in reversed([*enumerate(notes)])}
     last = {note: place for place, note in enumerate(notes)}
@@ -84,13 +84,13 @@ def test_the_next_layer_is_on_its_way_while_one_computes():
     assert most == 2
 
 
-def test_nothing_is_sent_for_where_a_forward_begins_otherwise_than_the_last():
+def test_nothing_is_prefetched_if_a_forward_begins_differently_from_the_last():
     notes, _ = run(in_flight, True, [0, 1, 2, 3], [1, 0, 3, 2], ranks=2)[0]
     assert notes[:3] == [("gather", 0), ("gather", 1), ("forward", 1)]
     assert notes.index(("gather", 3)) < notes.index(("gather", 2)) < notes.index(("backward", 2))
 
 
-def test_a_layer_used_twice_has_another_one_before_it_each_time():
+def test_a_layer_used_twice_follows_another_layer_each_time():
     notes, _ = run(in_flight, True, *[[0, 1, 2, 1, 3]] * 2, ranks=2)[0]
     begun = [note for note in notes if note[0] in ("gather", "backward")]
     ends = begun[begun.index(("backward", 3)) :]
@@ -98,7 +98,7 @@ def test_a_layer_used_twice_has_another_one_before_it_each_time():
     assert [number for what, number in ends if what == "backward"] == [3, 1, 2, 1, 0]
 
 
-def test_what_was_sent_for_in_vain_is_dropped():
+def test_a_needless_prefetch_is_dropped():
     class Skips(nn.Module):
         def __init__(self):
             super().__init__()
@@ -128,7 +128,7 @@ def test_what_was_sent_for_in_vain_is_dropped():
         assert gradients == [True, True, False]
 
 
-def test_without_prefetch_each_layer_is_sent_for_when_it_begins():
+def test_without_prefetch_each_layer_is_gathered_when_it_begins():
     notes, most = run(in_flight, False, ranks=2)[0]
     order = {note: place for place, note in reversed([*enumerate(notes)])}
     for number in range(3):

@@ -81,8 +81,8 @@ def test_a_forward_sees_what_was_written_since_the_last_one(ranks, tmp_path):
                         except RuntimeError as error:
                             assert "was written to in a forward, or between unshard() and reshard()" in str(error)
                             refused.append((name, before.__name__))
-        due = doubled()(x).item()
-        return {case: y for case, y in found.items() if abs(y - due) > 1e-6}, refused, len(found)
+        expected = doubled()(x).item()
+        return {case: y for case, y in found.items() if abs(y - expected) > 1e-6}, refused, len(found)
 
     for wrong, refused, right in run(body, ranks=ranks):
         assert not wrong
@@ -134,10 +134,10 @@ def test_micro_batches_are_added_up_in_the_dtype_that_gradients_are_reduced_in()
         for number in range(8):
             yield torch.autograd.grad(one(inputs(rank, number).bfloat16()).square().sum(), one.weight)[0]
 
-    due = sum(sum(g.float() for g in gradients(rank)) for rank in range(2)) / 2
+    expected = sum(sum(g.float() for g in gradients(rank)) for rank in range(2)) / 2
     in_bfloat16 = sum(sum(gradients(rank)).float() for rank in range(2)) / 2
     for found in run(body, ranks=2):
-        torch.testing.assert_close(found, due, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         assert (found - in_bfloat16).abs().max() > 1e-3
 
 

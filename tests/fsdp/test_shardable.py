@@ -402,7 +402,7 @@ def said_of(cases):
     return said
 
 
-def test_what_is_refused_leads_out():
+def test_refusals_name_a_call_that_works():
     for said in run(partial(said_of, [*LEADS_OUT]), ranks=2):
         for case, text in LEADS_OUT.items():
             assert text in said.get(case.__name__, "nothing"), case.__name__

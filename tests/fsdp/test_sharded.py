@@ -79,7 +79,7 @@ def gradients(make, shard, x):
 MODELS = [Lends, Learns, Penalised, CallsItself, *(partial(Outer, make) for make in (Lends, Penalised, CallsItself))]
 
 
-def test_a_forward_computes_with_what_it_is_lent_and_with_whole_parameters():
+def test_a_forward_computes_with_lent_tensors_and_with_whole_parameters():
     def body():
         wrong, x = [], torch.arange(6.0).view(2, 3) / 10
         for make in MODELS:
@@ -93,7 +93,7 @@ def test_a_forward_computes_with_what_it_is_lent_and_with_whole_parameters():
     assert run(body, ranks=2) == [[], []]
 
 
-def test_beside_a_forward_parameters_are_shards():
+def test_outside_a_forward_parameters_are_shards():
     def body():
         model, found = fully_shard(linear(), reshard_after_forward=False), []
         loss = model(torch.ones(2, 3)).sum()
@@ -179,8 +179,8 @@ def test_gradients_that_would_not_come_are_refused_and_those_of_inputs_come():
                 model.zero_grad()
         x = torch.ones(2, 3, requires_grad=True)
         model(x).sum().backward(inputs=[x])
-        due = 2 * [full(model)["0.weight"].sum(0).tolist()]
-        return said, x.grad.tolist() == due, layer.weight.grad is None
+        expected = 2 * [full(model)["0.weight"].sum(0).tolist()]
+        return said, x.grad.tolist() == expected, layer.weight.grad is None
 
     for said, right, none in run(body, ranks=2):
         assert len(said) == 4 and right and none

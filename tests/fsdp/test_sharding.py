@@ -79,7 +79,7 @@ def test_on_the_meta_device_only_shards_get_memory():
         assert torch.equal(gradient, torch.full((3, 5), 10.0))
 
 
-def test_what_is_let_go_of_is_freed():
+def test_released_models_are_freed():
     """Check ours of DDP and ZeRO, too: hooks on parameters refer back to the object that registered them."""
 
     def trained(wrap):
@@ -118,7 +118,7 @@ def test_a_compiled_model_is_the_same():
     assert all(run(body, ranks=2))
 
 
-def test_only_what_no_rank_had_a_gradient_for_has_none():
+def test_only_a_parameter_without_a_gradient_on_any_rank_has_none():
     """Check ranks 2 and 3, which have no row of the parameters: only their padding shows a missing gradient."""
 
     class Chosen(nn.Module):
@@ -291,8 +291,8 @@ def test_ignored_parameters_stay_as_they_are_and_the_divisor_may_be_another():
         one(tokens_of(0, rank)).backward()
         right = [torch.allclose(model.scale.grad, one.scale.grad), type(model.layers[0].weight) is nn.Parameter]
         for name, divisor in {"norm.bias": 1, "layers.0.bias": 2}.items():
-            dist.all_reduce(due := one.get_parameter(name).grad)
-            right.append(torch.allclose(model.get_parameter(name).grad.full_tensor(), due / divisor, atol=1e-6))
+            dist.all_reduce(expected := one.get_parameter(name).grad)
+            right.append(torch.allclose(model.get_parameter(name).grad.full_tensor(), expected / divisor, atol=1e-6))
         return right
 
     assert run(body, ranks=2) == [[True] * 4] * 2

@@ -53,8 +53,8 @@ def on_meshes(meshes, programs):
         mark("step")
         results = execute(program, mesh, *blocks)
         mark("end")
-        due = map(own, whole, program.graph.results)
-        differences.append(max((a - b).abs().max().item() for a, b in zip(results, due, strict=True)))
+        expected = map(own, whole, program.graph.results)
+        differences.append(max((a - b).abs().max().item() for a, b in zip(results, expected, strict=True)))
     return differences
 
 
@@ -92,7 +92,7 @@ def test_a_block_sends_what_a_strategy_does_that_was_written_for_it(mesh, counts
     assert program_of(mesh).counts == counts and program_of(mesh).sent == 8 * elements
 
 
-def test_heads_that_cannot_be_dealt_out_are_gathered():
+def test_heads_that_cannot_be_split_are_gathered():
     """Check two heads of keys and values on four ranks: each rank computes a part, then they become whole."""
     program = program_of(MANY)
     assert program.counts["all_reduce"] == 4 and len(program.moves) > 4
@@ -154,7 +154,7 @@ def test_what_depends_on_no_argument_is_a_constant():
     assert torch.equal(*graph.constants.values(), torch.arange(4.0).cos())
 
 
-def test_an_operation_without_a_rule_is_told():
+def test_an_operation_without_a_rule_is_reported():
     with pytest.raises(NotImplementedError, match="cumsum has no rule: leave it out of the function"):
         traced(lambda x: (x.cumsum(0),), (4,))
 
@@ -164,6 +164,6 @@ def executed_with(shape):
     return execute(lower(graph, propagate(graph, (2,), {})), Mesh((2,), ("tp",)), torch.ones(shape))
 
 
-def test_a_block_of_another_shape_is_told():
+def test_a_block_of_another_shape_is_reported():
     with pytest.raises(RankError, match=r"a block of shape \(2, 3\): of \(4, 3\) this rank holds \(4, 3\)"):
         run(executed_with, (2, 3), ranks=2, device="cpu")

@@ -56,7 +56,7 @@ def test_where_two_letters_meet_the_larger_tensor_stays(tokens, letter):
     assert meet(operation, [S0, S1, None], ["j", "i"]) == letter
 
 
-def test_of_equal_ones_the_first_stays():
+def test_the_first_of_equal_tensors_stays():
     [operation] = of_ones(product, (16, 16), (16, 16)).operations
     assert [meet(operation, [S0, S1, None], letters) for letters in (["i", "j"], ["j", "i"])] == ["i", "j"]
 
@@ -79,7 +79,7 @@ def test_a_layout_of_the_result_reaches_an_argument():
     assert [layouts[value] for value in graph.arguments] == [S0, R, R]
 
 
-def test_what_nothing_is_said_of_is_whole():
+def test_values_without_an_annotation_are_whole():
     graph = of_ones(mlp, (8, 4), (16, 4), (4, 16))
     assert set(along(graph, ([None] * 3, [None])).values()) == {R}
 
@@ -113,7 +113,7 @@ def test_a_letter_is_not_followed_where_it_cannot_be_cut_evenly():
     assert along(graph, ([S0], [None]), ranks=3)[graph.results[0]] == R
 
 
-def test_axes_are_gone_through_one_by_one():
+def test_axes_are_propagated_one_by_one():
     graph = of_ones(product, (8, 8), (8, 8))
     x, w = graph.arguments
     layouts = propagate(graph, (2, 4), {x: (S0, None), w: (None, S1)})
@@ -122,13 +122,13 @@ def test_axes_are_gone_through_one_by_one():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ([S0], r"\[Shard\(0\)\] cuts dim 0 of \(6, 4\) into 4 pieces, which cannot be equal"),
         ([S1, R], r"2 placements \[Shard\(1\), Replicate\(\)\]: a mesh of 1 axes needs 1"),
     ],
 )
-def test_a_layout_that_cannot_be_given_is_told(given, told):
+def test_a_layout_that_cannot_be_given_is_reported(given, message):
     graph = of_ones(product, (6, 4), (4, 8))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         propagate(graph, (4,), {graph.arguments[0]: given})

@@ -117,7 +117,7 @@ def differences():
     mesh, found = Mesh((2,), ("x",)), {}
     for name, fn in RIGHT.items():
         graph = trace(fn, *numbers(0))
-        due = fn(*numbers(1))
+        expected = fn(*numbers(1))
         for layout in GIVEN:
             program = lower(graph, propagate(graph, (2,), {graph.arguments[i]: p for i, p in layout.items()}))
 
@@ -126,7 +126,8 @@ def differences():
 
             results = execute(program, mesh, *map(own, numbers(1), graph.arguments))
             found[name, str(layout)] = [
-                (a - own(b, value)).abs().max().item() for a, b, value in zip(results, due, graph.results, strict=True)
+                (a - own(b, value)).abs().max().item()
+                for a, b, value in zip(results, expected, graph.results, strict=True)
             ]
     return found
 

@@ -77,7 +77,7 @@ def peak(recomputed=False):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_fits_trains_as_ever_and_what_does_not_says_so(kind):
+def test_what_fits_trains_as_before_and_what_does_not_says_so(kind):
     """Check around StorageWatch's peak; the system also counts a few MiB that are not tensors."""
     room = 8 * MiB if kind == "system" else 0
     most = peak()
@@ -168,7 +168,7 @@ def test_one_sentence_tells_budget_request_and_line(kind):
 
 @linux
 @pytest.mark.parametrize("what", ["python", "numbers", "resize", "thread"])
-def test_whatever_asks_for_it(what):
+def test_any_allocation_counts(what):
     def body():
         with budget(6 * MiB):
             if what == "python":
@@ -223,7 +223,7 @@ def sharded(size, stage):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @linux
-def test_wherever_it_happens_it_is_told_and_never_a_crash_without_words(stage):
+def test_exceeding_the_budget_is_reported_wherever_it_happens_and_never_a_silent_crash(stage):
     """Try one budget after the other until it fits: it ends in autograd, in collectives, in the optimizer, in
     Python.
     """

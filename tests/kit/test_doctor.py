@@ -25,7 +25,7 @@ def test_a_machine_that_runs_the_course(capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "status", "told"),
+    ("change", "check", "status", "message"),
     [
         (("sys", OLD_PYTHON), "versions", "FAIL", "PYTHON=python3.12"),
         (("PACKAGES", ("no-such-package",)), "versions", "FAIL", "no-such-package missing: make learn"),
@@ -37,12 +37,12 @@ def test_a_machine_that_runs_the_course(capsys):
         (("find_browser", lambda: None), "browser", "warn", "apt-get install chromium"),
     ],
 )
-def test_what_is_amiss_comes_with_its_remedy(monkeypatch, capsys, change, check, status, told):
+def test_each_problem_comes_with_its_remedy(monkeypatch, capsys, change, check, status, message):
     monkeypatch.setattr(doctor, *change)
     monkeypatch.setattr(doctor, "CHECKS", (getattr(doctor, check),))
     assert doctor.main() == (status == "FAIL")
     out = capsys.readouterr().out
-    assert out.count(status) == 1 and told in out
+    assert out.count(status) == 1 and message in out
 
 
 def test_the_limits_of_control_groups(tmp_path):
@@ -56,7 +56,7 @@ def test_the_limits_of_control_groups(tmp_path):
     assert list(doctor.limits(tmp_path / "macOS", tmp_path)) == []
 
 
-def test_ranks_that_cannot_start_are_told(monkeypatch):
+def test_ranks_that_cannot_start_are_reported(monkeypatch):
     def broken(*_, **__):
         raise RankError("died", (0,), "rank 0 was killed by SIGKILL", [])
 
@@ -73,7 +73,7 @@ def test_run_calls_a_function_of_a_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "message"),
     [
         (["run", "gone.py:main"], 2, "names no file"),
         (["run", __file__], 2, "names no function: write it like ring.py:main"),
@@ -83,13 +83,13 @@ def test_run_calls_a_function_of_a_file(tmp_path, capsys):
         (["plant"], 2, "'plant' is not one of the course's commands"),
     ],
 )
-def test_a_wrong_command_is_told(capsys, arguments, status, told):
+def test_a_wrong_command_is_reported(capsys, arguments, status, message):
     try:
         ended = main(arguments)
     except SystemExit as error:
         ended = error.code
     assert ended == status
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def fails():

@@ -79,7 +79,7 @@ DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, l
         (lambda: draw.memory(Fake(kind="time", seen=range(2), memory=[])), "'time' holds no memory"),
     ],
 )
-def test_wrong_input_is_told_in_a_sentence(wrong, sentence):
+def test_wrong_input_is_reported_in_a_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         wrong()
 

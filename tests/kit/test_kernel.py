@@ -122,7 +122,7 @@ print(Trainer.count, own.kept)
     assert text == "0.5 0.5 0.5\nTrue True True True\n0 3\n"
 
 
-def test_a_cached_function_of_a_cell_travels_and_a_magic_is_told(kernel):
+def test_a_cached_function_of_a_cell_travels_and_a_magic_is_refused(kernel):
     _, client = kernel
     code = """
 import functools
@@ -161,7 +161,7 @@ run(job, ranks=2)
     assert error["evalue"].startswith("rank 1 of 2 failed: ValueError: no batch left")
 
 
-def test_exit_in_a_cells_function_is_told(kernel):
+def test_exit_in_a_cells_function_is_reported(kernel):
     """Call `exit`, which in a kernel is an object that holds the kernel."""
     _, client = kernel
     _, _, error = execute(client, "def job():\n    exit()\nrun(job, ranks=2)\n")

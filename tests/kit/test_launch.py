@@ -84,8 +84,8 @@ def test_output_arrives_live_and_prefixed(capsys):
     finally:
         sys.stdout = real
     done = time.monotonic()
-    told = "".join(arrived)
-    assert "[rank 0] hello from 0\n" in told and "[rank 1] hello from 1\n" in told
+    message = "".join(arrived)
+    assert "[rank 0] hello from 0\n" in message and "[rank 1] hello from 1\n" in message
     assert done - min(arrived.values()) > 0.4, "the lines came while the ranks still ran"
 
 
@@ -312,7 +312,7 @@ def test_after_so_many_restarts_it_is_an_error_as_always(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "nobody", "returned", "deadlock", "timeout"])
-def test_what_would_come_again_is_told_at_once(kind, monkeypatch, capsys):
+def test_an_error_that_would_recur_is_raised_at_once(kind, monkeypatch, capsys):
     assert started(RankError(kind, (1,), "rank 1 is late", []), monkeypatch, restarts=2) == [0]
     assert capsys.readouterr().out == ""
 
@@ -397,12 +397,12 @@ def test_a_variable_named_like_a_module_of_torch_can_be_sent():
     assert run(lambda: (dist.get_rank(), config["dim"]), ranks=2) == [(0, 64), (1, 64)]
 
 
-def test_a_value_that_cannot_come_back_is_told():
+def test_a_value_that_cannot_come_back_is_reported():
     with pytest.raises(RankError, match=r"the value that it returned \(lock\) cannot be sent to the caller"):
         run(threading.Lock, ranks=2)
 
 
-def test_a_value_with_a_process_group_is_told_with_the_way_out():
+def test_a_value_with_a_process_group_is_reported_with_the_way_out():
     def job():
         torch.manual_seed(0)
         return fully_shard(torch.nn.Linear(2, 2))
@@ -448,14 +448,15 @@ class Awkward:
 
 
 @pytest.mark.parametrize(
-    ("when", "told"), [("packed", r"\(Awkward\) cannot be sent to the caller: 4"), ("built", "cannot be read here: 5")]
+    ("when", "message"),
+    [("packed", r"\(Awkward\) cannot be sent to the caller: 4"), ("built", "cannot be read here: 5")],
 )
-def test_a_value_that_asks_to_exit_ends_neither_side_without_a_word(when, told):
-    with pytest.raises(RankError, match=told):
+def test_a_value_that_asks_to_exit_ends_neither_side_without_a_word(when, message):
+    with pytest.raises(RankError, match=message):
         run(Awkward, when, ranks=1)
 
 
-def test_a_rank_that_leaves_its_group_is_told_and_not_whom_it_left():
+def test_a_rank_that_leaves_its_group_is_named_and_not_the_ranks_it_left():
     def job():
         dist.barrier()  # both are connected now
         if dist.get_rank() == 1:
@@ -468,7 +469,7 @@ def test_a_rank_that_leaves_its_group_is_told_and_not_whom_it_left():
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_exit_is_told(code):
+def test_exit_is_reported(code):
     with pytest.raises(RankError, match=rf"the function called exit\({code}\): let it return instead"):
         run(lambda: sys.exit(code), ranks=2)
 
@@ -491,5 +492,5 @@ def test_a_job_tells_what_it_is_while_it_runs(capsys):
     run(time.sleep, 0.01, ranks=1, tell="a nap")
     with pytest.raises(RankError):
         run(body, ranks=2, tell="stage 2")
-    told = re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out)
-    assert told == "a nap, 1 rank … ? s\nstage 2, 2 ranks … ? s\n"
+    message = re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out)
+    assert message == "a nap, 1 rank … ? s\nstage 2, 2 ranks … ? s\n"

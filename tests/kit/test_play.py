@@ -74,7 +74,7 @@ def test_a_saved_formula_is_plain():
     assert before[0]["text/plain"] == f"sent <each>: 2 (2 − 1)/2 × 10 B\nboth\n{bars(2, 's')!r}"
 
 
-def test_nothing_to_choose_is_told():
+def test_a_widget_without_choices_is_refused():
     with pytest.raises(ValueError, match="unit has no values"):
         play.explore(bars, ranks=[2], unit=[])
     with pytest.raises(ValueError, match=r"there are no values to choose from: give some, such as ranks=\[2, 4\]"):
@@ -150,10 +150,10 @@ def test_a_dot_lies_on_every_line_at_any_setting(ranks):
     for size, latency, bandwidth in ((0.001, 1, 400), (1000, 100, 0.1)):
         root = xml.fromstring(algorithms.picture(ways, ranks, size, latency, bandwidth).picture.data)
         dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter(f"{SVG}circle")]
-        due = [times.up(f(int(1e6 * size), ranks, 1e-6 * latency, 1e9 * bandwidth)) for f in ways.values()]
-        assert [y for _, y in dots] == pytest.approx(due, abs=0.06)
+        expected = [times.up(f(int(1e6 * size), ranks, 1e-6 * latency, 1e9 * bandwidth)) for f in ways.values()]
+        assert [y for _, y in dots] == pytest.approx(expected, abs=0.06)
         assert all(x == pytest.approx(times.across(1e6 * size), abs=0.06) for x, _ in dots)
-        assert all(times.TOP <= y <= times.TOP + times.HIGH for y in due)
+        assert all(times.TOP <= y <= times.TOP + times.HIGH for y in expected)
 
 
 def test_pictures_are_drawn_once():

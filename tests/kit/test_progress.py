@@ -81,7 +81,7 @@ def test_outside_of_a_learners_notebook_nothing_is_noted(course, monkeypatch, fo
 
 
 @pytest.mark.parametrize("broken", [b"{", b"", b"[]", b'{"broadcast": 3}', b"\xff\xfe", b"[" * 100_000])
-def test_a_broken_file_is_told_and_begins_anew(course, capsys, broken):
+def test_a_broken_file_is_reported_and_begins_anew(course, capsys, broken):
     (course / "progress.json").write_bytes(broken)
     assert main(["progress"]) == 1
     assert "progress.json is broken: delete it" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_a_teacher_sees_how_many_each_learner_has_passed(course, tmp_path, monke
     assert capsys.readouterr().err == "there is no folder ../nobody\n"
 
 
-def test_no_course_and_a_broken_notebook_are_told(course, tmp_path, monkeypatch, capsys):
+def test_no_course_and_a_broken_notebook_are_reported(course, tmp_path, monkeypatch, capsys):
     (course / "notebooks/03_ddp.ipynb").write_text('{"cells": [')
     assert main(["progress"]) == 1
     assert "03_ddp.ipynb is broken: `git restore notebooks/03_ddp.ipynb`" in capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_the_courses_own_exercises_are_checks_that_answer_by_their_names():
     assert all(getattr(check, name).__name__ == name for name in names)
 
 
-def test_of_exercises_that_are_noted_at_once_none_is_lost(tmp_path):
+def test_exercises_noted_at_the_same_time_are_all_kept(tmp_path):
     names = [f"exercise {n}" for n in range(40)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda name: progress.add(tmp_path, name), names))

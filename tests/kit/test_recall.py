@@ -54,7 +54,7 @@ def test_ten_across_all_in_the_order_of_the_course():
 
 
 @pytest.mark.parametrize("notebook", ["00", "4", "99", "zero"])
-def test_where_nothing_comes_before_is_told(notebook):
+def test_a_notebook_without_earlier_questions_is_refused(notebook):
     with pytest.raises(ValueError, match=f"no questions before '{notebook}': ask for one of 01, 02"):
         recall.ask(notebook)
 
@@ -69,7 +69,7 @@ def test_answers_are_folded_and_code_is_set_as_code():
     assert html.index("It&#x27;s <code>a</code>.") > html.index("</summary>")
 
 
-def test_what_is_asked_is_no_difference_between_two_runs_and_how_much_is():
+def test_other_questions_are_noise_between_two_runs_but_their_number_is_compared():
     seen = [
         {"text/plain": str(asked), "text/html": asked._repr_html_()} for asked in (recall.ask("09"), recall.ask("09"))
     ]

@@ -80,10 +80,12 @@ def test_progress_is_shown_on_a_terminal(made):
     assert re.search(r"one device .* 2/9 .*ddp-bucketed .* 5/9 .*torch-ddp .* 8/9 ", progress, re.DOTALL)
 
 
-def test_each_row_is_told_as_soon_as_it_is_measured(made):
+def test_each_row_is_printed_as_soon_as_it_is_measured(made):
     _, out, _ = made
-    told = re.findall(r"^(\S.*\S): \d+\.\d ms per step(, parameters \de-\d\d from one process's)?$", out, re.MULTILINE)
-    assert [(name, bool(rest)) for name, rest in told] == [
+    printed = re.findall(
+        r"^(\S.*\S): \d+\.\d ms per step(, parameters \de-\d\d from one process's)?$", out, re.MULTILINE
+    )
+    assert [(name, bool(rest)) for name, rest in printed] == [
         ("one device", False),
         ("ddp-bucketed", True),
         ("torch-ddp", True),
@@ -103,18 +105,18 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
     folder, _, _ = made
     assert sorted(path.name for path in folder.iterdir()) == ["tour.json", "tour.png"]
     assert (folder / "tour.png").read_bytes().startswith(b"\x89PNG")
-    told = json.loads((folder / "tour.json").read_text())
-    assert list(told) == ["schema", "config", "versions", "reference", "rows"]
-    assert told["schema"] == 1
-    assert told["config"]["ranks"] == 2 and told["config"]["steps"] == 3
-    assert set(told["versions"]) >= {"python", "torch"}
-    assert [(row["name"], row["side"], row["ranks"]) for row in told["rows"]] == [
+    report = json.loads((folder / "tour.json").read_text())
+    assert list(report) == ["schema", "config", "versions", "reference", "rows"]
+    assert report["schema"] == 1
+    assert report["config"]["ranks"] == 2 and report["config"]["steps"] == 3
+    assert set(report["versions"]) >= {"python", "torch"}
+    assert [(row["name"], row["side"], row["ranks"]) for row in report["rows"]] == [
         ("one device", "ours", 1),
         ("ddp-bucketed", "ours", 2),
         ("torch-ddp", "native", 2),
     ]
-    assert told["rows"][0]["losses"] == told["reference"]["losses"]
-    for row in told["rows"]:
+    assert report["rows"][0]["losses"] == report["reference"]["losses"]
+    for row in report["rows"]:
         assert list(row) == [
             "name",
             "side",
@@ -128,15 +130,15 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
             "mesh",
             "same",
         ]
-        assert row["losses"] == pytest.approx(told["reference"]["losses"], abs=1e-5)
+        assert row["losses"] == pytest.approx(report["reference"]["losses"], abs=1e-5)
         assert len(row["losses"]) == 3 and row["max_param_diff"] <= 1e-5 and row["ms_per_step"] > 0
         assert list(row["held"]) == KINDS
         for kind, pair in {"sent": row["sent"], **row["held"]}.items():
             assert list(pair) == ["predicted", "measured"]
             nobody = row["side"] == "native" and kind in ("A", "comm", "temporary", "peak")
             assert [type(value) for value in pair.values()] == [type(None) if nobody else int, int]
-    sent = [row["sent"]["measured"] for row in told["rows"]]
-    assert sent[0] == 0 and sent[1] == sent[2] == told["rows"][1]["held"]["P"]["measured"]  # 2 (N-1)/N, with N = 2
+    sent = [row["sent"]["measured"] for row in report["rows"]]
+    assert sent[0] == 0 and sent[1] == sent[2] == report["rows"][1]["held"]["P"]["measured"]  # 2 (N-1)/N, with N = 2
 
 
 def test_the_loss_falls_below_the_unigram_entropy():
@@ -172,8 +174,8 @@ def test_a_strategy_that_differs_fails_the_tour(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tour, "STRATEGIES", rows)
     monkeypatch.chdir(tmp_path)
     assert tour.main(["--steps", "2", "--batch", "2", "--ranks", "2", "--strategies", "all"]) == 1
-    out, told = capsys.readouterr()
-    sends, sums = told.splitlines()
+    out, printed = capsys.readouterr()
+    sends, sums = printed.splitlines()
     assert sends == "tour: sends-twice, rank 0, 1: sent 887,040 bytes in a step, not the predicted 821,504"
     assert re.fullmatch(
         r"tour: sums, rank 0, 1: parameters differ from one process's by \d\.\de-\d\d, more than 1e-05", sums
@@ -204,7 +206,7 @@ def test_what_counts_as_a_fault(difference, sent, held, fault):
     assert found == ([fault] if fault else [])
 
 
-def test_a_kind_that_is_not_as_predicted_is_said():
+def test_a_kind_that_differs_from_its_prediction_is_named():
     held = {kind: {"predicted": n, "measured": n} for kind, n in MEASURED.items()}
     row = tour.Row("mine", "ours", 2, [3.0], 0.0, {"predicted": 12, "measured": 12}, held, 1.0)
     assert tour.off(row) == ""
@@ -239,16 +241,16 @@ def test_a_kind_that_is_not_as_predicted_is_said():
         (["--figure", "."], ". cannot be written (it is a folder)"),
     ],
 )
-def test_bad_input_is_told_before_any_training(arguments, said, monkeypatch, capsys, tmp_path):
+def test_bad_input_is_reported_before_any_training(arguments, said, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tour, "run", lambda *_, **__: pytest.fail("it began to train"))
     monkeypatch.chdir(tmp_path)
     assert tour.main(arguments) == 2
-    out, told = capsys.readouterr()
-    assert told.startswith("tour: ") and said in told and told.count("\n") == 1
+    out, printed = capsys.readouterr()
+    assert printed.startswith("tour: ") and said in printed and printed.count("\n") == 1
     assert out == "" and list(tmp_path.iterdir()) == []
 
 
-def test_cuda_without_a_gpu_is_told(monkeypatch, capsys, tmp_path):
+def test_cuda_without_a_gpu_is_reported(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert tour.main(["--device", "cuda"]) == 2
     assert "PyTorch sees no NVIDIA GPU here" in capsys.readouterr().err
@@ -258,9 +260,9 @@ def test_help_lists_the_options(capsys):
     with pytest.raises(SystemExit) as stopped:
         tour.main(["--help"])
     assert stopped.value.code == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for option in ("--ranks", "--steps", "--size", "--device", "--strategies", "--json", "--figure"):
-        assert option in told
+        assert option in printed
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_help_lists_the_options(capsys):
         (KeyboardInterrupt(), 130, "tour: stopped"),
     ],
 )
-def test_a_job_that_fails_is_told_without_a_traceback(error, code, said, monkeypatch, capsys, tmp_path):
+def test_a_job_that_fails_is_reported_without_a_traceback(error, code, said, monkeypatch, capsys, tmp_path):
     def fails(*_, **__):
         raise error
 

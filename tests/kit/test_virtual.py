@@ -45,8 +45,8 @@ def everywhere(factor):
 def test_processes_know_of_each_other_and_say_nothing_of_it(capfd):
     need_jax()
     assert on_processes(everywhere, 2, processes=2, devices=2) == [(2, 4, 56.0)] * 2
-    told = capfd.readouterr().out
-    assert "summed" in told and "Gloo" not in told
+    printed = capfd.readouterr().out
+    assert "summed" in printed and "Gloo" not in printed
 
 
 def leaves():
@@ -78,14 +78,14 @@ def test_one_that_hangs_ends_at_its_timeout():
 
 
 @pytest.mark.parametrize("devices", [0, 257, 2.0, True])
-def test_a_number_that_cannot_be_is_told(devices):
+def test_a_number_that_cannot_be_is_reported(devices):
     with pytest.raises(ValueError, match=f"devices={devices}: give a number from 1 to 256"):
         on_devices(seen, "a", devices=devices)
     with pytest.raises(ValueError, match=f"devices={devices}: give a number from 1 to 256"):
         on_processes(seen, "a", devices=devices)
 
 
-def test_a_jax_that_is_missing_is_told_with_the_command_that_adds_it(monkeypatch):
+def test_a_jax_that_is_missing_is_reported_with_the_command_that_adds_it(monkeypatch):
     monkeypatch.setattr(virtual.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="JAX is not installed: `make learn EXTRA=gspmd` adds it"):
         on_devices(seen, "a")
@@ -104,10 +104,10 @@ def test_without_jax_a_notebook_says_so_and_its_cells_do_nothing(monkeypatch, ca
     assert done.success and done.result is None
 
 
-@pytest.mark.parametrize(("version", "told"), [("0.9.2", True), ("0.10.0", False), ("1.0", False), ("0.4.35", True)])
-def test_a_jax_that_is_too_old_is_told(version, told, monkeypatch):
+@pytest.mark.parametrize(("version", "too_old"), [("0.9.2", True), ("0.10.0", False), ("1.0", False), ("0.4.35", True)])
+def test_a_jax_that_is_too_old_is_reported(version, too_old, monkeypatch):
     monkeypatch.setattr(virtual.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(virtual.importlib.metadata, "version", lambda name: version)
     assert virtual.missing() == (
-        f"JAX {version} is older than 0.10: `make learn EXTRA=gspmd` brings a newer one" if told else ""
+        f"JAX {version} is older than 0.10: `make learn EXTRA=gspmd` brings a newer one" if too_old else ""
     )

@@ -217,7 +217,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_is_told_and_changes_nothing(tmp_path, name):
+def test_a_broken_folder_is_reported_and_changes_nothing(tmp_path, name):
     do, said = BROKEN[name]
     save(GPT(ODD, seed=2), tmp_path)
     do(tmp_path)

@@ -139,7 +139,7 @@ def test_under_every_stage_of_zero(tmp_path):
 # ---- a folder that holds a training ----------------------------------------------------------------------
 
 
-def test_a_folder_is_taken_up_where_it_was_left(tmp_path):
+def test_a_folder_is_resumed_where_it_was_left(tmp_path):
     model = Net()
     train(model, offloaded(model, tmp_path), last=3)
     model = Net()
@@ -153,7 +153,7 @@ def test_a_folder_is_taken_up_where_it_was_left(tmp_path):
 def events(at):
     """Call `at` from here on before every copy, flush, renaming and removal, and in the middle of a copy."""
 
-    def told(original):
+    def with_event(original):
         def call(*args, **kwargs):
             at()
             return original(*args, **kwargs)
@@ -169,9 +169,11 @@ def events(at):
 
     disk.shutil = type("shutil", (), {"copyfile": staticmethod(half)})
     disk.os = mapped_files.os = type(
-        "os", (), vars(os) | {"fsync": staticmethod(told(os.fsync)), "replace": staticmethod(told(os.replace))}
+        "os",
+        (),
+        vars(os) | {"fsync": staticmethod(with_event(os.fsync)), "replace": staticmethod(with_event(os.replace))},
     )
-    Path.unlink = told(Path.unlink)
+    Path.unlink = with_event(Path.unlink)
 
 
 def killed_at(moment, where):
@@ -206,7 +208,7 @@ def test_killed_at_every_moment_of_a_step(tmp_path):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_folder_is_taken_up_under_every_stage(stage, tmp_path):
+def test_a_folder_is_resumed_under_every_stage(stage, tmp_path):
     """Check the other ranks' shards, too: under stages 1 and 2 this rank computes with the whole."""
 
     def body(last, optimizer):
@@ -277,7 +279,7 @@ def test_a_step_that_fails_is_no_step(tmp_path, monkeypatch):
     exactly_equal(mine, train(reference, ADAMW(reference.parameters())))
 
 
-def test_after_a_step_that_failed_half_way_only_an_earlier_state_goes_on(tmp_path):
+def test_after_a_step_that_failed_half_way_only_an_earlier_state_continues(tmp_path):
     """Let the optimizer fail at the second parameter, when the first one has already taken the step."""
 
     def failing(masters):
@@ -302,7 +304,7 @@ def test_after_a_step_that_failed_half_way_only_an_earlier_state_goes_on(tmp_pat
     exactly_equal(mine, train(reference, ADAMW(reference.parameters())))
 
 
-def test_what_is_frozen_costs_nothing_and_is_told_when_it_is_not(tmp_path):
+def test_a_frozen_parameter_costs_nothing_and_unfreezing_it_is_refused(tmp_path):
     model, reference = Net(), Net()
     for net in (model, reference):
         net.inner.weight.requires_grad_(False)
@@ -478,7 +480,7 @@ def test_parameters_on_the_cpu_have_no_use_for_where_cpu():
         offloaded(Net(), "cpu")
 
 
-def test_a_folder_of_another_training_is_told(tmp_path):
+def test_a_folder_of_another_training_is_reported(tmp_path):
     offloaded(Net(), tmp_path)
     with pytest.raises(ValueError, match=r"has 5 parameters, and 2 were given: it belongs to another model"):
         offloaded(nn.Linear(5, 7), tmp_path)
@@ -494,7 +496,7 @@ def test_a_folder_of_another_training_is_told(tmp_path):
         run(lambda: offloaded(Net(), tmp_path).steps, ranks=2)
 
 
-def test_ranks_of_different_trainings_are_told(tmp_path):
+def test_ranks_of_different_trainings_are_reported(tmp_path):
     def body(last):
         model = Net()
         train(model, offloaded(model, tmp_path), last=last[dist.get_rank()])
@@ -504,7 +506,7 @@ def test_ranks_of_different_trainings_are_told(tmp_path):
         run(body, (0, 0), ranks=2)
 
 
-def test_a_state_without_masters_is_told(tmp_path):
+def test_a_state_without_masters_is_reported(tmp_path):
     model = Net()
     optimizer = offloaded(model, tmp_path)
     plain = ADAMW(Net().parameters()).state_dict()
@@ -516,7 +518,7 @@ def test_a_state_without_masters_is_told(tmp_path):
         optimizer.load_state_dict(plain | {"state": {i: {} for i in range(5)}})
 
 
-def test_state_that_is_no_tensor_is_told(tmp_path):
+def test_state_that_is_no_tensor_is_reported(tmp_path):
     class Counting(torch.optim.SGD):
         def step(self):
             super().step()

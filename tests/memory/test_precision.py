@@ -103,7 +103,7 @@ def test_parameters_without_a_gradient_stay():
     assert list(masters.state_dict()["state"][1]) == ["master"]
 
 
-def test_what_is_frozen_has_no_master_and_is_told_when_it_is_not():
+def test_a_frozen_parameter_has_no_master_and_unfreezing_it_is_refused():
     p, q = nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     q.requires_grad_(False)
     masters = Masters([q, p], partial(torch.optim.AdamW, lr=0.5))
@@ -174,7 +174,7 @@ def test_bytes_are_2_and_2_and_12_and_at_the_peak_one_gradient_more():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_state_makes_the_training_go_on_as_if_never_stopped(optimizer, tmp_path):
+def test_with_its_state_a_training_continues_as_if_never_stopped(optimizer, tmp_path):
     straight, stopped = parameters(torch.bfloat16), parameters(torch.bfloat16)
     through, first = Masters(straight, optimizer), Masters(stopped, optimizer)
     for step in range(3):
@@ -223,7 +223,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes():
 
 
 @pytest.mark.parametrize("wrong, what", [([{"params": []}], "dict"), ([torch.ones(2, dtype=torch.int64)], "int64")])
-def test_what_is_no_parameter_is_named(wrong, what):
+def test_an_argument_that_is_not_a_parameter_is_named(wrong, what):
     with pytest.raises(TypeError, match=f"a list of floating-point parameters; one of these is .*{what}"):
         Masters(wrong, OPTIMIZERS["sgd"])
 
@@ -365,14 +365,14 @@ def test_one_ranks_overflow_stops_all(value):
     def body():
         scale = LossScale(64.0, interval=2)
         p, masters = lone(torch.float16, lr=1.0, scale=scale)  # this rank's shard
-        told = []
+        history = []
         for step in range(4):
             p.grad = torch.ones(2).half() * scale.value
             if step == 1 and dist.get_rank() == 2:
                 p.grad[1] = value
             masters.step()
-            told.append((p.tolist(), scale.value))
-        return told
+            history.append((p.tolist(), scale.value))
+        return history
 
     after = [([0.0, 0.0], 64.0), ([0.0, 0.0], 32.0), ([-1.0, -1.0], 32.0), ([-2.0, -2.0], 64.0)]
     assert run(body, ranks=3) == [after] * 3
@@ -441,7 +441,7 @@ def test_a_state_of_the_scale():
     assert again.value == scale.value == 16.0
 
 
-def test_gradients_that_no_scale_helps_are_told():
+def test_gradients_that_no_scale_helps_are_reported():
     scale = LossScale(1.0, groups=())
     p, masters = lone(torch.float16, scale=scale)
     p.grad = torch.full((2,), float("nan")).half()
@@ -452,11 +452,11 @@ def test_gradients_that_no_scale_helps_are_told():
 
 
 @pytest.mark.parametrize("value", [0.0, -2.0, float("inf"), float("nan")])
-def test_a_scale_that_is_none(value):
+def test_an_impossible_scale_is_refused(value):
     with pytest.raises(ValueError, match=f"value is {value}: begin with a factor above"):
         LossScale(value)
 
 
-def test_an_interval_that_is_none():
+def test_an_impossible_interval_is_refused():
     with pytest.raises(ValueError, match="interval is 0: the factor can grow after 1 step at the soonest"):
         LossScale(interval=0)

@@ -457,7 +457,7 @@ def test_an_outer_checkpoint_holds_no_inputs_of_inner_ones():
 # ---- mistakes --------------------------------------------------------------------------------------------
 
 
-def test_a_forward_that_does_not_repeat_itself_is_told():
+def test_a_forward_that_does_not_repeat_itself_is_reported():
     calls = []
 
     def forgetful(x):
@@ -469,7 +469,7 @@ def test_a_forward_that_does_not_repeat_itself_is_told():
         y.sum().backward()
 
 
-def test_a_forward_that_saves_other_shapes_is_told():
+def test_a_forward_that_saves_other_shapes_is_reported():
     sizes = iter((2, 3))
 
     def shrinking(x):
@@ -480,7 +480,7 @@ def test_a_forward_that_saves_other_shapes_is_told():
         y.backward()
 
 
-def test_other_kept_operations_are_told():
+def test_other_kept_operations_are_reported():
     transposed = iter((False, True))
 
     def fn(x):
@@ -491,7 +491,7 @@ def test_other_kept_operations_are_told():
         y.sum().backward()
 
 
-def test_a_change_in_place_is_told():
+def test_a_change_in_place_is_reported():
     x = torch.ones(2, 2, requires_grad=True) * 1
     y = checkpoint(lambda x: x.exp(), x)
     x.mul_(2)
@@ -505,7 +505,7 @@ def test_a_change_in_place_is_told():
         z.sum().backward()
 
 
-def test_what_else_is_remembered_is_told():
+def test_other_remembered_values_are_reported():
     """Remember other things: a generator of one's own, a number, a tensor that is no buffer."""
 
     class Counting(nn.Module):
@@ -524,7 +524,7 @@ def test_what_else_is_remembered_is_told():
     nan.backward()  # NaN cannot be compared
 
 
-def test_a_shallow_copy_and_arguments_of_torchs_checkpoint_are_told():
+def test_a_shallow_copy_and_arguments_of_torchs_checkpoint_are_reported():
     layer = nn.Linear(1, 1)
     recompute([layer])
     with pytest.raises(RuntimeError, match=r"a shallow copy of a recomputed Linear: make it by copy.deepcopy\(\)"):

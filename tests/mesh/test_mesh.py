@@ -166,7 +166,7 @@ def test_a_mesh_that_cannot_be_is_refused_on_every_rank():
             assert sentence in said
 
 
-def test_ranks_that_make_different_meshes_are_told():
+def test_ranks_that_make_different_meshes_are_reported():
     def body():
         try:
             Mesh((2, 1) if dist.get_rank() else (1, 2), ("dp", "tp"))
@@ -176,7 +176,7 @@ def test_ranks_that_make_different_meshes_are_told():
     assert run(body, ranks=2) == ["ranks make different meshes: dp 1 × tp 2 on rank 0, dp 2 × tp 1 on rank 1"] * 2
 
 
-def test_an_axis_that_is_not_there():
+def test_an_unknown_axis_is_refused():
     mesh = Mesh((2, 4), ("dp", "tp"), rank=5)
     for ask in (
         lambda: mesh["pp"],

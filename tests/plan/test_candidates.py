@@ -67,7 +67,7 @@ def test_a_layout_that_does_not_fit_the_cluster(layout, says):
         plan(SETUP, layout)
 
 
-def test_heads_that_cannot_be_dealt_out():
+def test_heads_that_cannot_be_split():
     config = Config(100, 96, 4, 6, 2, 200, context=64)
     reasons = {each.reason for each in layouts(Setup(config, SETUP.cluster, 32, 64)) if isinstance(each, Rejected)}
     assert "6 query heads over 2 of keys and values cannot be dealt out to 4 ranks" in reasons
@@ -79,14 +79,14 @@ def test_a_setup_that_makes_no_sense(field):
         Setup(**{"config": SETUP.config, "cluster": SETUP.cluster, "batch": 8, "context": 8} | {field: 0})
 
 
-def test_a_name_is_no_model_and_no_cluster():
+def test_names_are_refused_as_model_and_as_cluster():
     with pytest.raises(ValueError, match="config is 'llama3-8b': it must be a Config, such as PRESETS"):
         search("llama3-8b", SETUP.cluster, 8)
     with pytest.raises(ValueError, match="cluster is 'H200': it must be a Cluster, such as CLUSTERS"):
         search(SETUP.config, "H200", 8)
 
 
-def test_layers_are_dealt_out_by_work():
+def test_layers_are_split_by_work():
     # the playbook's 1B: a head as large as four layers, so 20 in all
     config = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)
     assert dealt(config, 4) == ((5, 5, 5, 1), 3)
@@ -101,7 +101,7 @@ def test_layers_are_dealt_out_by_work():
     assert dealt(config, 4, "zbv", 2) == ((4, 4, 4, 4), 0)
 
 
-def test_layers_are_dealt_out_as_a_pipeline_can_be_cut():
+def test_layers_are_split_as_a_pipeline_can_be_cut():
     """Check that a head larger than all layers together leaves one layer to each stage, and stays with the last one."""
     heavy, even = Config(50_257, 64, 11, 4, 4, 170, context=64), Config(128, 64, 11, 4, 4, 170, context=64)
     assert dealt(heavy, 2) == ((10, 1), 1) and dealt(even, 2) == ((6, 5), 1)

@@ -34,20 +34,20 @@ def test_the_playbook(playbook):
     "name", ["megatron", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4", "korthikanti"]
 )
 def test_other_tables(name):
-    told = check(TABLES / f"{name}.csv")
-    assert told.time_errors and median(told.time_errors) < 0.15
-    assert not [over for over in told.too_large if over > 0.05]
+    output = check(TABLES / f"{name}.csv")
+    assert output.time_errors and median(output.time_errors) < 0.15
+    assert not [over for over in output.too_large if over > 0.05]
 
 
 def test_old_runs_of_nanotron_are_slower_than_planned():
     """Check only the memory: the constants are PyTorch's, and these runs reach half the speed."""
-    told = check(TABLES / "nanotron.csv")
-    assert median(told.time_errors) > 0.3 and median(told.memory_errors) < 0.15
+    output = check(TABLES / "nanotron.csv")
+    assert median(output.time_errors) > 0.3 and median(output.memory_errors) < 0.15
 
 
 def test_rows_that_are_left_out_are_counted_with_the_reason():
-    told = str(check(TABLES / "torchtitan.csv"))
-    assert "15 computes in 8 bits" in told and "2 splits the sequence" in told and "8 rows, error" in told
+    output = str(check(TABLES / "torchtitan.csv"))
+    assert "15 computes in 8 bits" in output and "2 splits the sequence" in output and "8 rows, error" in output
 
 
 def test_all_rows_are_cases_or_left_out():
@@ -93,11 +93,11 @@ def test_every_reader_has_a_table():
 
 def test_the_command(capsys):
     assert command.main(["llama3-8b", "--gpus", "8", "--batch", "64"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "8 × H100, InfiniBand, 64 sequences of 8192 tokens" in told
-        and "The simplest within 1% of the quickest is" in told
-        and "Grid(" in told
+        "8 × H100, InfiniBand, 64 sequences of 8192 tokens" in output
+        and "The simplest within 1% of the quickest is" in output
+        and "Grid(" in output
     )
     assert command.main(["llama3-405b", "--gpus", "8", "--batch", "8"]) == 1
     assert "No layout fits." in capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_what_an_engineer_types(tmp_path, capsys):
         assert command.main(words.split()) == 0, words
         assert says in capsys.readouterr().out, words
     assert command.main(["llama3-8b", "--gpus", "4", "--card", "RTX 4090"]) == 1
-    assert "4 × RTX 4090" in (told := capsys.readouterr().out) and "with 512 sequences it would fit" in told
+    assert "4 × RTX 4090" in (output := capsys.readouterr().out) and "with 512 sequences it would fit" in output
     wrong = {
         "--card 5090": "card '5090' is not known: give its memory, like 24GB, or one of H100",
         "--layout shards=3,batch=2": "shards 3 × tp 1 = 3, but there are 32 GPUs",

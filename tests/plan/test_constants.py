@@ -22,9 +22,9 @@ def test_every_software_and_source_of_the_tables_has_its_constants():
 
 def test_the_goals():
     """Check the medians: 15 % for software that the fit has seen; 25 % for a source that is left out."""
-    for told in fitted.EVIDENCE.values():
-        assert told["fitted"] < 0.15 and told["left_out"] < 0.25
-        assert told["least"] < 1 < told["most"]
+    for evidence in fitted.EVIDENCE.values():
+        assert evidence["fitted"] < 0.15 and evidence["left_out"] < 0.25
+        assert evidence["least"] < 1 < evidence["most"]
 
 
 @pytest.mark.parametrize("name", ["matmul", "passes", "launch"])

@@ -297,7 +297,7 @@ def bad_pipelines():
     pipeline.forward_backward(*batch(0, 6))
 
 
-def test_what_does_not_fit_together_is_told_in_a_sentence():
+def test_what_does_not_fit_together_is_refused_in_a_sentence():
     run(bad_pipelines, ranks=2)
     model = GPT(SMALL)
     for stages, text in [
@@ -360,7 +360,7 @@ def fails(well, otherwise):
         (2, dies, "rank 1 died of SIGKILL"),
     ],
 )
-def test_a_stage_that_fails_is_told_with_its_micro_batch(well, otherwise, text):
+def test_a_stage_that_fails_is_reported_with_its_micro_batch(well, otherwise, text):
     with pytest.raises(RankError, match=re.escape(text)):
         run(fails, well, otherwise, ranks=3)
 
@@ -384,5 +384,5 @@ def waits_for_one_that_is_gone():
         pipeline.forward_backward(torch.ones(2, 3), torch.ones(2))
 
 
-def test_who_waits_for_a_rank_that_is_gone_says_for_what():
+def test_a_rank_that_waits_for_a_dead_rank_names_what_it_waits_for():
     run(waits_for_one_that_is_gone, ranks=1)

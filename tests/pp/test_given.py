@@ -139,10 +139,10 @@ def evaluated():
                     whole[s].load_state_dict(state)
             whole.eval()
             with torch.no_grad():
-                due = [whole(each) for each in x[:size].chunk(M)]
+                expected = [whole(each) for each in x[:size].chunk(M)]
             assert len(losses) == len(outputs) == M * mine, name
-            assert all(map(torch.equal, outputs, due))
-            assert all(map(torch.equal, losses, map(loss_of, due, y[:size].chunk(M))))
+            assert all(map(torch.equal, outputs, expected))
+            assert all(map(torch.equal, losses, map(loss_of, expected, y[:size].chunk(M))))
             pipeline.forward_backward(x, y)
 
 

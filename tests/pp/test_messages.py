@@ -64,7 +64,7 @@ def test_ranks_never_wait_in_a_circle_even_if_every_send_waits_for_its_receiver(
     assert at == list(map(len, plans))
 
 
-def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
+def test_a_message_counts_as_sent_only_after_its_use_however_slow_a_rank_is():
     seen = []
 
     @settings(max_examples=200)
@@ -140,8 +140,8 @@ def test_what_crosses_a_cut_is_sent_and_nothing_else():
     for number, (name, cuts) in enumerate(CROSSED.items()):
         for rank in (0, 1):
             steady = Counter({x: 4 * cuts})
-            told = Counter({80: (cuts + 1 - rank) // 2})  # from the ranks that send forward
-            assert sends(recordings["ours"], rank, 2 * number) == steady + told
+            shapes = Counter({80: (cuts + 1 - rank) // 2})  # from the ranks that send forward
+            assert sends(recordings["ours"], rank, 2 * number) == steady + shapes
             assert sends(recordings["ours"], rank, 2 * number + 1) == steady
             if name in PYTORCHS:
                 assert sends(recordings["torch"], rank, 2 * number + 1) == steady

@@ -54,7 +54,7 @@ def test_the_lists_run():
     run(obeyed, expected(case)[case], ranks=2)
 
 
-def test_what_cannot_be_placed_is_told_in_a_sentence():
+def test_what_cannot_be_placed_is_reported_in_a_sentence():
     tied = GPT(replace(SMALL, tied=True))
     for stages, devices, text in [
         (cut(tied, 2), ["cpu"], "2 stages and 1 devices: give each stage its device"),

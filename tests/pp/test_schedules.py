@@ -107,5 +107,5 @@ def test_sizes_that_do_not_fit(name, sizes, text):
 # ---- lists that can be run -------------------------------------------------------------------------------
 
 
-def test_all_names_are_at_hand():
+def test_schedules_are_exported():
     assert pp.gpipe(2, 2) == pp.SCHEDULES["gpipe"](2, 2)

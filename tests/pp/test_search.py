@@ -62,7 +62,7 @@ def least_time(limits, costs, *case):
         (4, 2, True, False, 2),
     ],
 )
-def test_of_all_lists_that_there_are_none_is_quicker(ranks, microbatches, split, told_apart, times):
+def test_no_list_is_faster_than_the_one_found(ranks, microbatches, split, told_apart, times):
     draw = random.Random(ranks * microbatches)
     for _ in range(times):
         costs = {name: [draw.choice([0, 1, 1.5, 2, 4]) for _ in range(ranks)] for name in "FBIW"}
@@ -147,7 +147,7 @@ def found(reference, lists):
     assert largest_difference(piped(SMALL, torch.float32, lists), reference) == 0
 
 
-def test_what_is_found_runs():
+def test_the_schedule_found_runs():
     case = SMALL, torch.float32, 6
     lists = search(4, 6, [4, 3, 3, 2], split=True, send=0.2).schedule
     assert lists not in [list(schedule(4, 6)) for name, schedule in SCHEDULES.items() if name in ("1f1b", "zb1p")]

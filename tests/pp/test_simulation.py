@@ -133,7 +133,7 @@ def test_times_are_longest_paths_to_the_last_bit(lists, numbers):
 
 
 @pytest.mark.parametrize("costs", [{"F": [1, 2]}, {"B": -1}, {"send": [1, 2, 3, float("nan")]}])
-def test_costs_that_cannot_be(costs):
+def test_impossible_costs_are_refused(costs):
     with pytest.raises(ValueError, match="give a time of at least 0, or one for each of the 4 stages"):
         simulate(SCHEDULES["1f1b"](4, 8), **costs)
 

@@ -287,9 +287,11 @@ def of_two_batches():
             pipeline.forward_backward(*given[rank])
 
     one = r"torch.int64 of shape \(4, 5\), checksum [0-9a-f-]+"
-    told = f"is not the same everywhere: {one} on rank {{}}, which reads it, but {one} on rank {{}}; give all ranks one"
-    refuse("x " + told.format(0, 1), (x, y), (other_x, y))
-    refuse("y " + told.format(1, 0), (x, y), (None, other_y))
+    sentence = (
+        f"is not the same everywhere: {one} on rank {{}}, which reads it, but {one} on rank {{}}; give all ranks one"
+    )
+    refuse("x " + sentence.format(0, 1), (x, y), (other_x, y))
+    refuse("y " + sentence.format(1, 0), (x, y), (None, other_y))
     refuse("x is a batch of 8, and y one of 4: give the first", (batch(0, 2 * M)[0], None), (None, y))
     refuse("x is a batch of 6, which is not divisible by 4 micro-batches", (batch(0, 6)[0], None), (None, y))
     refuse("y is None on rank 1, which has the last stage and reads it", (x, y), (x, None))

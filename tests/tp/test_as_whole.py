@@ -332,5 +332,5 @@ def test_modules_on_shards_and_a_first_input_in_parts():
     assert max(run(on_shards, ranks=2)) < 1e-6
 
 
-def test_parts_taken_for_the_whole_and_models_that_change_are_told():
+def test_parts_taken_for_the_whole_and_models_that_change_are_refused():
     run(lambda: [job() for job in JOBS], ranks=2)

@@ -90,7 +90,7 @@ NOT_ALIKE = {
 }
 
 
-def test_what_must_be_alike_and_is_not():
+def test_values_that_must_be_alike_and_differ_are_refused():
     def body():
         for job, text in NOT_ALIKE.items():
             refuse(job, text, RuntimeError)

@@ -33,7 +33,7 @@ def test_groups_of_neighbours_are_made_where_all_ranks_are():
     ("heads", "ranks", "nearest"),
     [((8, 2), 3, "2 or 4"), ((6, 3), 4, "3 or 6"), ((6, 3), 7, "6"), ((5, 5), 8, "5")],
 )
-def test_heads_that_cannot_be_dealt_out(heads, ranks, nearest):
+def test_heads_that_cannot_be_split(heads, ranks, nearest):
     for style in (Queries(*heads), Keys(*heads)):
         with pytest.raises(
             ValueError, match=rf"{heads[0]} query heads over {heads[1]} .* {ranks} ranks: use {nearest}$"

@@ -130,5 +130,5 @@ def bad_calls():
     refuse(lambda: model(x, y.double()), f"targets of torch.float64 (2, 7) {fits}")
 
 
-def test_what_does_not_fit_is_told_in_a_sentence():
+def test_what_does_not_fit_is_refused_in_a_sentence():
     run(lambda: [job() for job in (bad_plans, bad_layouts, bad_models, bad_calls)], ranks=2)

@@ -165,7 +165,7 @@ def around_it():
     assert largest_difference(model, reference) < 1e-6
 
 
-def test_what_was_there_before_and_what_goes_around():
+def test_earlier_gradients_autocast_and_compilation_are_right():
     run(around_it, ranks=2)
 
 
@@ -345,5 +345,5 @@ def bad_trainings():
     refuse(lambda: torch.autograd.grad(loss, model.norm.weight, create_graph=True), text, RuntimeError)
 
 
-def test_a_training_that_would_be_wrong_is_told_in_a_sentence():
+def test_a_training_that_would_be_wrong_is_refused_in_a_sentence():
     run(bad_trainings, ranks=2)

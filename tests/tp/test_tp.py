@@ -30,7 +30,7 @@ from labs.tp import (
 )
 from labs.tp.shares import Queries
 from labs.zero import Zero
-from tests.models import Brought
+from tests.models import OtherTransformer
 from tests.tp.common import SMALL, batch, largest_difference, tp_mesh
 
 SHAPES = {
@@ -70,7 +70,7 @@ def test_one_process_has_the_same_loss_and_gradients(ranks):
         assert max(off.values()) < 1e-12, off
 
 
-def brought_plan(sequence):
+def other_plan(sequence):
     x = Shard(1) if sequence else Replicate()
     plan = {
         "wte": RowwiseParallel(output_layouts=x),
@@ -90,9 +90,9 @@ def brought():
     off = []
     for sequence in (False, True):
         torch.manual_seed(0)
-        reference = Brought().double()
+        reference = OtherTransformer().double()
         torch.manual_seed(0)
-        model = parallelize(Brought().double(), tp_mesh(), brought_plan(sequence))
+        model = parallelize(OtherTransformer().double(), tp_mesh(), other_plan(sequence))
         x, _ = batch(24)
         outputs = [each(x) for each in (model, reference)]
         for output in outputs:
@@ -137,7 +137,7 @@ def on_a_grid():
     return max(off)
 
 
-def test_fsdp_goes_on_top():
+def test_fsdp_continues_top():
     assert max(run(on_a_grid, ranks=4)) < 1e-12
 
 

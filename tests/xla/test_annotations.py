@@ -140,7 +140,7 @@ def refused():
     from labs.gspmd.annotated import layout_of
     from labs.xla.annotations import laid_out, mesh_of, partition_spec
 
-    told, down = [], layout_of("mlp.down.weight", ("dp",))
+    sentences, down = [], layout_of("mlp.down.weight", ("dp",))
     for attempt in (
         lambda: mesh_of({"dp": 2, "tp": 3}),
         lambda: laid_out(np.zeros((8, 6)), mesh_of({"dp": 4}), down, "unaffected"),
@@ -150,11 +150,11 @@ def refused():
         try:
             attempt()
         except ValueError as error:
-            told.append(str(error))
-    return told
+            sentences.append(str(error))
+    return sentences
 
 
-def test_what_does_not_fit_is_told():
+def test_what_does_not_fit_is_reported():
     need_jax()
     mesh, cut, summands = on_devices(refused, devices=4)
     assert mesh == "a mesh {'dp': 2, 'tp': 3} has 6 places, and there are 4 devices"

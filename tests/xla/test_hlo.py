@@ -76,11 +76,11 @@ def test_what_is_no_collective_is_left_out():
 
 
 @pytest.mark.parametrize("groups", ["", ", replica_groups={}", ", replica_groups=what"])
-def test_groups_that_cannot_be_read_are_told(groups):
+def test_groups_that_cannot_be_read_are_reported(groups):
     with pytest.raises(ValueError, match="which devices take part cannot be read in '%x = f32"):
         collectives(f"%x = f32[4]{{0}} all-gather(%y){groups}")
 
 
-def test_a_dtype_whose_size_is_not_known_is_told():
+def test_a_dtype_whose_size_is_not_known_is_reported():
     with pytest.raises(ValueError, match=r"the size of f4 in 'f4\[2\]' is not known"):
         bytes_of("f4[2]")

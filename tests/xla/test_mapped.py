@@ -51,8 +51,8 @@ def test_zero_3_is_one_device_and_sends_what_is_written_and_its_transpose():
     need_jax()
     losses, weights, found, held = on_devices(in_shards, TOKENS.numpy(), devices=RANKS)
     arguments = strategies.ONE_DEVICE, partial(GPT, SHALLOW), [list(TOKENS)], 1, STEPS
-    [(due, after)] = run(strategies.train, *arguments, ranks=1, device="cpu")
-    np.testing.assert_allclose(losses, due, atol=1e-5)
+    [(expected, after)] = run(strategies.train, *arguments, ranks=1, device="cpu")
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
     for name, p in after.items():
         np.testing.assert_allclose(weights[name], p, atol=1e-4, err_msg=name)
     everything = 4 * sum(p.numel() for p in after.values())
@@ -89,10 +89,12 @@ def through_stages(x):
 def test_a_pipeline_forward_and_the_backward_that_follows():
     need_jax()
     x = torch.randn(MICROBATCHES, 2, 8, 16, generator=torch.Generator().manual_seed(0)).numpy()
-    ((value, (gradients, of_x)), (due, (dues, due_of_x))), found = on_devices(through_stages, x, devices=RANKS // 2)
-    assert value == pytest.approx(due, rel=1e-4)
-    np.testing.assert_allclose(of_x, due_of_x, atol=1e-3)
+    ((value, (gradients, of_x)), (expected, (expected_gradients, expected_of_x))), found = on_devices(
+        through_stages, x, devices=RANKS // 2
+    )
+    assert value == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(of_x, expected_of_x, atol=1e-3)
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(gradient, dues[name], rtol=1e-3, atol=1e-3, err_msg=name)
+        np.testing.assert_allclose(gradient, expected_gradients[name], rtol=1e-3, atol=1e-3, err_msg=name)
     permutations = [one.groups for one in found if one.kind == "collective-permute"]
     assert sorted(permutations) == [((0, 1),), ((1, 0),)]

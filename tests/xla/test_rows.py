@@ -18,7 +18,7 @@ def one_process():
 
 
 @pytest.mark.parametrize("strategy", COMPILED, ids=lambda strategy: strategy.name)
-def test_a_row_is_one_process_s_training_and_says_what_it_was_told(strategy, one_process):
+def test_a_row_is_one_process_s_training_and_shows_its_ledgers(strategy, one_process):
     need_jax()
     losses, reference = one_process
     row = tour.read(strategy, PLAN, 2, reference)
@@ -32,7 +32,7 @@ def test_a_row_is_one_process_s_training_and_says_what_it_was_told(strategy, one
     assert tour.picture([row], PLAN).startswith(b"\x89PNG")
 
 
-def test_a_row_whose_numbers_are_others_is_told(one_process, monkeypatch):
+def test_a_row_with_wrong_numbers_is_reported(one_process, monkeypatch):
     need_jax()
     monkeypatch.setattr(tour, "on_devices", lambda *_, real=tour.on_devices, **options: real(wrong, PLAN, **options))
     [fault] = tour.read(COMPILED[0], PLAN, 2, one_process[1]).differs

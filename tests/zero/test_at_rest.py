@@ -68,7 +68,7 @@ def moved(stage, throw_away):
     return before - zero.full_state_dict()["weight"].item()
 
 
-def test_a_batch_that_was_thrown_away_does_not_count():
+def test_a_discarded_batch_does_not_count():
     found = run(lambda: [moved(stage, way) for stage in STAGES for way in THROWN_AWAY], ranks=2)
     for rank in found:
         assert rank == pytest.approx([1.0] * len(rank))

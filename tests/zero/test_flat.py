@@ -18,7 +18,7 @@ from tests.zero.common import ADAMW, SGD, STAGES, Mean
 # ---- bad input -------------------------------------------------------------------------------------------
 
 
-def test_a_shard_may_be_changed_if_all_ranks_are_told():
+def test_a_shard_may_be_changed_with_a_refresh_on_all_ranks():
     def body():
         seen = []
         for stage in STAGES:
@@ -111,7 +111,7 @@ def losses_of(change, stage):
     return torch.stack(losses).tolist()
 
 
-def test_what_happens_to_a_sharded_model_is_right_or_told():
+def test_changes_of_a_sharded_model_are_right_or_refused():
     right = [case for case, change in CHANGES.items() if None in (change.flat, change.dropped)]
     [plain] = run(lambda: {case: losses_of(CHANGES[case], 0) for case in right}, ranks=1)
     cases = [(case, stage) for case in CHANGES for stage in STAGES]
@@ -131,7 +131,7 @@ def test_what_happens_to_a_sharded_model_is_right_or_told():
                 assert sentence in str(got), (case, stage)
 
 
-def test_a_vector_that_is_replaced_is_told():
+def test_a_vector_that_is_replaced_is_reported():
     def body():
         for stage in STAGES:
             model = nn.Linear(2, 1, bias=False)

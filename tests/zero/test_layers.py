@@ -188,7 +188,7 @@ class Experts(nn.Module):
         return self.experts[dist.get_rank()](self.below(x)).square().mean()
 
 
-def test_an_evaluation_with_different_layers_is_told_before_its_loss_is_used():
+def test_an_evaluation_with_different_layers_is_refused_before_its_loss_is_used():
     def body():
         Zero(model := Experts(), 3, SGD)
         with torch.no_grad():

@@ -334,9 +334,9 @@ def test_what_cannot_be_trained_is_refused_in_words():
         cases = [(case, stage) for case, stages, _ in CANNOT_BE_TRAINED for stage in stages]
         return [words_of(lambda: case(Zero(Awkward(), stage, ADAMW), batch(0, 0))) for case, stage in cases]  # noqa: B023
 
-    due = [sentence for _, stages, sentence in CANNOT_BE_TRAINED for _ in stages]
+    expected = [sentence for _, stages, sentence in CANNOT_BE_TRAINED for _ in stages]
     for words in run(body, ranks=2):
-        for word, sentence in zip(words, due, strict=True):
+        for word, sentence in zip(words, expected, strict=True):
             assert sentence in (word or ""), (word, sentence)
 
 

@@ -294,9 +294,9 @@ def test_tries_are_kept_drawn_and_shown(course, capsys, monkeypatch):
     monkeypatch.setenv("LABS_PLOT", "off")
     assert course(lambda: 30).picture is None
     assert main(["challenges"]) == main(["progress"]) == 0
-    told = capsys.readouterr().out
-    assert "your best: 80.1 (6 tries); straightforward 10.0" in told
-    assert "02 toy: 80.1; straightforward 10.0" in told
+    printed = capsys.readouterr().out
+    assert "your best: 80.1 (6 tries); straightforward 10.0" in printed
+    assert "02 toy: 80.1; straightforward 10.0" in printed
 
 
 def test_the_courses_own_answer_by_other_names_is_not_a_learners(course):
@@ -320,8 +320,8 @@ def test_a_class_can_be_shown_without_names(course, tmp_path, capsys):
     assert main(["challenges", *folders]) == 0
     assert re.search(r"anna +20\.0", capsys.readouterr().out)
     assert main(["challenges", "--no-names", *folders]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"learner 1 +61\.2\nlearner 2 +20\.0", told) and "anna" not in told
+    printed = capsys.readouterr().out
+    assert re.search(r"learner 1 +61\.2\nlearner 2 +20\.0", printed) and "anna" not in printed
     assert main(["challenges", "nobody"]) == 1
 
 

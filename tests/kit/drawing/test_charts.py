@@ -129,7 +129,7 @@ def test_collectives_of_a_step_are_counted_from_its_first(canvas):
     assert "all-gather 2" in words and "all-gather 3" not in words
 
 
-def test_kinds_of_collectives_are_told_apart(canvas):
+def test_kinds_of_collectives_are_reported_apart(canvas):
     fills = [
         palette.COLLECTIVES.get(op, palette.KINDS["comm"]) for op in ("all_reduce", "all_gather", "reduce_scatter")
     ]

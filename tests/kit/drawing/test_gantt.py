@@ -114,7 +114,7 @@ def test_a_wrong_list_is_drawn_up_to_its_first_wrong_instructions(lists, labels,
 
 
 @pytest.mark.parametrize("lists", [[], [[]], "0F0", [3]])
-def test_what_is_no_list_has_no_picture(lists):
+def test_an_invalid_list_has_no_picture(lists):
     with pytest.raises(pp.WrongSchedule, match=r"is no schedule|is empty"):
         draw.schedule(lists)
 
@@ -127,7 +127,7 @@ def test_what_is_no_list_has_no_picture(lists):
         ({"B": [1, 2, 3]}, "B=[1, 2, 3]: give a time of at least 0, or one for each of the 2 stages"),
     ],
 )
-def test_costs_that_cannot_be_have_no_picture(costs, text):
+def test_impossible_costs_have_no_picture(costs, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         draw.schedule(pp.gpipe(2, 2), **costs)
 
@@ -201,8 +201,8 @@ def test_the_last_step_is_drawn_beneath_the_simulated_one(recording, canvas):
     assert figure.alt == draw.schedule(LISTS, recording=recording, step=1).alt
     assert f"recorded: bubble {recording.schedule(LISTS, 1).bubble:.1%} of " in figure.alt
     exact = pp.simulate(LISTS, F=0.01, B=0.02)
-    told = draw.schedule(LISTS, recording=recording, F=0.01, B=0.02).alt
-    assert f"simulated: bubble {exact.bubble:.1%} of 240 ms" in told
+    printed = draw.schedule(LISTS, recording=recording, F=0.01, B=0.02).alt
+    assert f"simulated: bubble {exact.bubble:.1%} of 240 ms" in printed
     panel = canvas(overlays.overlay, LISTS, recording, None, {}).axes[0]
     lanes = [{round(path.get_extents().y0) for path in each.get_paths()} for each in panel.collections]
     assert {round(y) for lane in lanes for y in lane} == {0, 16, 44, 60}

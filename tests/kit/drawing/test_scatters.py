@@ -28,6 +28,6 @@ def test_points_lie_on_their_axes_and_words_on_the_points():
 
 
 @pytest.mark.parametrize("points", [[], [draw.Point(0, 1, "", "")], [draw.Point(1, -1, "", "")]])
-def test_what_no_logarithmic_axis_has(points):
+def test_values_off_a_logarithmic_axis_are_refused(points):
     with pytest.raises(ValueError, match="at least one point, and logarithmic axes need coordinates above 0"):
         draw.scatter(points, "x", "y")

@@ -104,7 +104,7 @@ def test_a_row_sends_and_holds_what_cost_says_and_waits_for_nothing(stepped, nam
 
 
 @pytest.mark.soak
-def test_likewise_on_every_shape():
+def test_every_shape_sends_and_holds_what_cost_says():
     asked = [(row.name, shape) for row in STRATEGIES for shape in SHAPES]
     stepped = rehearsed(asked)
     for name, shape in asked:
@@ -179,7 +179,7 @@ def reads_its_loss() -> float:
     return torch.ones(2).sum().item()
 
 
-def test_what_cannot_be_is_told_in_a_sentence():
+def test_impossible_dry_runs_are_refused_in_a_sentence():
     with pytest.raises(NeedsNumbers, match=r"test_dry.py line \d+: return torch.ones.* asks for numbers"):
         dry(reads_its_loss, ranks=1024, rank=17)
     with pytest.raises(ValueError, match="rank 1024 is not there: 1,024 ranks are 0 to 1,023"):

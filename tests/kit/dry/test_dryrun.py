@@ -26,13 +26,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_bad_input_is_told_in_a_sentence(words, capsys):
+def test_a_bad_input_is_reported_in_a_sentence(words, capsys):
     assert main([*RIGHT, *words.split()]) == 1
     assert capsys.readouterr().err.startswith(WRONG[words])
 
 
-def test_two_ranks_are_told_side_by_side(capsys):
+def test_two_ranks_are_printed_side_by_side(capsys):
     assert main([*RIGHT, "--rank", "1", "15"]) == 0
-    told = capsys.readouterr().out
-    assert "fsdp-tp, tiny, 1 × 64 tokens, of 16 ranks in a steady step\nassumed: AdamW; parameters" in told
-    assert "rank 1 holds at its peak" in told and "rank 15 holds at its peak" in told and "across nodes" in told
+    printed = capsys.readouterr().out
+    assert "fsdp-tp, tiny, 1 × 64 tokens, of 16 ranks in a steady step\nassumed: AdamW; parameters" in printed
+    assert (
+        "rank 1 holds at its peak" in printed and "rank 15 holds at its peak" in printed and "across nodes" in printed
+    )

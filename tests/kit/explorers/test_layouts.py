@@ -44,7 +44,7 @@ def moved():
     return said
 
 
-def test_it_tells_what_real_tensors_hold_and_send():
+def test_it_shows_what_real_tensors_hold_and_send():
     result = run(moved, ranks=4, device="cpu", record="communication")
     for step, (source, target) in enumerate(PAIRS):
         text = play.placements(**settings(source, target)).still.text

@@ -21,5 +21,5 @@ def test_it_says_what_the_plan_says():
     assert "No layout fits" in widget.picture(**widget.settings).text
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence():
+def test_an_unknown_cluster_is_refused_in_a_sentence():
     assert "give a multiple of 16" in planner.picture("0.4B", "V100", 24, 8).text

@@ -60,6 +60,6 @@ def test_a_saved_notebook_keeps_the_first_picture(explorer):
         (play.links, {"bytes": 3}, "bytes is not a control"),
     ],
 )
-def test_a_setting_that_is_none_is_told(explorer, begin, message):
+def test_an_invalid_setting_is_refused(explorer, begin, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         explorer(**begin)

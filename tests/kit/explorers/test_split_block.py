@@ -91,7 +91,7 @@ def test_held_is_what_cost_says():
     assert f"rank 0 of 4 holds at most {explorer.size(peak)}" in drawn(**explorer.BEGIN).text
 
 
-def test_it_begins_where_it_is_told():
+def test_it_begins_at_the_given_settings():
     assert play.tensor_parallel(ranks=8, x=SHARDS).settings == explorer.BEGIN | {"ranks": 8, "x": True}
 
 

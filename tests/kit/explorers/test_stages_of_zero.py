@@ -148,7 +148,7 @@ def test_words_fit_and_do_not_overlap(name):
 # ---- the widget ------------------------------------------------------------------------------------------
 
 
-def test_it_tells_what_cost_predicts():
+def test_it_shows_what_cost_predicts():
     widget = play.memory(model="llama3-70b", ranks=512, batch=2, context=4096, recompute="full")
     job = cost.Job(PRESETS["llama3-70b"], 2, ranks=512, context=4096, precision="mixed", recompute="full")
     for name, stage in explorer.STAGES.items():

@@ -77,7 +77,7 @@ def test_without_one_part_of_a_call_nothing_is_sound(events, data):
 
 @settings(max_examples=100)
 @given(JOB, st.data())
-def test_what_the_strict_let_pass_the_kind_do(events, data):
+def test_lenient_rules_pass_what_strict_rules_pass(events, data):
     """Check calls in any order."""
     times = data.draw(st.permutations([event.start for event in events]))
     moved = [replace(event, start=now, batch=None) for event, now in zip(events, times, strict=True)]

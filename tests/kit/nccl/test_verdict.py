@@ -40,7 +40,7 @@ def test_published_cases(case, recorded):
     assert case.told in repr(verdict), case.thread
 
 
-def test_a_dry_run_tells_the_same_of_memory():
+def test_a_dry_run_gives_the_same_verdicts_on_memory():
     """Check all cases of memory except coalesced ones, for which PyTorch's fake tensors have no kernel."""
     cases = [case for case in CASES if case.thread.startswith("rule 7") and "coalesced" not in case.name]
     found = split(dry(run_all, cases, ranks=4, rank=range(4)).communication, cases)
@@ -93,7 +93,7 @@ def test_the_gravest_finding_is_the_verdict():
     assert repr(verdict).startswith("hangs for certain: rank 1 stands at all_reduce of 16 bytes (test_verdict.py:")
 
 
-def test_a_circle_is_drawn_and_told():
+def test_a_circle_is_drawn_and_reported():
     def job(rank, g):
         if rank < 3:
             dist.recv(torch.ones(4), (rank + 1) % 3)
@@ -106,7 +106,7 @@ def test_a_circle_is_drawn_and_told():
     assert asked(lambda rank, g: dist.barrier())._repr_mimebundle_() == {"text/plain": "sound: 4 calls of 4 ranks"}
 
 
-def test_one_that_never_comes_is_drawn_and_told():
+def test_a_call_that_never_comes_is_drawn_and_reported():
     def job(rank, g):
         if rank < 3:
             dist.all_reduce(torch.ones(4))

@@ -53,10 +53,10 @@ def test_a_new_group_that_its_members_alone_call():
         if dist.get_rank() < 2:
             dist.barrier(group=dist.new_group([0, 1]))
 
-    told = (
+    message = (
         r"rank 2 returned without joining new_group number 1, new_group \[0, 1\].*: all ranks have to, or its members"
     )
-    with pytest.raises(RankError, match=told) as caught:
+    with pytest.raises(RankError, match=message) as caught:
         run(job, ranks=3)
     assert caught.value.kind == "returned" and caught.value.ranks == (2,)
 
@@ -88,8 +88,10 @@ def test_what_gloo_says_of_its_end_is_in_the_error_where_nothing_better_is_known
 
     with pytest.raises(RankError, match="died of SIGABRT") as caught:
         run(job, ranks=1)
-    told = "Connection closed by peer\nterminate called after throwing an instance of 'gloo::IoException'\n  what():  ["
-    assert told in str(caught.value)
+    message = (
+        "Connection closed by peer\nterminate called after throwing an instance of 'gloo::IoException'\n  what():  ["
+    )
+    assert message in str(caught.value)
     assert capfd.readouterr().out == "[rank 0] before\n"
 
 
@@ -100,8 +102,8 @@ def test_groups_made_in_another_order():
         dist.new_group(second)
         dist.barrier()
 
-    told = r"agree on new_group number 1: ranks 0 and 1 called new_group \[0, 1\], rank 2 called new_group \[1, 2\]"
-    with pytest.raises(RankError, match=told) as caught:
+    message = r"agree on new_group number 1: ranks 0 and 1 called new_group \[0, 1\], rank 2 called new_group \[1, 2\]"
+    with pytest.raises(RankError, match=message) as caught:
         run(job, ranks=3)
     assert caught.value.kind == "mismatch" and caught.value.ranks == (2,)
 
@@ -170,14 +172,14 @@ def test_where_gloo_would_take_a_tensor_for_a_contiguous_one_it_is_refused():
     """
 
     def job():
-        told, whole = "which gloo takes for a contiguous one", torch.arange(8.0).view(4, 2)
+        message, whole = "which gloo takes for a contiguous one", torch.arange(8.0).view(4, 2)
         for layout in ("gaps", "expanded"):
             for call in IN_PLACE.values():
-                with pytest.raises(ValueError, match=told):
+                with pytest.raises(ValueError, match=message):
                     call(in_layout(layout, 4, 2))
         for name, call in OUT_OF_PLACE.items():
             for layout in ("gaps", "expanded", "turned")[: 2 if name == "scatter" else 3]:  # only its root has both
-                with pytest.raises(ValueError, match=told):
+                with pytest.raises(ValueError, match=message):
                     call(in_layout(layout, 4, 2), whole)
         sums = []
         for x in (whole.clone(), in_layout("turned", 4, 2).copy_(whole)):
@@ -219,7 +221,7 @@ def scattered_in_two_sizes():
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "message"),
     [
         (of_two_orders, r"rank 1 called all_reduce float32\[4, 3\] of strides \(1, 4\)"),
         (of_two_dtypes, r"the dtype of a message: rank 0 called send float32\[4\] to 1, rank 1 called recv int32\[4\]"),
@@ -228,9 +230,9 @@ def scattered_in_two_sizes():
         (scattered_in_two_sizes, r"rank 1 called scatter float32\[5\] from 0"),
     ],
 )
-def test_what_arrives_as_something_else_is_told(job, told):
+def test_a_message_received_as_something_else_is_reported(job, message):
     """Check two cases that gloo completes, with nonsense, and two over which it ends the process."""
-    with pytest.raises(RankError, match=told) as caught:
+    with pytest.raises(RankError, match=message) as caught:
         run(job, ranks=2)
     assert caught.value.kind == "mismatch"
     assert all("test_diagnosis.py line" in where.site for where in caught.value.where)
@@ -265,7 +267,7 @@ def test_a_collective_in_a_thread_is_named(daemon):
     assert caught.value.ranks == (1,)
 
 
-def test_a_daemon_thread_may_wait_while_the_rank_goes_on():
+def test_a_daemon_thread_may_wait_while_the_rank_continues():
     """Let both ranks stand still for a while, one in a thread; the main thread then sends what the other waits for."""
 
     def job():
@@ -375,7 +377,7 @@ def twenty_cases():
 
 
 @pytest.mark.parametrize(("op", "members", "culprit", "fault"), list(twenty_cases()))
-def test_a_fault_is_told_by_rank_op_and_line(op, members, culprit, fault):
+def test_a_fault_is_reported_with_rank_op_and_line(op, members, culprit, fault):
     """Check what the ranks did, not the clock: only the loop waits for the timeout.
 
     `make bench` measures the seconds.
@@ -415,7 +417,7 @@ def test_a_mismatch_that_gloo_completes_silently_is_caught():
         run(job, ranks=2)
 
 
-def test_a_ring_of_blocking_sends_is_told():
+def test_a_ring_of_blocking_sends_is_reported():
     def ring():
         rank, x = dist.get_rank(), torch.ones(1 << 20)
         dist.send(x, (rank + 1) % 3)
@@ -426,7 +428,7 @@ def test_a_ring_of_blocking_sends_is_told():
     assert caught.value.kind == "deadlock" and caught.value.ranks == (0, 1, 2)
 
 
-def test_a_message_that_nobody_sends_is_told():
+def test_a_message_that_nobody_sends_is_reported():
     def job():
         if dist.get_rank() == 0:
             dist.recv(torch.empty(4), 1)
@@ -465,7 +467,7 @@ def test_the_first_cause_is_named_and_not_its_consequences():
     assert "ranks 0, 1 and 3 then had to stop" in str(caught.value)
 
 
-def test_the_same_failure_on_all_ranks_is_told_once():
+def test_the_same_failure_on_all_ranks_is_reported_once():
     def job():
         raise ValueError("no batch")
 

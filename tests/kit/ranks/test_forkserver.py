@@ -144,7 +144,7 @@ def test_a_second_interrupt_leaves_nothing_behind(own_folder, monkeypatch):
     assert come_back_to(before, 2)
 
 
-def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs():
+def test_when_the_process_that_forks_is_killed_an_error_says_so_and_the_next_job_runs():
     threading.Timer(0.3, lambda: FORKSERVER.process.kill()).start()
     with pytest.raises(RankError, match="the process that starts ranks was killed"):
         run(time.sleep, 60, ranks=2)

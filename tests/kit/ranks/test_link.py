@@ -80,7 +80,7 @@ def test_seconds_by_hand(op, group, across, trips):
     assert LINK.seconds(op, 1e6, ranks=4, group=group) == pytest.approx(across * 1e6 / WIRE + trips * 1e-3)
 
 
-def test_a_root_and_the_whole_job_are_what_is_meant_when_left_out():
+def test_root_and_group_default_to_rank_0_and_the_whole_job():
     assert LINK.seconds("broadcast", 1e6, 4) == LINK.seconds("broadcast", 1e6, 4, range(4), root=0)
     assert LINK.seconds("gather", 1e6, 4, (0, 1, 2), root=2) == pytest.approx(2e6 / WIRE + 1e-3)
     assert Link(4, 200e6).seconds("all_reduce", 1e6, 8) == pytest.approx(1.75e6 / WIRE)  # every wire carries as much
@@ -284,7 +284,7 @@ def everything():
         call()
 
 
-def test_bytes_by_whom_they_go_to():
+def test_bytes_by_destination():
     seen = run(everything, ranks=4, link=Link(2, "100 Gbit/s"), record="communication").recording
     to = [{event.step: event.to for event in seen.select(rank)} for rank in range(4)]
     everyone = {0: 12, 2: 12, 3: 12}
@@ -306,7 +306,7 @@ def test_bytes_by_whom_they_go_to():
     assert [seen.across(1, step) for step in range(11)] == [60, 36, 36, 24, 20, 24, 24, 0, 0, 12, 12]
 
 
-def test_without_a_link_nothing_crosses_and_it_is_said():
+def test_without_a_link_nothing_crosses_and_an_error_says_so():
     seen = run(dist.barrier, ranks=2, record="communication").recording
     with pytest.raises(ValueError, match=r"run\(\.\.\., link=Link\(\.\.\.\)\)"):
         seen.across()
@@ -358,7 +358,7 @@ def test_a_collective_that_fails_late_raises_where_it_is_waited_for():
         run(job, ranks=4, link=LINK)
 
 
-def test_ranks_that_wait_for_each_other_are_told_as_ever():
+def test_ranks_that_wait_for_each_other_are_reported_as_without_a_link():
     def job():
         dist.recv(torch.zeros(1), (dist.get_rank() + 1) % 2)
 
@@ -386,7 +386,7 @@ def test_ranks_that_wait_for_each_other_are_told_as_ever():
         ({"nodes": 65}, "2 to 64"),
     ],
 )
-def test_no_such_link(arguments, words):
+def test_an_impossible_link_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         Link(**{"nodes": 2, "bandwidth": 1e6, "latency": 0.0} | arguments)
 
@@ -401,7 +401,7 @@ def test_no_such_link(arguments, words):
         ({"link": LINK, "device": "cuda"}, ValueError, "only gloo can be slowed"),
     ],
 )
-def test_no_such_job(arguments, kind, words):
+def test_a_job_that_does_not_fit_the_link_is_refused(arguments, kind, words):
     with pytest.raises(kind, match=words):
         run(dist.get_rank, **arguments)
 
@@ -421,7 +421,7 @@ def test_a_real_cluster_has_wires_of_its_own(monkeypatch):
         (("send", 1, 5), "2 nodes for ranks=5"),
     ],
 )
-def test_no_such_transfer(arguments, words):
+def test_an_impossible_transfer_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         LINK.seconds(*arguments)
 

@@ -22,7 +22,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_of_50_mb_the_first_and_the_last_are_shown(kind, capsys):
+def test_the_first_and_last_of_50_mb_are_shown(kind, capsys):
     """Check that it takes under 2 s on a quiet machine, as this process's processor time, which others' load does not
     change.
     """

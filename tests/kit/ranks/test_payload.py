@@ -63,7 +63,7 @@ def test_large_values_do_not_pass_through_a_socket():
     assert mine < 4 * (time.process_time() - began), "a few copies of 256 MiB"
 
 
-def test_where_warnings_are_errors_the_ranks_own_error_is_told():
+def test_where_warnings_are_errors_the_ranks_own_error_is_reported():
     def job():
         warnings.warn("mind the gap", stacklevel=1)
         raise ValueError("the cause")
@@ -74,7 +74,7 @@ def test_where_warnings_are_errors_the_ranks_own_error_is_told():
     assert caught.value.__notes__ == ["UserWarning: mind the gap"]
 
 
-def test_of_a_message_of_megabytes_both_ends_are_shown():
+def test_both_ends_of_a_message_of_megabytes_are_shown():
     def job():
         warnings.warn(f"first{'x' * 20_000_000}last", stacklevel=1)
         raise ValueError(f"first{'y' * 20_000_000}last")
@@ -86,7 +86,7 @@ def test_of_a_message_of_megabytes_both_ends_are_shown():
     assert len(str(caught.value)) < 200_000
 
 
-def test_of_thousands_of_warnings_the_first_are_shown():
+def test_the_first_of_thousands_of_warnings_are_shown():
     def job():
         for step in range(1001):
             warnings.warn(f"{step}", stacklevel=1)
@@ -120,7 +120,7 @@ def test_what_is_set_in_pytorch_is_set_on_the_ranks():
     assert run(settings, ranks=1)[0] == before == settings()
 
 
-def test_a_default_device_that_no_rank_has_is_told():
+def test_a_default_device_that_no_rank_has_is_reported():
     x = torch.ones(2)
     with torch.device("meta"), pytest.raises(ValueError, match=r"made on 'meta' by default here .*in the function, or"):
         run(lambda: x, ranks=1)

@@ -134,7 +134,7 @@ def test_50_recorded_jobs_end_without_an_abort(tmp_path):
     jobs_end_well(tmp_path, 50)
 
 
-def test_a_fault_is_told_and_the_timeout_counts_and_says_where_each_rank_stands(tmp_path):
+def test_a_fault_is_reported_and_the_timeout_counts_and_says_where_each_rank_stands(tmp_path):
     done = torchrun(tmp_path, FAULTS)
     assert done.returncode, "the last one's"
     assert sorted(re.findall(r"\w+ ended \w+", done.stdout)) == [

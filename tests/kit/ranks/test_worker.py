@@ -78,7 +78,7 @@ def test_a_coroutine_function_is_refused():
 
 
 @pytest.mark.parametrize("timeout", ["5", None, float("nan"), -1])
-def test_a_timeout_that_is_no_number(timeout):
+def test_a_timeout_must_be_a_number(timeout):
     with pytest.raises(ValueError, match=f"timeout={timeout!r}: give a number of seconds above 0"):
         run(print, timeout=timeout)
 
@@ -101,7 +101,7 @@ def full_disk(tmp_path):
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_told(full_disk, monkeypatch):
+def test_a_full_disk_is_reported(full_disk, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(full_disk))
     with pytest.raises(OSError, match=rf"No space left on device for temporary files in {full_disk}: .*set TMPDIR"):
         run(print, ranks=2)
@@ -124,7 +124,7 @@ def test_a_forked_process_that_returns_does_not_answer_for_its_rank(capsys):
     assert "[rank 0] AssertionError: in the child" in capsys.readouterr().out
 
 
-def test_a_stopped_process_is_told():
+def test_a_stopped_process_is_reported():
     def job():
         if dist.get_rank() == 0:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -233,7 +233,7 @@ def test_an_interrupt_says_where_the_ranks_were(tmp_path):
     assert_nothing_is_left(tmp_path, pids)
 
 
-def test_limits_on_open_files_are_raised_or_told_and_nothing_outlives_sigterm(tmp_path):
+def test_limits_on_open_files_are_raised_or_reported_and_nothing_outlives_sigterm(tmp_path):
     body = """
     def job():
         print("pid", os.getpid(), flush=True)

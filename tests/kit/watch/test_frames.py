@@ -48,13 +48,13 @@ class Lines(queue.Queue):
         return source_line(learner_frame(sys._getframe(2)))  # the frame of queue.put
 
 
-def test_a_line_within_the_standard_library_is_told_as_the_line_that_called_it():
+def test_a_line_within_the_standard_library_is_reported_as_the_line_that_called_it():
     lines = Lines()
     lines.put(None)  # through queue.py
     assert lines.get() == f"test_frames.py line {line_of('lines.put(None)')}: lines.put(None)  # through queue.py"
 
 
-def test_a_thread_tells_its_own_line():
+def test_a_thread_reports_its_own_line():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: here()).result().startswith("test_frames.py line ")
         bare = pool.submit(sys._getframe).result()  # nobody's own code: only threading.py and concurrent.futures

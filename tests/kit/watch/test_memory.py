@@ -292,7 +292,7 @@ def test_flex_attention():
     assert torch.equal(answer, attend()) and last(line)["temporary"] == answer.nbytes
 
 
-def test_torch_func_works_and_the_pass_says_what_it_cannot_tell():
+def test_torch_func_works_and_the_pass_says_what_it_cannot_measure():
     model, x = nn.Linear(4, 4, bias=False), torch.ones(2, 4)
 
     def loss(parameters):

@@ -36,7 +36,7 @@ def all_of_them():
     return found
 
 
-def test_it_tells_all_that_was_sent():
+def test_it_shows_everything_that_was_sent():
     results = run(all_of_them, ranks=3, device="cpu", record="communication")
     whole, megatron, other = results[0]
     for step, rows in enumerate(results[0]):
@@ -48,6 +48,6 @@ def test_it_tells_all_that_was_sent():
     assert gelu["why"] == "ab->ab, linear in nothing" and gelu["from"] == "Partial()"
 
 
-def test_a_name_that_there_is_not():
+def test_an_unknown_name_is_refused():
     with pytest.raises(RankError, match=r"no parameter is called 'up'.* there are weight, bias, x"):
         run(redistributions.redistributed, nn.Linear(2, 2), {"up": [Shard(0)]}, torch.ones(2, 2), ranks=1, device="cpu")

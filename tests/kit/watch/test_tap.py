@@ -59,7 +59,7 @@ def functional(pairs):
     return there
 
 
-def test_whatever_is_functional_comes_by_the_tap():
+def test_every_functional_collective_passes_the_tap():
     """Check the ones that torch.compile and DTensor issue; each ends in an operator of c10d."""
     prefix = "_c10d_functional::"
     names = sorted(
@@ -98,7 +98,7 @@ class Counts(tap.Listener):
         self.count += 1
 
 
-def test_what_was_installed_goes_again():
+def test_uninstall_removes_what_was_installed():
     """Uninstall before the course is imported anew in a rank; otherwise each collective would be shown twice."""
 
     def body():
