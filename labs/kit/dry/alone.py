@@ -79,7 +79,7 @@ def unheard() -> Iterator[None]:
         for module in (batches, training):  # no target is ignored
             stack.enter_context(patch.object(module, "counted", Tensor.numel))
         stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
-        stack.enter_context(patch.object(group, "added_up", added_up))
+        stack.enter_context(patch.object(group, "sum_parts", added_up))
         for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
             stack.enter_context(patch.object(torch_ddp, name, nothing))
         stack.enter_context(patch.object(torch_fsdp, "_chunk_with_empty", Chunks))
