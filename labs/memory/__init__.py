@@ -1,12 +1,12 @@
-"""Hold less.
+"""Memory: three ways in which a rank holds fewer bytes.
 
 In this order:
 
-    precision     compute in two bytes, remember in four; loss scaling
-    selective     operations whose outputs are kept, and not computed again
-    surroundings  what a second run needs, so that it does what the first one did
-    recompute     activations computed twice, so that they need not be kept; PyTorch calls it checkpointing
+    precision     mixed precision: compute in two bytes, update in four; loss scaling
+    selective     operations whose outputs are saved for the recomputation, which then skips them
+    surroundings  the state that a recomputation needs in order to repeat the first run
+    recompute     activations that are recomputed in backward, and not held until then: activation checkpointing
     mapped_files  tensors in files that are mapped into memory
-    disk          numbers in files that no crash can spoil
+    disk          optimizer state in files that no crash can damage
     offload       optimizer state in host memory or on disk
 """

@@ -1,27 +1,27 @@
-"""Numbers on disk that no crash can spoil, and that are told when they are no longer what was written.
+"""Optimizer state on disk that no crash can damage; files that were changed otherwise are detected.
 
-What is stored never lands on what is committed.  Each round of changes, a generation, has its own files:
+A committed file is never overwritten.  Each step makes a new generation, which has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
-    (update)  whoever fetched it changes the numbers in place, as they would any tensor
+    (update)  the caller changes the numbers in place, like those of any tensor
     store     take the file's checksum, and flush it
-    commit    when all are stored: write down which files count, flush that, and rename it to a name that counts
+    commit    after all are stored: write a record that names the valid files, flush it, and rename it to its final name
 
-    rank-0-of-2/  generation-11.json  parameter-0.11  parameter-1.11 ...      the commit before
-                  generation-12.json  parameter-0.12  parameter-1.12 ...      the last one
+    rank-0-of-2/  generation-11.json  parameter-0.11  parameter-1.11 ...      the commit before the last
+                  generation-12.json  parameter-0.12  parameter-1.12 ...      the last commit
 
-To whoever looks, a rename has either happened or not.  So a process killed at any moment leaves one generation that
-is whole, and perhaps some files of the next, which the next opening removes.
+A rename is atomic: it has either happened, or not.  So a process that is killed at any moment leaves one complete
+generation, and perhaps some files of the next, which the next opening removes.
 
-Each rank commits for itself, and one may have done so when another was killed.  The next opening takes the last
-generation that all have: since no rank can finish a step without the others, they are one commit apart at most, and
-the one before the last is still there.
+Each rank commits for itself, so a rank may have committed a step while another was killed before its commit.  The next
+opening takes the last generation that all ranks have.  Since no rank can finish a step without the others, ranks are
+one commit apart at most, and the generation before the last is still there.
 
-Disks decay, and people copy files.  So a record says whose it is, of which step, and what the checksum of each file
-is, its own included; and ranks that open a folder together agree on a random word, which their records have in common
-from then on.  The next opening reads all of it before it removes anything.
+Disks fail, and people copy files.  So a record has the rank, the step, and the checksum of each file and of itself.
+Ranks that open a folder together also agree on a random word, which all their later records contain.  The next opening
+reads and checks all of this before it removes anything.
 
-`labs.memory.mapped_files` says how tensors lie in a file.
+`labs.memory.mapped_files` explains the format of a file.
 """
 
 import json
@@ -39,25 +39,27 @@ import torch.distributed as dist
 from labs.agree import on_all_ranks
 from labs.memory.mapped_files import Layout, Values, allocated, checksum, describe, flush, mapped
 
-OURS = re.compile(r"parameter-\d+\.\d+|generation-\d+\.(json|draft)")  # all other files are somebody else's
-Entry = tuple[str, Layout, int]  # of a record: a parameter's file, and its checksum
+OURS = re.compile(r"parameter-\d+\.\d+|generation-\d+\.(json|draft)")  # all other files in the folder are not ours
+Entry = tuple[str, Layout, int]  # an entry of a record: a parameter's file, its layout, and its checksum
 Record = dict[str, Any]
-Origin = tuple[int, str]  # of a record: the number of its step, and the random word
+Origin = tuple[int, str]  # the origin of a record: the number of its step, and the random word
 
 
 class Disk:
-    """A folder for each rank.  A record says which file a parameter is in, and how; the newest record counts.
+    """A tier on disk: a folder for each rank, whose newest record names the file and the layout of each parameter.
 
-    Raises ValueError, on all ranks, for a file that is missing, damaged or another one's; for files without a record;
-    for a file where a folder should be; and if the ranks' last steps are further apart than the one step of a crash,
-    or not of one training.  Nothing is removed then.
+    where: the folder in which each rank's folder lies
+
+    Raises ValueError, on all ranks, for a file that is missing, damaged or of another rank; for files without a record;
+    for a file in place of a folder; and if the ranks' last commits are more than one step apart, or of different
+    trainings.  No file is removed then.
     """
 
     def __init__(self, where: Path) -> None:
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.folder = where / f"rank-{self.rank}-of-{self.ranks}"
         self.steps, self.entries, self.fetched = 0, {}, {}
-        records: dict[int, Record] = {}  # by generation
+        records: dict[int, Record] = {}  # {generation: record}
 
         def look() -> tuple[str, dict[int, Origin]]:
             records.update(self.records(where))
@@ -69,25 +71,28 @@ class Disk:
             self.steps = records[self.generation]["steps"]
             self.entries = dict(enumerate(records[self.generation]["parameters"]))
         on_all_ranks(self.require_files)
-        on_all_ranks(self.keep)  # before any of them begins to write
+        on_all_ranks(self.keep)  # all ranks have cleaned up before any rank begins to write
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def read(self, i: int) -> Values:
-        """As it was committed.  Writing to these tensors changes no file."""
+        """Return parameter i's tensors as they were committed.  Writing to these tensors changes no file."""
         name, layout, _ = self.entries[i]
         return mapped(self.folder / name, layout, shared=False)
 
     def fetch(self, i: int) -> Values:
-        """A copy, in the file that the next commit is to name."""
+        """Return a copy of parameter i's tensors, in the file that the next commit will name."""
         name, layout, _ = self.entries[i]
         shutil.copyfile(self.folder / name, self.next(i))
         self.fetched[i] = mapped(self.next(i), layout, shared=True)
         return self.fetched[i]
 
     def store(self, i: int, values: Values) -> Entry:
-        """Flush the file; what an optimizer made anew, in its first step or in each, is written first."""
+        """Flush parameter i's file, and return its entry for the record.
+
+        Tensors that the optimizer made anew, in its first step or in each, are written to the file first.
+        """
         file, layout = self.fetched.pop(i, {}), describe(values)
         if describe(file) != layout:
             file = mapped(allocated(self.next(i), layout), layout, shared=True)
@@ -98,7 +103,7 @@ class Disk:
         return self.next(i).name, layout, checksum(self.next(i))
 
     def commit(self, steps: int, stored: dict[int, Entry]) -> None:
-        """From the rename on, and not before, what was stored is what will be found."""
+        """Make the stored files valid: up to the rename the next opening finds the old ones, and from then on these."""
         before = self.files()
         self.generation += 1
         self.steps, self.entries = steps, self.entries | stored
@@ -113,10 +118,10 @@ class Disk:
         self.keep(before)
 
     def keep(self, before: Collection[str] = ()) -> None:
-        """Remove what no longer counts, but for these files; what others have put there stays."""
-        kept = self.files().union(before)
+        """Remove our files that the current record does not name, except those in `before`; other files stay."""
+        valid = self.files().union(before)
         for path in self.ours():
-            if path.name not in kept and path.is_file():
+            if path.name not in valid and path.is_file():
                 path.unlink()
 
     def ours(self) -> list[Path]:
@@ -128,13 +133,13 @@ class Disk:
     def next(self, i: int) -> Path:
         return self.folder / f"parameter-{i}.{self.generation + 1}"
 
-    # ---- what lies there -----------------------------------------------------------------------------------------
+    # ---- records and files on the disk ---------------------------------------------------------------------------
 
     def whose(self, generation: int) -> Record:
         return {"rank": self.rank, "ranks": self.ranks, "generation": generation}
 
     def records(self, where: Path) -> dict[int, Record]:
-        """Those of this rank, by generation."""
+        """Read this rank's records, and return `{generation: record}`."""
         for path in (where, self.folder):
             if path.exists() and not path.is_dir():
                 raise ValueError(f"{path} is a file, where the state's folder should be: give another name")
@@ -148,7 +153,7 @@ class Disk:
             if record != record | self.whose(number):
                 whose = "generation {generation} of rank {rank} of {ranks}".format_map(record)
                 raise not_as_written(path, f"is the record of {whose}")
-        if not records and any(path.suffix != ".0" for path in files):  # those a crash in the first commit may leave
+        if not records and any(path.suffix != ".0" for path in files):  # a crash in the first commit leaves such files
             raise not_as_written(self.folder, "has files of a training, and no record of them")
         return records
 
@@ -161,7 +166,7 @@ class Disk:
 
 
 def sealed(record: Record) -> Record:
-    """With its checksum, as it is written down."""
+    """Return a record together with its checksum, in the form in which it is written."""
     return {"checksum": zlib.crc32(json.dumps(record).encode()), "record": record}
 
 
@@ -176,15 +181,20 @@ def unsealed(path: Path) -> Record:
 
 
 def agreed(found: Sequence[dict[int, Origin]], where: Path) -> int:
-    """The last generation that all ranks have committed: a crash may come between one rank's commit and another's."""
+    """Return the last generation that all ranks have committed, or -1.
+
+    found: for each rank, the origin of each of its generations
+
+    A crash may come between two ranks' commits.  Raises ValueError for ranks that differ by more than that.
+    """
     generation = max(set.intersection(*map(set, found)), default=-1)
     newest = [max(each, default=-1) for each in found]
     if max(newest) - generation > 1:
         raise not_as_written(where, f"is not of one training (by rank, the last commits there are {newest})")
     origins = [each.get(generation) for each in found]
     if any(origin != origins[0] for origin in origins):
-        said = ", ".join(f"step {steps} of {opening}" for steps, opening in origins)
-        raise not_as_written(where, f"is not of one training (by rank, generation {generation} is {said})")
+        listed = ", ".join(f"step {steps} of {opening}" for steps, opening in origins)
+        raise not_as_written(where, f"is not of one training (by rank, generation {generation} is {listed})")
     return generation
 
 

@@ -1,12 +1,13 @@
-"""Tensors in files that are mapped into memory, so that they cost no memory of the process.
+"""Tensors in files that are mapped into memory, so that they use no memory of the process.
 
-The system holds what it has room for, and reads the rest again.  A file is its tensors one after the other:
+The system caches as much of a file as it has room for, and reads the rest from the disk again.  A file has its tensors
+one after the other:
 
-    describe    name, dtype and shape of each: the layout, which is kept elsewhere
-    allocated   a new file with room for them
-    mapped      the tensors that lie in it; in place, or as a copy that costs memory only where it is changed
-    checksum    of all its bytes
-    flush       wait until they are on the disk
+    describe    returns the layout, with the name, dtype and shape of each tensor; it is stored elsewhere
+    allocated   makes a file with room for tensors of a layout
+    mapped      returns the tensors in a file: in place, or as a copy that uses memory only where it is changed
+    checksum    returns the checksum of all bytes of a file
+    flush       waits until a file is on the disk
 """
 
 import math
@@ -18,23 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes; each tensor of a file begins at a multiple
-BLOCK = 2**20  # bytes that are read at a time for a checksum
-Values = dict[str, Tensor]  # of one parameter: "master", and whatever the optimizer calls its state
-Layout = list[list[Any]]  # of a file: name, dtype and shape of each tensor, in order; as JSON has it
+ALIGNMENT = 64  # bytes; each tensor of a file begins at a multiple of it
+BLOCK = 2**20  # bytes; a checksum reads this many at a time
+Values = dict[str, Tensor]  # one parameter's tensors: "master", and the optimizer's state under its own names
+Layout = list[list[Any]]  # a file's layout: name, dtype and shape of each tensor, in order; made for JSON
 
 
 def to_file(tensor: Tensor, path: str | Path) -> Tensor:
-    """The same numbers in a memory-mapped file: the system holds what it has room for, and reads the rest again.
+    """Copy a tensor to a new file, and return the copy, which is mapped into memory.
 
-    `p.data = to_file(p.data, "0")` does so to a parameter, or to a shard of one.
+    `p.data = to_file(p.data, "0")` moves a parameter, or a shard of one, to a file.
     """
     layout = describe({"tensor": tensor})
     return mapped(allocated(Path(path), layout), layout, shared=True)["tensor"].copy_(tensor.detach())
 
 
 def describe(values: Values) -> Layout:
-    """Raises TypeError for what is not a tensor."""
+    """Return the layout of a file with these tensors.  Raises TypeError for a value that is no tensor."""
     for name, x in values.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"state {name!r} is {x!r:.60}: files hold tensors, so make it one: torch.tensor(...)")
@@ -42,7 +43,7 @@ def describe(values: Values) -> Layout:
 
 
 def mapped(path: Path, layout: Layout, shared: bool) -> Values:
-    """The tensors that lie in a file; if shared, to change them changes it."""
+    """Return the tensors that lie in a file; if `shared`, writing to them changes the file."""
     flat = torch.from_file(str(path), shared, path.stat().st_size, dtype=torch.uint8, device="cpu")
     values = {}
     for (name, dtype, shape), (start, end) in zip(layout, places(layout), strict=True):
@@ -51,9 +52,12 @@ def mapped(path: Path, layout: Layout, shared: bool) -> Values:
 
 
 def allocated(path: Path, layout: Layout) -> Path:
-    """A new file with room for these tensors.  Raises OSError now if the disk is full, and not when it is touched."""
+    """Make a file with room for these tensors, and return its path.
+
+    Raises OSError if the disk is full: now, and not when the memory is first written to.
+    """
     room = max(end for _, end in [(0, 1), *places(layout)])
-    path.unlink(missing_ok=True)  # a mapping of the old one stays what it is
+    path.unlink(missing_ok=True)  # tensors that are mapped to an old file keep it
     with open(path, "wb") as file:
         file.truncate(room)
         if hasattr(os, "posix_fallocate"):  # macOS has none
@@ -62,7 +66,7 @@ def allocated(path: Path, layout: Layout) -> Path:
 
 
 def places(layout: Layout) -> list[tuple[int, int]]:
-    """Where each tensor of a file begins and ends (bytes)."""
+    """Return the first byte of each tensor of a file, and the byte after its last."""
     found, end = [], 0
     for _, dtype, shape in layout:
         start = end + -end % ALIGNMENT
@@ -80,7 +84,7 @@ def checksum(path: Path) -> int:
 
 
 def flush(path: Path) -> None:
-    """Wait until it is on the disk: a file's content, or which files a folder has."""
+    """Wait until a file's content, or a folder's list of files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

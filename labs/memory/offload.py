@@ -1,25 +1,26 @@
-"""Optimizer state on another tier: in host memory beside a GPU, or on disk.
+"""Optimizer state on another tier: in host memory, for a model on a GPU, or on disk.
 
-State is touched once per step; through forward and backward it lies idle.  So it may live where there is more room:
+A step uses the state once; during forward and backward nothing uses it.  So it may live where there is more room:
 
-    where=      on that tier                        travels in a step                          after
+    where=      on that tier                        moved in a step, per parameter             like
     "cpu"       masters and state, in host memory   G to the host, P back: 2 + 2 bytes         ZeRO-Offload
-    a folder    the same, in memory-mapped files    the files besides, in and out: 12 + 12     ZeRO-Infinity
+    a folder    the same, in memory-mapped files    the files too, in and out: 12 + 12 bytes   ZeRO-Infinity
 
-for a parameter in bfloat16 and AdamW; with parameters on the CPU, nothing but the files.  The update happens where the
-state lives: taking it to the GPU and back would be 12 + 12 bytes per parameter over a narrow link.
+The bytes are for a parameter in bfloat16 and AdamW; with parameters on the CPU, only the files are moved.  The update
+happens where the state is: moving the state to the GPU and back would send 12 + 12 bytes per parameter over a narrow
+link.
 
     optimizer = Offloaded(model.parameters(), partial(torch.optim.AdamW, lr=1e-3), where="state")
 
-It can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is its copy in float32 at
-least, which the optimizer works on.  Parameters take their steps one after the other; while one is updated, a thread
-stores the one before it and fetches the next:
+`Offloaded` can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is a copy of it, in
+float32 at least, which the optimizer updates.  Parameters take their steps one after the other.  While one is updated,
+a thread stores the one before it and fetches the next:
 
     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  ...     store n
     caller                update 0   update 1            update 2 ...               commit
 
-so that a rank holds the state of three parameters, and not of all.  What a commit is, and why a crash at any moment
-loses one step at most, is explained in `labs.memory.disk`.
+So a rank holds the state of three parameters, and not of all.  `labs.memory.disk` explains commits, and why a crash at
+any moment loses one step at most.
 
 Sources: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3; Rajbhandari et al. 2021, "ZeRO-Infinity",
 arXiv 2104.07857, section 5.
@@ -41,18 +42,18 @@ from labs.memory.precision import require_frozen, trained_and_frozen
 class Offloaded:
     """An optimizer whose masters and state live on another tier than the parameters.
 
-    params: what it trains; those that are frozen stay, and cost nothing.  optimizer: makes a torch optimizer of a list
-    of masters; it must treat each parameter by itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or its
-    own folder on a disk, to which every step writes the state; each rank has its part there.
+    params: the parameters to train; frozen ones are left as they are, and cost nothing
+    optimizer: makes a torch optimizer of a list of masters; it must treat each parameter by itself, as all of
+        `torch.optim` except LBFGS do
+    where: "cpu", or a folder for this optimizer alone, to which every step writes the state; each rank writes its part
 
-    A training that a folder holds is resumed: the parameters become what they were after its last committed step,
-    and `steps` is its number.  Options (the learning rate, say) are those given here, and are changed in
+    If the folder has a training, it is resumed: the parameters get their values after its last committed step, and
+    `steps` is the number of that step.  Options such as the learning rate are those given here, and are changed in
     `param_groups`.
 
-    Raises ValueError for "cpu" if the parameters are there already, for a folder that holds other parameters or was
-    left by another number of ranks, and for files that are no longer what was written (`labs.memory.disk`).  Raises
-    RuntimeError after a step that failed, which some parameters have taken and others have not, and for a parameter
-    that was unfrozen.
+    Raises ValueError for "cpu" if the parameters are on the CPU already, for a folder that has other parameters or was
+    written by another number of ranks, and for files that were damaged (`labs.memory.disk`).  Raises RuntimeError after
+    a failed step, which some parameters have taken and others have not, and for a parameter that was unfrozen.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable[..., Any], where: str | Path):
@@ -75,7 +76,7 @@ class Offloaded:
 
     @property
     def steps(self) -> int:
-        """How many steps have been taken and committed."""
+        """Return the number of steps that have been committed."""
         return self.tier.steps
 
     def step(self) -> None:
@@ -90,7 +91,7 @@ class Offloaded:
                 gradient, values = coming[0].result()
                 coming = [thread.submit(self.fetch, following) for following in due[n + 1 : n + 2]]
                 stored[i] = thread.submit(self.store, i, self.updated(gradient, values))
-                del gradient, values  # they are the thread's now, and end with its work
+                del gradient, values  # now only the thread refers to them, until it has stored them
         self.tier.commit(self.steps + 1, {i: future.result() for i, future in stored.items()})
         self.half_way = False
 
@@ -99,7 +100,7 @@ class Offloaded:
         return to_host(p.grad, at_least_float32(p.dtype)), self.tier.fetch(i)
 
     def updated(self, gradient: Tensor, values: Values) -> Values:
-        """Let the optimizer take its step with this one parameter."""
+        """Let the optimizer take its step with one parameter, and return its new master and state."""
         master = nn.Parameter(values["master"])
         master.grad = gradient
         inner = self.optimizer([master])
@@ -109,7 +110,7 @@ class Offloaded:
         return {"master": master.detach(), **inner.state[master]}
 
     def store(self, i: int, values: Values) -> Any:
-        """What the tier is to be told about it at the commit."""
+        """Copy the master to parameter i, store its tensors, and return what the tier's `commit` needs."""
         self.params[i].detach().copy_(values["master"])
         return self.tier.store(i, values)
 
@@ -118,18 +119,18 @@ class Offloaded:
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's optimizers have it, by number of the parameter, with its master among the state.
+        """Return the state in the form of torch's optimizers, with each parameter's master among its state.
 
-        From a folder, tensors are mapped: they take no memory until they are read.
+        Tensors from a folder are mapped into memory: they use no memory until they are read.
         """
         self.require_whole()
         numbered = self.param_groups[0] | {"params": list(range(len(self.params)))}
         return {"state": {i: self.tier.read(i) for i in range(len(self.params))}, "param_groups": [numbered]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Masters, state and options; the parameters become the masters, rounded.  Committed like a step.
+        """Load masters, state and options, round the masters to the parameters, and commit as after a step.
 
-        Raises ValueError where a master is missing, or has another shape or dtype.
+        Raises ValueError if a master is missing, or has another shape or dtype.
         """
         state = state_dict["state"]
         require_as_many(self.params, len(state), "this state")
@@ -171,10 +172,10 @@ def master_of(p: nn.Parameter) -> Tensor:
 
 
 def to_host(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In host memory; what comes from a GPU is put in pinned pages, which its copy engines reach."""
+    """Copy a tensor to host memory, from a GPU to pinned memory, which its copy engines can access directly."""
     if x.device.type == "cpu":
         return x.to(dtype)
-    with torch.cuda.device_of(x):  # a thread of its own would begin on the first GPU
+    with torch.cuda.device_of(x):  # a new thread starts with the first GPU as its device
         return torch.empty(x.shape, dtype=dtype, device="cpu", pin_memory=True).copy_(x)
 
 
@@ -186,7 +187,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 class Host:
-    """This process's own memory, for parameters that live on a GPU. It ends with the process."""
+    """A tier in this process's own memory, for parameters on a GPU. It ends with the process."""
 
     def __init__(self) -> None:
         self.values: dict[int, Values] = {}

@@ -1,9 +1,10 @@
-"""Mixed precision: compute in two bytes, remember in four.
+"""Mixed precision: compute in two bytes, update in four.
 
-The model holds its parameters in bfloat16, and so are its activations and gradients: half the memory, half the
-traffic, and arithmetic that is many times as fast.  But bfloat16 keeps 8 bits of a number: to 1.0 it can add 0.01, but
-not 0.001.  A step of training is often smaller than that, and would round to nothing.  So the optimizer works on a
-float32 copy of every parameter, its master, in which small steps add up until they show.
+The model holds its parameters in bfloat16, and so its activations and gradients are in bfloat16, too: half the memory,
+half the bytes to send, and arithmetic that is many times as fast.  But bfloat16 has 8 significant bits: 1.0 + 0.01 is
+more than 1.0, but 1.0 + 0.001 is 1.0.  A step of training is often that small, and would be rounded away.  So the
+optimizer works on a float32 copy of every parameter, its master, in which small steps add up until they are visible in
+bfloat16.
 
     P    parameters         the model                  bfloat16    2
     G    gradients          the model                  bfloat16    2
@@ -19,21 +20,21 @@ float32 copy of every parameter, its master, in which small steps add up until t
                            p  <------ rounded -----   master
 
 (Micikevicius et al. 2018, "Mixed Precision Training", arXiv 1710.03740, sections 3.1 and 3.2; the sum is K = 12 of
-Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1.)  Some count 20, with a float32 copy of every
-gradient.  Here the parameters take their steps one after the other: there is one such copy at a time.
+Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1.)  Some authors count 20 bytes, with a float32 copy of
+every gradient.  `Masters` updates the parameters one after the other, so there is only one such copy at a time.
 
     optimizer = Masters(model.bfloat16().parameters(), partial(torch.optim.AdamW, lr=1e-3))
 
-It can be used wherever an optimizer can: beside a model of `labs.ddp`, or in `labs.zero`, where each rank keeps the
-masters of its own shards.
+`Masters` can be used wherever an optimizer can: with a model of `labs.ddp`, or in `labs.zero`, where each rank holds
+the masters of its own shards.
 
-float16 has 11 bits, but its range ends at 65504 above, and at 6e-8 below, where many gradients are.  `LossScale` shifts
-them:
+float16 has 11 significant bits, but its largest number is 65504, and its smallest 6e-8; many gradients are smaller.
+`LossScale` shifts them into this range:
 
     scale = LossScale()
     optimizer = Masters(model.half().parameters(), partial(torch.optim.AdamW, lr=1e-3), scale)
     scale(model(x, y)).backward()       # gradients are scale.value times as large ...
-    optimizer.step()                    # ... until they are float32; where one overflowed, no rank takes the step
+    optimizer.step()                    # ... until they are float32; if one overflowed, no rank takes the step
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,10 +46,11 @@ from torch.distributed import ProcessGroup
 
 
 class LossScale:
-    """The factor for a float16 loss: as large as the gradients allow, found by trial.
+    """A factor for a float16 loss, as large as the gradients allow, which is found by trial.
 
-    value: the first factor.  It is doubled after `interval` steps without an overflow, and halved at each one.
-    groups: over which the gradients are sharded, and so must be asked; None is all ranks.
+    value: the first factor
+    interval: number of steps without an overflow after which the factor is doubled; each overflow halves it
+    groups: process groups over which the gradients are sharded, all of which must agree; None is all ranks
     """
 
     def __init__(self, value: float = 2.0**16, interval: int = 2000, groups: Sequence[ProcessGroup | None] = (None,)):
@@ -60,14 +62,14 @@ class LossScale:
         self.good_steps = 0  # since the last overflow, or since the value last grew
 
     def __call__(self, loss: Tensor) -> Tensor:
-        """The loss (0-dim) times the factor, in float32, since in float16 the product itself would overflow."""
+        """Return the loss (0-dim) times the factor, in float32, since in float16 the product itself would overflow."""
         return loss.float() * self.value
 
     def update(self, params: Iterable[Tensor]) -> bool:
-        """Grow or back off, by what became of the gradients; whether they may be used.
+        """Grow or back off, and return whether the gradients may be used.
 
-        They may not where one of them is inf or nan on any rank: one number travels, so that all ranks decide alike.
-        Raises FloatingPointError where no scale is small enough.
+        They may not be used if one of them is inf or nan on any rank; all ranks reduce one number, so that all decide
+        alike.  Raises FloatingPointError if the gradients overflow with the smallest factor.
         """
         gradients = [p.grad for p in params if p.grad is not None]
         bad = torch.zeros(1, device=gradients[0].device if gradients else None)
@@ -102,14 +104,15 @@ LEAST = 2.0**-16
 
 
 class Masters:
-    """An optimizer for parameters in low precision: it keeps float32 masters of them, which `optimizer` updates.
+    """An optimizer for parameters in low precision: it holds float32 masters of them, which `optimizer` updates.
 
-    params: what it trains, of any shape.  What is in float32 or float64 already is its own master, at no cost; what is
-    frozen stays, and has none.
+    params: the parameters to train, of any shape.  One in float32 or float64 is its own master, at no cost; a frozen
+        one is left as it is, and has no master
     optimizer: makes a torch optimizer of a list of masters, such as `partial(torch.optim.AdamW, lr=1e-3)`.  It must
-    treat each parameter by itself, and pass over those without a gradient, as those of `torch.optim` but LBFGS do.
+        treat each parameter by itself, and skip those without a gradient, as all of `torch.optim` except LBFGS do
+    loss_scale: the scale of a float16 loss, if any
 
-    A learning rate is changed in `param_groups`; a scheduler of torch takes `inner`.
+    Change the learning rate in `param_groups`, and give `inner` to a scheduler of torch.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable, loss_scale: LossScale | None = None):
@@ -124,14 +127,14 @@ class Masters:
 
     @property
     def param_groups(self) -> list[dict]:
-        """The inner optimizer's: its options, and the masters as "params"."""
+        """Return the inner optimizer's groups: its options, and the masters as "params"."""
         return self.inner.param_groups
 
     @torch.no_grad()
     def step(self) -> None:
-        """Gradients up to float32, a step of the masters, parameters down again: one after the other."""
+        """Convert each gradient to float32, update its master, and round that to the parameter, one after the other."""
         require_frozen(self.frozen)
-        self.inner.zero_grad()  # of a step that failed half way
+        self.inner.zero_grad()  # a step that failed half way may have left one
         scale = 1.0
         if self.loss_scale:
             scale = self.loss_scale.value
@@ -140,7 +143,7 @@ class Masters:
         for p, master in zip(self.params, self.masters, strict=True):
             if p.grad is not None:
                 master.grad = p.grad.to(master.dtype, copy=True).div_(scale)
-                self.inner.step()  # passes over all but this one, as they have no gradient
+                self.inner.step()  # skips all other masters, which have no gradient
                 master.grad = None
                 p.copy_(master)
 
@@ -149,16 +152,16 @@ class Masters:
             p.grad = None
 
     def state_dict(self) -> dict:
-        """As torch's optimizers have it, by number of the parameter, with its master (its shape) among the state."""
+        """Return the state in the form of torch's optimizers, with each parameter's master among its state."""
         inner = self.inner.state_dict()
         state = {i: {"master": master.detach(), **inner["state"].get(i, {})} for i, master in enumerate(self.masters)}
         return inner | {"state": state}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
-        """Masters, the inner state and options; the parameters become the masters, rounded.
+        """Load masters, the inner state and options, and round the masters to the parameters.
 
-        Raises ValueError where a master is missing or has another shape.
+        Raises ValueError if a master is missing, or has another shape.
         """
         state = state_dict["state"]
         for i, master in enumerate(self.masters):

@@ -1,7 +1,7 @@
-"""Activations computed twice, so that they need not be kept: activation checkpointing.
+"""Activations that are computed twice, so that they need not be held until backward: activation checkpointing.
 
-Autograd keeps every tensor that an operation's backward will read.  A recomputed layer keeps only its inputs, and runs
-its forward once more when the backward arrives at it: memory for one layer's activations, and not for all.
+Autograd holds every tensor that an operation's backward will read.  A recomputed layer holds only its inputs, and runs
+its forward once more when backward arrives at it.  So a rank holds the activations of one layer, and not of all.
 
     recompute(model.layers.values())                                 # full: one more forward, a third more arithmetic
     recompute(model.layers.values(), keep=MATMULS | ATTENTION)       # selective: only the cheap operations again
@@ -14,21 +14,21 @@ its forward once more when the backward arrives at it: memory for one layer's ac
     ATTENTION
     full         the input                                 everything            D
 
-(letters as in `labs.model`; float32, and RMSNorm as it is without a fused kernel: where one is used, none is 2D less)
+(letters as in `labs.model`; all tensors in float32; with a fused kernel for RMSNorm, the row "none" has 2D less)
 
-While a layer's backward runs, that one layer is held as in the first row.  All rows give the same gradients, bit by
-bit: the second run draws the first one's random numbers, computes under its autocast, and finds the buffers as that
-found them; afterwards they are as they were before it (a BatchNorm counts a batch once).  Where something else is
-remembered between the runs, as by a generator of one's own, they give other outputs on the CPU, and that is an error.
+While a layer's backward runs, its activations are held as in the first row.  All rows give the same gradients, bit by
+bit: the second run draws the same random numbers as the first one, has the same autocast, and finds the same buffers.
+Afterwards the buffers are as they were before it, so that a BatchNorm counts a batch once.  If something else changes
+between the runs, such as a generator of one's own, the two runs give different outputs; on the CPU this is an error.
 
-How: each tensor that autograd would keep becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The
-first slot that the backward looks into makes the frame run the forward again, which fills them all in order.  How the
-second run skips the kept operations is explained in `labs.memory.selective`.
+Each tensor that autograd would hold becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The first slot
+that backward reads makes the frame run the forward again, which fills all slots in order.  `labs.memory.selective`
+explains how the second run skips some operations.
 
-A module is changed in place: no wrapper, so that parameters keep their names, and whatever hooks it has (those with
-which ZeRO gathers its parameters, before forward and before backward) stay outside of both runs.  Its own `forward`
-then leads back to it: once nobody uses the module, its parameters stay until Python collects such cycles, which
-`gc.collect()` does at once.  Activations are in no cycle, and go with their graph.
+A module is changed in place, without a wrapper.  So parameters keep their names, and the module's hooks run outside of
+both runs, such as those with which ZeRO gathers parameters before forward and before backward.  The module's `forward`
+then refers to the module: once nobody uses the module, its parameters are freed when Python collects such cycles, which
+`gc.collect()` does at once.  Activations are in no cycle, and are freed with their graph.
 
 Source: Chen et al. 2016, arXiv 1604.06174, section 4.
 """
@@ -51,11 +51,13 @@ TORCHS = {"use_reentrant", "context_fn", "preserve_rng_state", "determinism_chec
 
 
 def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
-    """From here on these modules compute their activations again in backward, except the outputs of `keep`'s
-    operations.
+    """Make modules compute their activations again in backward, except the outputs of some operations.
 
-    layers: changed in place.  keep: operations by the dispatcher's names, such as "aten.mm".  Raises TypeError for what
-    is not a module, ValueError for an unknown operation, for no layer at all, or for one done before.
+    layers: modules, which are changed in place
+    keep: operations whose outputs are held, by the dispatcher's names, such as "aten.mm"
+
+    Raises TypeError for a layer that is not a module, and ValueError for an unknown operation, for no layers at all,
+    and for a layer that is recomputed already.
     """
     layers, ops = list(layers), operations(keep)
     if not layers:
@@ -77,12 +79,14 @@ def require_itself(layer: nn.Module, called: nn.Module, inputs: Any) -> None:
 
 
 def checkpoint(fn: Callable[..., Any], /, *args: Any, keep: Iterable[str] = (), **kwargs: Any) -> Any:
-    """`fn(*args, **kwargs)`, whose activations are computed again in backward, except the outputs of `keep`'s
-    operations.
+    """Return `fn(*args, **kwargs)`, and let backward compute its activations again.
 
-    `fn` must do the same each time it is given the same; what it reads besides its arguments (parameters, say) must
-    not have changed by then.  Both runs go to its end.  Raises RuntimeError in backward where the second one does not
-    save or give what the first did, TypeError for arguments of torch's checkpoint.
+    fn: function that does the same each time that it gets the same arguments; other tensors that it reads, such as
+        parameters, must not change before backward.  Both runs go to its end
+    keep: operations whose outputs are held, by the dispatcher's names
+
+    Raises RuntimeError in backward if the second run saves or returns other tensors than the first run, and TypeError
+    for arguments that only torch's checkpoint has.
     """
     if theirs := TORCHS & kwargs.keys():
         raise TypeError(f"{min(theirs)}= is for torch.utils.checkpoint: leave it out here, where keep= alone is there")
@@ -102,7 +106,7 @@ def run_twice(fn: Callable[..., Any], ops: frozenset[str], /, *args: Any, **kwar
 
 
 class Slot:
-    """Stands where autograd would keep a tensor; dies with the graph, and takes its tensor along."""
+    """A placeholder for a tensor that autograd would hold; it is freed with the graph, together with its tensor."""
 
     __slots__ = ("__weakref__", "tensor")
     tensor: Tensor | None
@@ -112,7 +116,7 @@ class Slot:
 
 
 class Frame:
-    """One call whose saved tensors are slots: what it takes to run it again."""
+    """A call whose saved tensors are slots, with all that is needed in order to run it again."""
 
     def __init__(self, fn: Callable[..., Any], ops: frozenset[str], args: Any, kwargs: Any) -> None:
         self.fn, self.ops, self.inputs = fn, ops, Stash((args, kwargs))

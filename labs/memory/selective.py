@@ -1,15 +1,16 @@
-"""Operations whose outputs are kept, so that a second run need not compute them again.
+"""Selective recomputation: the outputs of some operations are held, so that the second run need not compute them again.
 
-Recomputing all of a layer costs a forward.  Most of that time is in a few operations, and most of the memory in many
-cheap ones: so keep what the few gave, and compute the rest again (Korthikanti et al. 2022, arXiv 2205.05198, section 5;
-`labs.memory.recompute` has the table of what each choice holds).
+Recomputing all of a layer costs a forward.  Most of that time is spent in a few operations, but most of the memory
+holds the outputs of many cheap ones.  So hold the outputs of the few, and compute the rest again (Korthikanti et al.
+2022, arXiv 2205.05198, section 5).  `labs.memory.recompute` has a table of the memory that each choice needs.
 
-    MATMULS, ATTENTION    operations by the dispatcher's names
-    KeepOutputs           around the first run: collects what these gave
-    HandOut               around the second: sees the operation, computes nothing, and hands out what was kept
+    MATMULS, ATTENTION    operations, by the dispatcher's names
+    KeepOutputs           a mode for the first run, which collects the outputs of such operations
+    HandOut               a mode for the second run, which returns these outputs in place of computing them
 
-Both stand below autograd, which sees the operation happen in either run.  What is handed out must be what was given:
-an operation that draws random numbers moves them on, and an output that was changed in place afterwards is refused.
+Both modes work below autograd, which records the operation in either run.  The second run must get the same values as
+the first.  So an operation that drew random numbers sets the generator to the state after it, and an output that was
+changed in place afterwards is refused.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-# Operations by the dispatcher's names; which attention a call becomes depends on device, dtype and shapes.
+# Operations by the dispatcher's names; device, dtype and shapes decide which of these attentions a call becomes.
 MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 ATTENTION = frozenset(
     {
@@ -33,7 +34,10 @@ ATTENTION = frozenset(
 
 
 def operations(keep: Iterable[str]) -> frozenset[str]:
-    """The names in `keep`. Raises ValueError for one that the dispatcher does not know."""
+    """Return the names in `keep`.
+
+    Raises ValueError for a name that the dispatcher does not know, and for an operation that fills or changes a tensor.
+    """
     names = frozenset(keep)
     for name in names:
         library, _, op = name.partition(".")
@@ -45,7 +49,7 @@ def operations(keep: Iterable[str]) -> frozenset[str]:
 
 
 class KeepOutputs(TorchDispatchMode):
-    """The first run: collects the outputs of some operations."""
+    """A mode for the first run, which collects the outputs of some operations."""
 
     def __init__(self, ops: frozenset[str]) -> None:
         super().__init__()
@@ -55,8 +59,10 @@ class KeepOutputs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func.overloadpacket) not in self.ops:
             output = func(*args, **(kwargs or {}))
-            if torch.Tag.inplace_view in func.tags:  # another shape, and the same numbers
-                self.outputs = [(*rest, out, seen(out, args[0], version)) for *rest, out, version in self.outputs]
+            if torch.Tag.inplace_view in func.tags:  # the tensor has another shape now, and the same numbers
+                self.outputs = [
+                    (*rest, out, version_after(out, args[0], before)) for *rest, out, before in self.outputs
+                ]
             return output
         before = random_state(args)
         output = func(*args, **(kwargs or {}))
@@ -67,7 +73,7 @@ class KeepOutputs(TorchDispatchMode):
         return output
 
     def to_keep(self) -> list[tuple[Any, ...]]:
-        """What `HandOut` asks for: operation, random numbers after it, output.  Call it once the run is over."""
+        """Return a list for `HandOut`: (operation, state of the generator after it, output).  Call it after the run."""
         for func, _, _, output, version in self.outputs:
             if versions(output) != version:
                 raise RuntimeError(
@@ -78,7 +84,7 @@ class KeepOutputs(TorchDispatchMode):
 
 
 class HandOut(TorchDispatchMode):
-    """The second run: answers the same operations, in the same order, with what the first run kept."""
+    """A mode for the second run, which returns the held outputs for the same operations, in the same order."""
 
     def __init__(self, ops: frozenset[str], kept: Iterable[tuple[Any, Any]]) -> None:
         super().__init__()
@@ -90,7 +96,7 @@ class HandOut(TorchDispatchMode):
         kept, drew, output = next(self.kept, (None, None, None))
         if kept is not func:
             raise RuntimeError(f"recomputed, {func} was called where the forward had called {kept}")
-        if drew is not None:  # what is drawn next follows what this operation drew
+        if drew is not None:  # the next random numbers follow those that this operation drew
             set_random_state(args, drew)
         return tree_map_only(Tensor, Tensor.detach, output)
 
@@ -104,13 +110,13 @@ def versions(output: Any) -> list[int]:
 
 
 def as_it_was(output: Any, shapes: list[Any]) -> Any:
-    """Without its graph, and in the shapes in which the operation gave it."""
+    """Return an output without its graph, and in the shape in which the operation returned it."""
     shape = iter(shapes)
     return tree_map_only(Tensor, lambda x: x.detach().as_strided(*next(shape)), output)
 
 
-def seen(output: Any, changed: Tensor, version: list[int]) -> list[int]:
-    """The version of an output when a tensor has got another shape in place, perhaps one with its memory."""
+def version_after(output: Any, changed: Tensor, version: list[int]) -> list[int]:
+    """Return an output's version after `changed` got another shape in place: one more if it has the output's memory."""
     same = any(x.data_ptr() == changed.data_ptr() for x in tensors_of(output))
     return [number + 1 for number in version] if same else version
 

@@ -1,8 +1,8 @@
-"""What a second run of a function needs, so that it does what the first one did.
+"""The state that a second run of a function needs in order to repeat the first one.
 
-Stash           its arguments, which autograd holds until then
-Surroundings    default device, random numbers, autocast, and buffers, as the first run found them
-norms           what each run gave, in a few numbers: where something else is remembered, they differ
+Stash           holds the arguments, by means of autograd, until backward
+Surroundings    holds default device, random numbers, autocast and buffers, as the first run found them
+norms           sums up a run's output in a few numbers, which show if the second run gave another output
 """
 
 import inspect
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-Buffers = list[tuple[dict[str, Any], str, Tensor, Tensor]]  # where each is, its name, itself, its numbers
+Buffers = list[
+    tuple[dict[str, Any], str, Tensor, Tensor]
+]  # the dict that a buffer is in, its name, itself, its numbers
 
 
 class SaveForBackward(torch.autograd.Function):
-    """A node of the graph that does nothing: it only keeps tensors, in the way that autograd keeps them."""
+    """A node of the graph that computes nothing: it only lets autograd save tensors for backward."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -27,15 +29,15 @@ class SaveForBackward(torch.autograd.Function):
         return anchor.clone()
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:  # in forward mode there is nothing to keep
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:  # forward mode saves nothing
         return torch.zeros(0)
 
 
 class Stash:
-    """A nest of values put away for the backward.
+    """A nested value that is held until backward.
 
-    The tensors in it are held by autograd: hooks around this call see them (so, a checkpoint within a checkpoint holds
-    nothing while the outer one waits), and one that is changed in place meanwhile is an error.
+    Autograd holds the tensors in it.  So hooks around this call apply to them: a checkpoint within a checkpoint holds
+    nothing until the outer one is recomputed.  If a tensor is changed in place meanwhile, backward raises an error.
     """
 
     def __init__(self, values: Any) -> None:
@@ -53,10 +55,10 @@ class Stash:
 
 
 class Surroundings:
-    """Default device, random numbers, autocast and buffers, as they are now; random numbers and autocast on the CPU and
-    on the tensors' devices: some 5 KB.
+    """A record of the default device, random numbers, autocast and buffers, as they are now.
 
-    Buffers are those of the modules that are among the values, or that `fn` is, belongs to, or names.
+    Random numbers and autocast are recorded for the CPU and for the tensors' devices, which takes about 5 KB.  Buffers
+    are those of modules that are among the values, and of modules that `fn` is, belongs to, or refers to by name.
     """
 
     def __init__(self, fn: Any, *values: Any) -> None:
@@ -106,10 +108,10 @@ def as_now(places: Iterable[tuple[dict[str, Any], str]]) -> Buffers:
 def put_back(buffers: Buffers) -> None:
     for of, name, b, numbers in buffers:
         of[name] = b
-        b.data.copy_(numbers)  # not a change that a backward must hear of
+        b.data.copy_(numbers)  # without a new version, which would make a backward fail
 
 
 def norms(output: Any) -> list[float]:
-    """Of what is given on the CPU; on a GPU the host would wait for it."""
+    """Return the norm of each output on the CPU; for one on a GPU, the host would have to wait."""
     given = [x.detach() for x in tree_leaves(output) if type(x) is Tensor and x.is_cpu and x.is_floating_point()]
     return [x.norm().item() for x in given if x.dtype.itemsize > 1]
