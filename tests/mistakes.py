@@ -312,8 +312,8 @@ MISTAKES = [
         "dtensor",
         "dtensor/distribute.py",
         (
-            "        local = dealt(local, line, placement, src_data_rank)",
-            "        local = dealt(local, line, placement, 0)",
+            "        local = distribute(local, line, placement, src_data_rank)",
+            "        local = distribute(local, line, placement, 0)",
         ),
     ),
     *of(

@@ -2,18 +2,18 @@
 
 In this order:
 
-    placement      the layout of a tensor on a mesh: cut, whole, or as summands
-    redistribute   from one placement to another: the one collective between each pair
-    algebra        what becomes of placements in an operation
-    letters        which dim belongs to which, in operations on any shapes
+    placement      the layout of a tensor on a mesh: sharded, replicated, or as summands
+    redistribute   the change from one placement to another: one collective for each pair
+    algebra        the placements of an operation's result, given those of its inputs
+    letters        letters for the dims of an operation on any shapes, equal where the dims are the same
     rules          the table of operations
-    copied         parts that share no memory with the whole, as they would in one process
-    operation      one operation: prepared by its rule, carried out on blocks
-    pointwise      an optimizer's operations, for which nothing has to be prepared
+    copied         parts that are copies, although in one process they would share the whole's memory
+    operation      one operation: prepared by its rule, and carried out on blocks
+    pointwise      an optimizer's operations, which need no preparation
     dtensor        the tensor
-    distribute     one made of the whole
+    distribute     a DTensor made of the whole tensor
 
-So it is used:
+Example:
 
     mesh = Mesh((4,), ("tp",))
     w = distribute_tensor(w, mesh, [Shard(0)])

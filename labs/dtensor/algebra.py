@@ -1,22 +1,24 @@
-"""What becomes of placements in an operation: a table of letters.
+"""The placements of an operation's result, given those of its inputs: a table of letters.
 
-Give each dim of the inputs and the output a letter, the same where it is the same dim; a dim that must stay whole, or
+Give each dim of the inputs and the output a letter, and the same dim the same letter.  A dim that must stay whole, or
 is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along one axis of a mesh, it can be computed
 
     on whole inputs                       Replicate(), Replicate() → Replicate()
-    with a letter cut, wherever it is     i:  Shard(0),    Replicate() → Shard(0)
+    with a letter cut wherever it occurs  i:  Shard(0),    Replicate() → Shard(0)
                                           j:  Replicate(), Shard(1)    → Shard(1)
     and if the output lacks the letter,   k:  Shard(1),    Shard(0)    → Partial()
     every rank has a summand
     on summands, where that is linear         Partial(),   Replicate() → Partial()
                                               Replicate(), Partial()   → Partial()
 
-That is all (`ways`).  With several outputs, as in "ab->a,b", each follows its own letters: if a is cut, the first is
-Shard(0), and the second, which lacks a, Partial().  An operation takes the way whose redistribution of inputs sends the
-least (`choose`); GSPMD does the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
+There are no other ways (`ways`).  With several outputs, as in "ab->a,b", each output follows its own letters: if a is
+cut, the first is Shard(0), and the second, which lacks a, is Partial().  An operation takes the way for which the
+redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does the same for a whole program (Xu et al.
+2021, arXiv 2105.04663, section 3).
 
-What an operation is linear in: in "each" input, the others whole, as products are; in all inputs "together", as sums
-are; only in the "first".  "shape": the input's numbers do not matter.  The table of rules is in labs.dtensor.rules.
+A rule says in which inputs the operation is linear: in "each" input while the others are whole, as a product is; in all
+inputs "together", as a sum is; or only in the "first" input.  With "shape", the result depends on the input's shape
+alone.  The table of rules is in labs.dtensor.rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +35,13 @@ from labs.mesh import Mesh
 class Rule:
     """A row of the table.
 
-    letters: "ik,kj->ij", or a function that gives them: (the output's shape, arguments; for a tensor its Spec).
-        A capital: the dim may be cut already, but must not be cut for this.
-    local: what each rank does with its blocks, where that is not the operation itself: (Doing, arguments).
-    tensors: linear together only if it is given this many (None: any number); a sum with a number is not.
+    letters: "ik,kj->ij", or a function that returns such a string; its arguments are the output's shape and the
+        operation's arguments, with a Spec in place of each tensor.  A capital letter marks a dim that may be cut
+        already, but is not cut for this operation.
+    linear: the inputs in which the operation is linear, as above
+    local: function of (Doing, arguments) that each rank calls with its blocks, if that is not the operation itself
+    tensors: number of tensors with which it is linear in all inputs together, or None for any number; a sum of a tensor
+        and a number is not linear
     """
 
     letters: str | Callable[..., str]
@@ -47,9 +52,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Way:
-    """Along one axis: placements that the inputs must have, and those that the outputs then have.
+    """A way to compute an operation along one axis: the placements of its inputs, and those of its outputs.
 
-    as_is: only if the inputs are placed like this already.
+    as_is: whether it is open only to inputs that have these placements already
     """
 
     inputs: tuple[Placement, ...]
@@ -62,7 +67,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Doing:
-    """An operation about to be done on blocks."""
+    """An operation that is about to be carried out on blocks."""
 
     op: Callable[..., Tensor]
     inputs: list[Spec]
@@ -71,12 +76,12 @@ class Doing:
 
     @property
     def block(self) -> Block:
-        """What this rank holds of the (first) result."""
+        """Return the block of the (first) result that this rank holds."""
         return self.outputs[0].block(self.mesh.get_coordinate())
 
 
 def ways(letters: str, linear: str = "") -> list[Way]:
-    """All ways to compute an operation along one axis; the one on whole inputs first."""
+    """Return all ways to compute an operation along one axis, the way on whole inputs first."""
     left, right = letters.split("->")
     inputs, outputs = left.split(","), right.split(",")
     whole, summed = (Replicate(),) * len(inputs), (Partial(),) * len(outputs)
@@ -105,9 +110,11 @@ def where(letter: str, dims: str) -> Shard | None:
 
 
 def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Way] | None:
-    """For each axis the way that sends the least, the first of equals; `fixed`: the first input is written to.
+    """Choose for each axis the way that sends the fewest elements, and the first one of equals.
 
-    None if there is no such way: what is written to must stay where it is.
+    fixed: whether the operation writes to its first input, whose placement then must not change
+
+    Returns None if there is no such way.
     """
     chosen = []
     for axis in range(len(inputs[0].mesh)):
@@ -126,7 +133,7 @@ def reachable(source: Placement, target: Placement) -> bool:
 
 
 def cost(way: Way, inputs: Sequence[Spec], axis: int) -> tuple[int, int, int]:
-    """Cost of placing inputs like this along one axis: elements that the first rank sends, messages, inputs changed."""
+    """Return the cost of a way along one axis: elements that the first rank sends, collectives, inputs that change."""
     elements = messages = changed = 0
     for spec, placement in zip(inputs, way.inputs, strict=True):
         target = (*spec.placements[:axis], placement, *spec.placements[axis + 1 :])

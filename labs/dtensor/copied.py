@@ -1,8 +1,9 @@
-"""Parts of a DTensor that are copies: in one process they would share the whole's memory.
+"""Parts of a DTensor that are copies, although in one process they would share the whole's memory.
 
-A slice, a chunk, a view share the memory of the tensor that they are taken of, and so do they here, block by block, as
-long as no number has to move: w[:, :2] of what is placed as Shard(0).  For w[:2] of that, numbers move, and whoever
-writes to it, or reads it after a write to w, would not see what one process sees.  Both is refused, while w lives.
+A slice, a chunk or a view shares the memory of its tensor.  For a DTensor it does so, too, block by block, as long as
+no number has to move, as in w[:, :2] of a `w` that is placed as Shard(0).  In w[:2], numbers move to other ranks, and
+the part is a copy.  In one process, a write to the part changes w, and a write to w changes the part; for a copy they
+would not.  So writing to such a part is refused, and so is reading it after a write to w, as long as w exists.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
-    """Let parts that do not share the whole's memory know its version and spec, while it lives."""
+    """Let parts that do not share the whole's memory know its version and spec, as long as the whole exists."""
     memory = StorageWeakRef(whole._local_tensor.untyped_storage())
     now = version(whole), whole.spec
     for part in parts:
@@ -21,7 +22,10 @@ def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def require_as_shared(x: Tensor, written_by: str = "") -> None:
-    """Raise RuntimeError where a part that is a copy is about to be written to, or its whole was since."""
+    """Raise RuntimeError if `x` is a copied part, and is about to be written to, or its whole was written to since.
+
+    written_by: name of the operation that is about to write to `x`, if any
+    """
     if not (whole := x.copied()) or (not written_by and version(x) == whole[0]):
         return
     what = f"{written_by}_ writes to" if written_by else "the whole was written to before a use of"

@@ -1,4 +1,4 @@
-"""From the whole tensor to a DTensor: dealt out along one axis of the mesh after the other."""
+"""A DTensor made of a whole tensor, which is distributed along one axis of the mesh after the other."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from labs.dtensor.dtensor import DTensor
 from labs.dtensor.placement import Placement, normalised
-from labs.dtensor.redistribute import Line, dealt
+from labs.dtensor.redistribute import Line, distribute
 from labs.mesh import Mesh
 
 
@@ -17,11 +17,14 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
+    """Distribute the first rank's tensor, and return a DTensor: a leaf, which takes gradients if the tensor does.
 
-    src_data_rank: whose tensor it is, by place along each axis; None: all ranks have the same, nothing is sent.
+    placements: one for each axis of the mesh; by default Replicate()
+    src_data_rank: place of the rank whose tensor it is, along each axis; None if all ranks have the same tensor, and
+        nothing need be sent
 
-    Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
+    Raises RuntimeError for a tensor that was computed, since its gradient would end here (DTensor.from_local passes it
+    on), and ValueError for a DTensor in other placements.
     """
     if not tensor.is_leaf:
         raise RuntimeError(
@@ -36,5 +39,5 @@ def distribute_tensor(
     for axis, placement in enumerate(placements):
         place = device_mesh.get_coordinate()[axis]
         line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
-        local = dealt(local, line, placement, src_data_rank)
+        local = distribute(local, line, placement, src_data_rank)
     return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)

@@ -1,9 +1,9 @@
 """A tensor that knows its layout on a mesh, and computes as if it were whole.
 
-    DTensor            a tensor of the whole's shape, of which this rank holds its block: `to_local()`
-    from_local         from each rank's block (labs.dtensor.distribute: from the whole)
-    redistribute       to other placements (labs.dtensor.redistribute: the moves)
-    full_tensor        to the whole, on every rank
+    DTensor            a tensor with the whole's shape, of which this rank holds a block: `to_local()`
+    from_local         makes one of each rank's block (labs.dtensor.distribute makes one of the whole tensor)
+    redistribute       changes the placements (labs.dtensor.redistribute has the moves)
+    full_tensor        returns the whole, on every rank
 
     mesh = Mesh((4,), ("tp",))
     w = distribute_tensor(w, mesh, [Shard(0)])
@@ -11,18 +11,18 @@
     y = x @ w.t()                              # y.placements: (Shard(1),); nothing was sent
     y.sum().backward()                         # w.grad.placements: (Shard(0),)
 
-Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule asks, the
-operation is done on the blocks, and the result knows its layout (labs.dtensor.operation; for an optimizer's,
-labs.dtensor.pointwise).  Backward is made of operations, too.  Only redistribution, and what passes between a DTensor
-and its block, have their own gradients:
+Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule requires, the
+operation is carried out on the blocks, and the result knows its layout (labs.dtensor.operation; for an optimizer's
+operations, labs.dtensor.pointwise).  Backward consists of such operations, too.  Only redistribution and the
+conversions between a DTensor and its block have gradients of their own:
 
     forward                        backward
-    from_local                     to the forward's placements, and the block of that
+    from_local                     redistribute to the forward's placements, and take the block
     to_local                       from_local, in the forward's placements
-    redistribute                   back to the placements that it came from
+    redistribute                   redistribute to the placements before
 
-where a gradient that would become Partial() stays, or becomes, Replicate(): a sum of copies wants the whole gradient in
-each.  Names and answers are those of torch.distributed.tensor.
+A gradient that would become Partial() stays, or becomes, Replicate() instead: each summand of a sum needs the whole
+gradient.  Names and results are those of torch.distributed.tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,20 +43,26 @@ from labs.mesh import Mesh
 
 
 class DTensor(Tensor):
-    """`shape`, `dtype`, `requires_grad` are the whole tensor's.  Made by `from_local` and `distribute_tensor`."""
+    """A tensor whose `shape` and `dtype` are the whole's, of which this rank holds a block.
+
+    `from_local` and `distribute_tensor` make one.
+    """
 
     _local_tensor: Tensor
     device_mesh: Mesh
     placements: tuple[Placement, ...]
     spec: Spec
-    copied: Callable[[], Any] = staticmethod(lambda: None)  # what a part knows of its whole
+    copied: Callable[[], Any] = staticmethod(lambda: None)  # for a part that is a copy: its whole's version and spec
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(
         cls, local: Tensor, mesh: Mesh, placements: Sequence[Placement], like: Tensor, requires_grad: bool = False
     ) -> "DTensor":
-        """like: any tensor of the whole's shape and strides, a meta tensor, say."""
+        """Make a DTensor.
+
+        like: any tensor with the whole's shape and strides, such as a meta tensor
+        """
         whole = Tensor._make_wrapper_subclass(
             cls,
             like.shape,
@@ -79,11 +85,14 @@ class DTensor(Tensor):
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
     ) -> "DTensor":
-        """From each rank's block.  Where blocks are uneven, the whole's shape must be given.
+        """Make a DTensor of each rank's block.
 
-        stride: the whole's; by default, its dims lie in memory in the block's order.
-        Raises ValueError where this rank's block does not have the shape that follows, and with `run_check`, which
-        costs messages, where the ranks do not agree on the whole, or on the numbers that several of them have.
+        run_check: whether to compare the ranks' blocks, which costs messages
+        shape: the whole's, which must be given if the blocks are uneven
+        stride: the whole's; by default, its dims have the same order in memory as the block's
+
+        Raises ValueError if this rank's block does not have the shape that follows, and with `run_check` if the ranks
+        do not agree on the whole, or on the numbers that several of them hold.
         """
         placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
         shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
@@ -101,7 +110,10 @@ class DTensor(Tensor):
         return FromLocal.apply(local_tensor, device_mesh, placements, like)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """This rank's block; grad_placements: those of its gradient, where not the block's own."""
+        """Return this rank's block.
+
+        grad_placements: placements of the block's gradient; by default those of the block
+        """
         if grad_placements is not None:
             grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
         require_as_shared(self)
@@ -110,7 +122,7 @@ class DTensor(Tensor):
     def redistribute(
         self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None, *, async_op: bool = False
     ) -> "DTensor":
-        """The same tensor in other placements.  Raises RuntimeError for another mesh, Partial(), or async_op=True."""
+        """Change the placements.  Raises RuntimeError for another mesh, for a new Partial(), or for async_op=True."""
         if async_op:
             raise RuntimeError("redistribute(async_op=True): a redistribution waits for what it sends; leave it out")
         if device_mesh not in (None, self.device_mesh):
@@ -124,12 +136,12 @@ class DTensor(Tensor):
         return Redistribute.apply(self, placements)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """The whole, on every rank."""
+        """Gather the whole tensor, and return it on every rank."""
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)
 
     def moved(self, placements: Sequence[Placement]) -> Tensor:
-        """This rank's block in other placements, apart from autograd."""
+        """Return this rank's block in other placements, without autograd."""
         require_as_shared(self)
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
 
@@ -138,7 +150,7 @@ class DTensor(Tensor):
         return Tensor.data.__get__(self)
 
     @data.setter
-    def data(self, other: Tensor) -> None:  # Tensor's own would change what is around the block
+    def data(self, other: Tensor) -> None:  # Tensor's own setter would change the wrapper, and not the block
         if not isinstance(other, DTensor) or (other.spec, other.dtype) != (self.spec, self.dtype):
             raise RuntimeError(
                 f".data of a DTensor ({self.dtype}, {tuple(self.shape)} as {list(self.placements)}) takes one that is "
@@ -147,8 +159,8 @@ class DTensor(Tensor):
         self._local_tensor = other._local_tensor
         increment_version(self)
 
-    # Module.to() exchanges parameters that can be taken apart and put together like this; for others, it would change
-    # only the outer dtype.
+    # With these two methods, Module.to() replaces a parameter as a whole; without them, it would change only the
+    # wrapper's dtype.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_local_tensor"], (self.device_mesh, self.placements)
 
@@ -176,7 +188,7 @@ class DTensor(Tensor):
             return fused(op, args, kwargs)
         if "out" in kwargs:
             return written(op, args, kwargs.pop("out"), kwargs)
-        if name == "detach" and not args[0].copied():  # the same block, whose version shows who has written to it
+        if name == "detach" and not args[0].copied():  # the same block, whose version shows later writes
             return DTensor(args[0]._local_tensor, args[0].device_mesh, args[0].placements, args[0])
         if name in IN_TERMS_OF:
             return IN_TERMS_OF[name](*args, **kwargs)
@@ -203,9 +215,9 @@ def require_one_whole(shape: tuple[int, ...], block: Tensor, mesh: Mesh, placeme
         )
 
 
-# ---- gradients of what is not an operation ---------------------------------------------------------------
+# ---- gradients of conversions and redistribution ---------------------------------------------------------
 
-# Where nothing comes back, autograd would make zeros, which are not laid out.
+# A missing gradient stays None (set_materialize_grads): autograd would make zeros without a layout.
 
 
 class FromLocal(torch.autograd.Function):

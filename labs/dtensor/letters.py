@@ -1,7 +1,7 @@
-"""Letters that depend on shapes: for each kind of operation a function that gives "ab,.b->ab" (labs.dtensor.algebra).
+"""Letters that depend on shapes, such as "ab,.b->ab" (labs.dtensor.algebra): a function for each kind of operation.
 
-Each takes the shape of the output, a list of shapes where there are several, and the operation's arguments, with a
-Spec for each tensor.  The table that uses them is in labs.dtensor.rules.
+Each function takes the shape of the output, or a list of shapes if there are several outputs, and the operation's
+arguments, with a Spec in place of each tensor.  The table that uses the functions is in labs.dtensor.rules.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def broadcast(out: Sequence[int], *args: Any) -> str:
-    """Every dim of the output has a letter; an input lacks it where it has no such dim, or one of size 1."""
+    """Give every dim of the output a letter; an input has a dot for a dim of size 1 that is repeated."""
     letters = ALPHABET[: len(out)]
     inputs = []
     for x in (x for x in args if isinstance(x, Spec)):
@@ -57,7 +57,7 @@ def permuted(out: Sequence[int], x: Spec, dims: Sequence[int]) -> str:
 
 
 def whole_along(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """One dim of all tensors stays whole: the first argument that is a number."""
+    """Keep one dim of all tensors whole: its number is the first argument that is an int."""
     letters = all_but(next(a for a in args if isinstance(a, int)), out)
     return f"{','.join([letters] * (1 + sum(isinstance(a, Spec) for a in args)))}->{letters}"
 
@@ -76,13 +76,13 @@ def all_but(dim: int, shape: Sequence[int]) -> str:
 
 
 def resized(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """The dim whose size changes stays whole."""
+    """Keep the dim whole whose size changes."""
     letters = "".join(a if n == m else "." for a, n, m in zip(ALPHABET, x.shape, out, strict=False))
     return f"{letters}->{letters}"
 
 
 def normalised(outs: Sequence[Sequence[int]], x: Spec, *args: Any) -> str:
-    """The last dims, which are normalised over, stay whole, and with them all of a weight and a bias."""
+    """Keep the last dims whole, over which is normalised, and so all of a weight and a bias."""
     dims = next(a for a in args if not isinstance(a, Spec))
     rows, whole = ALPHABET[: len(x.shape) - len(dims)], "." * len(dims)
     inputs, outputs = (
@@ -100,13 +100,16 @@ def looked_up(out: Sequence[int], weight: Spec, indices: Spec, *args: Any) -> st
 def looked_up_backward(
     out: Sequence[int], gradient: Spec, indices: Spec, rows: int, padding: int, by_frequency: bool
 ) -> str:
-    """Frequencies are counted over all indices, so these stay whole if the gradient is divided by them."""
+    """Keep the indices whole if the gradient is divided by frequencies, which are counted over all indices."""
     letters = "." * len(indices.shape) if by_frequency else ALPHABET[: len(indices.shape)]
     return f"{letters}w,{letters}->.w"
 
 
 def reshaped(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """Where dims are merged or split, the first may stay cut, if its pieces are pieces of the result's."""
+    """Give a letter to each dim that stays as it is, and a capital to the first of dims that are merged or split.
+
+    That first dim may stay cut if its size is divisible by the number of pieces, before and after.
+    """
     before, after = ["."] * len(x.shape), ["."] * len(out)
     for letter, (i, j, alone) in zip(ALPHABET, leading_dims(x.shape, out), strict=False):
         if alone or x.shape[i] % x.pieces(i) == out[j] % x.pieces(i) == 0:
@@ -115,7 +118,10 @@ def reshaped(out: Sequence[int], x: Spec, *args: Any) -> str:
 
 
 def leading_dims(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, bool]]:
-    """(dim of one, dim of the other, whether that is all) for each group of dims with as many elements in both."""
+    """Group the dims of two shapes, so that each group has as many elements in both.
+
+    Returns for each group its first dim in both shapes, and whether the group has no other dims.
+    """
     groups, i, j = [], 0, 0
     while prod(before) and i < len(before) and j < len(after):
         if before[i] == 1 or after[j] == 1:  # dims of size 1 come and go

@@ -1,10 +1,11 @@
-"""One operation on tensors that are laid out on a mesh (labs.dtensor calls it for each):
+"""One operation on DTensors (labs.dtensor.dtensor calls `carry_out` for each operation):
 
-    prepare       which inputs must be redistributed, and the layout of the result: by the rule, the same every time
-    carry_out     redistribute them, do the operation on the blocks
-    written       an operation whose result goes to `out`
+    prepare       finds the inputs' new placements, and the layout of the result; the answer is cached
+    carry_out     redistributes the inputs, and does the operation on the blocks
+    written       does an operation whose result is written to `out`
 
-Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
+`prepare` refuses an operation that cannot be done.  It needs only shapes and placements, so every rank raises the same
+error, before anything is sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +24,13 @@ from labs.dtensor.redistribute import redistribute
 from labs.dtensor.rules import RULES
 from labs.mesh import Mesh
 
-STANDS_FOR = {float: 1.0, torch.Generator: None}  # no shape depends on a number's value
-Make = Callable[..., Tensor]  # (block, mesh, placements, like) -> a DTensor
+STANDS_FOR = {float: 1.0, torch.Generator: None}  # in the cache's key, since no shape depends on these values
+Make = Callable[..., Tensor]  # makes a DTensor of (block, mesh, placements, like)
 
 
 @dataclass(frozen=True)
 class Input:
-    """What an operation depends on in one of its inputs, apart from the numbers."""
+    """An input's properties, apart from its numbers, on which the preparation of an operation depends."""
 
     spec: Spec
     stride: tuple[int, ...]
@@ -41,7 +42,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The inputs' new specs; for each output its spec, and a meta tensor of its shape and strides."""
+    """An operation's preparation.
+
+    inputs: the specs to which the inputs must be redistributed
+    outputs: the specs of the outputs
+    likes: for each output, a meta tensor with its shape and strides
+    """
 
     inputs: list[Spec]
     outputs: list[Spec]
@@ -49,7 +55,7 @@ class Prepared:
 
 
 def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
-    """The result, which may be several tensors; where the operation is in place, the first input."""
+    """Do an operation, and return its result, which may be several tensors, or the first input if it is in place."""
     leaves, tree = tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     inputs = [leaves[place] for place in places]
@@ -74,7 +80,7 @@ def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
 
 
 def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
-    """Blocks as tensors that know their layout; what the operation leaves out (a gradient nobody asked for) is None."""
+    """Make DTensors of the result's blocks; a block that is None, such as a gradient that is not needed, stays None."""
     blocks, tree = tree_flatten(result)
     outputs = zip(prepared.outputs, prepared.likes, strict=True)
     for place, block in enumerate(blocks):
@@ -86,6 +92,11 @@ def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
 
 @lru_cache(maxsize=10_000)
 def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
+    """Prepare an operation by its rule.  Raises an error for an operation that cannot be done.
+
+    key: the arguments, flattened, with an Input in place of each tensor
+    tree: the structure of the arguments
+    """
     specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
     letters, linear, likes = written_out(op, key, tree)
     chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
@@ -104,7 +115,7 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
 
 
 def written_out(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> tuple[str, str, list[Tensor]]:
-    """The rule for inputs of these shapes: letters, and what it is linear in; and a meta tensor for each output."""
+    """Return the rule for these shapes: letters, the inputs in which it is linear, and a meta tensor per output."""
     specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
     rule = rule_of(op, specs)
     result = shape_of_result(op, key, tree)
@@ -147,26 +158,32 @@ def layouts(specs: Sequence[Spec]) -> str:
 
 
 def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
-    """Whether it is linear: a sum with a number, which every rank would add, is not; nor is what rounds to integers."""
+    """Return whether an operation is as linear as its rule says.
+
+    A sum with a number is not linear, since every rank would add the number; nor is a conversion to integers.
+    """
     rounds = len({dtype.is_floating_point or dtype.is_complex for dtype in dtypes}) > 1
     return rule.linear != "together" or (rule.tensors in (None, tensors) and not rounds)
 
 
 def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Any:
-    """Found by doing it without numbers, which also refuses inputs whose shapes do not fit."""
+    """Do the operation on the meta device, which also refuses inputs whose shapes do not fit."""
     args, kwargs = tree_unflatten([leaf.meta() if isinstance(leaf, Input) else leaf for leaf in key], tree)
     return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
 
 
 @cache
 def name_of(op: Any) -> str:
-    """Without the mark of what is done in place; whole, as "aten.add.out", where the rule is not meant for it."""
+    """Return an operation's name in the table of rules, without the "_" of an operation in place.
+
+    An overload for which the rule is not meant keeps its full name, such as "aten.add.out", and so has no rule.
+    """
     name = op._schema.name.removeprefix("aten::")
     written_elsewhere = op._schema.is_mutable and not name.endswith("_")
     return str(op) if written_elsewhere or op._overloadname not in OVERLOADS else name.rstrip("_")
 
 
-# Not among them: a division that rounds, which is not linear; a view as another dtype.
+# A division that rounds, which is not linear, and a view as another dtype are not among these overloads.
 OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims", "dim_IntList", "self", "float"}
 
 
@@ -184,7 +201,7 @@ def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
         if other != first:
             raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}")
     for x in inputs:
-        if is_plain(x) and x.ndim and not is_left_out(name, x):  # one number is the same on every rank
+        if is_plain(x) and x.ndim and not is_left_out(name, x):  # a single number is taken to be the same on every rank
             raise RuntimeError(
                 f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
                 "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block); after "
@@ -198,12 +215,15 @@ def spec_on(mesh: Mesh, x: Tensor) -> Spec:
 
 
 def is_left_out(name: str, x: Tensor) -> bool:
-    """Whether autograd has made it, the gradient of a part that a split gives and no result depends on."""
+    """Return whether autograd made this tensor: the zero gradient of a part of a split on which no result depends."""
     return name == "cat" and torch._C._current_graph_task_id() != -1 and not x.any()
 
 
 def written(op: Any, args: Any, out: Tensor, options: Any) -> Tensor:
-    """Raises ValueError where `out` has not the result's shape: its block cannot take another."""
+    """Do an operation, and copy its result to `out`.
+
+    Raises ValueError if `out` does not have the result's shape, since a block cannot change its shape.
+    """
     result = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))(*args, **options)
     if result.shape != out.shape:
         raise ValueError(

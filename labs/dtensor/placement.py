@@ -1,19 +1,19 @@
-"""The layout of a tensor on a mesh: three placements, one for each axis of the mesh.
+"""The layout of a tensor on a mesh: one of three placements for each axis of the mesh.
 
     Shard(dim)     each rank along the axis holds a piece of the tensor, cut along `dim`
-    Replicate()    each holds all of it
-    Partial()      each holds all of its shape, but only a summand of its numbers: their sum is the tensor
+    Replicate()    each rank along the axis holds all of it
+    Partial()      each rank along the axis holds a summand with the whole's shape: their sum is the tensor
 
     a 2-D tensor on 4 ranks        Shard(0)     Shard(1)     Replicate()    Partial()
-    what rank 1 holds              ┌───────┐    ┌─┬─┬─┬─┐    ┌───────┐      ┌───────┐
+    rank 1 holds                   ┌───────┐    ┌─┬─┬─┬─┐    ┌───────┐      ┌───────┐
                                    ├───────┤    │ │█│ │ │    │███████│      │░░░░░░░│  + the others'
                                    │███████│    │ │█│ │ │    │███████│      │░░░░░░░│  = the tensor
                                    └───────┘    └─┴─┴─┴─┘    └───────┘      └───────┘
 
-A dim is cut as `torch.chunk` cuts it: pieces of ceil(size / N), the last one shorter, and those after it empty.  Where
-two axes of the mesh cut the same dim, the second cuts what the first has left.
+A dim is cut as `torch.chunk` cuts it: into pieces of ceil(size / N), of which the last may be shorter; any pieces after
+it are empty.  If two axes of the mesh cut the same dim, the second axis cuts the pieces of the first.
 
-This file is arithmetic: no tensor, no process.  Names and answers are those of torch.distributed.tensor.
+This file is arithmetic, without tensors or processes.  Names and results are those of torch.distributed.tensor.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from math import prod
 
 
 class Placement:
-    """One of the three; two of them are equal if they say the same."""
+    """A placement: Shard, Replicate or Partial.  Two placements are equal if they have the same kind and dim."""
 
     def is_shard(self, dim: int | None = None) -> bool:
         return isinstance(self, Shard) and dim in (None, self.dim)
@@ -53,7 +53,7 @@ class Replicate(Placement):
 
 @dataclass(frozen=True)
 class Partial(Placement):
-    """Sums only: torch's Partial also knows avg, min, max and product."""
+    """A summand of the tensor on each rank; torch's Partial also has avg, min, max and product."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Spec:
     placements: tuple[Placement, ...]
 
     def block(self, coordinate: Sequence[int]) -> "Block":
-        """What the rank at this place of the mesh holds."""
+        """Return the block that the rank at this place of the mesh holds."""
         offset, shape = [0] * len(self.shape), list(self.shape)
         for placement, ranks, place in zip(self.placements, self.mesh, coordinate, strict=True):
             if isinstance(placement, Shard):
@@ -74,7 +74,7 @@ class Spec:
         return Block(tuple(offset), tuple(shape))
 
     def pieces(self, dim: int) -> int:
-        """Into how many pieces a dim is cut."""
+        """Return the number of pieces into which a dim is cut."""
         cuts = zip(self.placements, self.mesh, strict=True)
         return prod(ranks for placement, ranks in cuts if placement.is_shard(dim))
 
@@ -84,21 +84,21 @@ class Spec:
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a tensor: where it begins, and how large it is, in each dim."""
+    """A part of a tensor: its offset and its size in each dim."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """full[block.slices] is what it holds."""
+        """Return slices that select the block: full[block.slices]."""
         return tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))
 
 
 def piece(size: int, pieces: int, number: int) -> tuple[int, int]:
-    """Where a piece of a dim begins, and its size, as torch.chunk cuts; behind the end, pieces are empty.
+    """Return the offset and the size of a piece of a dim, as torch.chunk cuts it; pieces behind the end are empty.
 
-    Raises ValueError for a piece that is not there, or a negative size.
+    Raises ValueError for a piece that does not exist, or a negative size.
     """
     if size < 0 or not 0 <= number < pieces:
         raise ValueError(
@@ -114,7 +114,7 @@ def longest_piece(size: int, pieces: int) -> int:
 
 
 def whole_shape(local: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> tuple[int, ...]:
-    """The tensor's shape, if all ranks hold equal shapes: cut dims times the ranks that cut them."""
+    """Return the whole tensor's shape, if all blocks are equal: each cut dim is multiplied by the ranks that cut it."""
     shape = list(local)
     for placement, ranks in zip(placements, mesh, strict=True):
         if isinstance(placement, Shard):
@@ -123,7 +123,10 @@ def whole_shape(local: Sequence[int], mesh: Sequence[int], placements: Sequence[
 
 
 def normalised(placements: Sequence[Placement] | None, ndim: int, axes: int) -> tuple[Placement, ...]:
-    """One for each axis, dims counted from 0.  Raises ValueError, TypeError or IndexError where that cannot be."""
+    """Return one placement per axis, with non-negative dims; the default is Replicate().
+
+    Raises ValueError, TypeError or IndexError for placements that do not fit the mesh or the tensor.
+    """
     if placements is None:
         return (Replicate(),) * axes
     if isinstance(placements, Placement):

@@ -1,10 +1,10 @@
-"""Operations for which nothing has to be prepared: element by element, on tensors that lie alike.
+"""Operations that need no preparation: they work element by element, on tensors with equal layouts.
 
-An optimizer does almost nothing else:
+Nearly all operations of an optimizer are of this kind:
 
-    on_blocks     one operation, on this rank's blocks
-    on_lists      one on many tensors at once
-    fused         its whole step at once
+    on_blocks     does an operation on this rank's blocks
+    on_lists      does an operation on many tensors at once
+    fused         does a whole step of an optimizer at once
 """
 
 from typing import Any
@@ -17,17 +17,20 @@ from labs.dtensor.rules import RULES, broadcast
 
 
 def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
-    """The block of the result, and a tensor of its layout; None where it is not that simple."""
+    """Do an operation on blocks.
+
+    Returns the result's block and a tensor with its layout, or None if the operation needs a preparation.
+    """
     rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
     if not rule or rule.letters is not broadcast or rule.local or not alike(*tensors):
         return None
-    if op._schema.is_mutable or tensors[0].is_contiguous():  # of others, the strides may change
+    if op._schema.is_mutable or tensors[0].is_contiguous():  # other inputs may give other strides
         return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
     return None
 
 
 def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None:
-    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one."""
+    """Do an operation on lists of tensors: on all blocks at once if nothing has to move, and otherwise one by one."""
     name = op._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in args if is_list(arg)]
     rule = RULES.get(name.rstrip("_"))
@@ -42,15 +45,15 @@ def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None
         value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
         if hasattr(torch.ops.aten, name):
             results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
-        else:  # as maximum_: in place there is only the one for lists
+        else:  # such as maximum_, which exists in place for lists only
             mine[0].copy_(getattr(torch.ops.aten, name.rstrip("_"))(*mine, **kwargs))
     return None if name.endswith("_") else results
 
 
 def fused(op: Any, args: Any, kwargs: Any) -> None:
-    """An optimizer's step, which is written to parameters and state: on blocks, for which gradients are redistributed.
+    """Do an optimizer's step on the blocks of parameters and state, after gradients are redistributed as these are.
 
-    Raises RuntimeError for a parameter of summands, or state that does not lie as its parameter does.
+    Raises RuntimeError for a parameter of summands, and for state that is not placed as its parameter is.
     """
     parameters, gradients, *others = args
     lists = [arg for arg in others if is_list(arg)]
@@ -71,8 +74,8 @@ def is_list(arg: Any) -> bool:
 
 
 def alike(first: Tensor, *others: Tensor) -> bool:
-    """Whether blocks meet block by block: equal shapes in equal placements, no summands, no part that is a copy."""
+    """Return whether tensors have equal shapes and placements, without summands or copied parts: their blocks match."""
     if is_plain(first) or first.copied() or any(placement.is_partial() for placement in first.placements):
         return False
-    lies = first.placements, first.shape, first.device_mesh
-    return all(not is_plain(x) and not x.copied() and (x.placements, x.shape, x.device_mesh) == lies for x in others)
+    layout = first.placements, first.shape, first.device_mesh
+    return all(not is_plain(x) and not x.copied() and (x.placements, x.shape, x.device_mesh) == layout for x in others)

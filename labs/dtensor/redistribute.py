@@ -1,6 +1,6 @@
-"""From one placement to another: the one collective between each pair, and what it sends.
+"""The change from one placement to another: one collective for each pair, and the bytes that it sends.
 
-A tensor of n bytes on an axis of N ranks; `MOVES` prints this table, and everything obeys it:
+The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints it, and this file carries it out:
 
     from           to             collective        each rank sends
     Shard(i)       Replicate()    all_gather        (N-1)/N n
@@ -10,15 +10,15 @@ A tensor of n bytes on an axis of N ranks; `MOVES` prints this table, and everyt
     Replicate()    Shard(j)       -                 0: each cuts its piece out
     Replicate()    Partial()      -                 0: the first keeps the numbers, the others zeros
 
-    plan            over all axes of a mesh: the moves, one axis at a time, as a list of `Step`
-    sent            what they send
-    redistribute    obeys the plan on this rank's block
+    plan            returns the moves along all axes of a mesh, one axis at a time, as a list of `Step`
+    sent            returns the number of elements that a plan sends
+    redistribute    carries out the plan on this rank's block
 
-The collectives want equal pieces, which an uneven cut does not give: pieces are padded before, and the padding cut off
-behind.  It is sent along.
+The collectives need equal pieces, which an uneven cut does not give.  So pieces are padded before a collective, and the
+padding is cut off afterwards; it is sent, too.
 
-Where two axes cut the same dim, the later one cuts what the earlier one has left.  So cuts are undone from the last
-axis to the first, and made from the first to the last.  The plan is torch's, step by step.
+If two axes cut the same dim, the later axis cuts the pieces of the earlier one.  So cuts are undone from the last axis
+to the first, and made from the first to the last.  The plan is the same as torch's, step by step.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Line:
-    """Ranks along an axis of a mesh, and the shape of the block that is theirs together, whoever holds what of it."""
+    """A line of ranks along an axis of a mesh, and the shape of the block that they hold together."""
 
     shape: tuple[int, ...]
     ranks: int
@@ -49,11 +49,11 @@ class Line:
         return longest_piece(self.shape[dim], self.ranks)
 
     def numel(self, *cut: int) -> int:
-        """Elements of a piece, with these dims cut, and padded."""
+        """Return the number of elements of a piece, with these dims cut and padded."""
         return prod(self.longest(dim) if dim in cut else size for dim, size in enumerate(self.shape))
 
 
-# ---- the moves, each on this rank's local tensor ---------------------------------------------------------
+# ---- the moves, each on this rank's block ----------------------------------------------------------------
 
 
 def all_gather(local: Tensor, line: Line, source: Shard, target: Replicate) -> Tensor:
@@ -91,8 +91,11 @@ def keep_once(local: Tensor, line: Line, source: Replicate, target: Partial) -> 
     return local.clone() if line.rank == 0 else torch.zeros_like(local)
 
 
-def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
-    """This rank's part of the whole tensor: that of the rank at this place, or everybody's own (None)."""
+def distribute(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
+    """Return this rank's part of the whole tensor.
+
+    source: place of the rank whose tensor is distributed, or None if each rank takes its part of its own tensor
+    """
     if isinstance(placement, Shard) and source is not None:
         pieces = in_pieces(local, placement.dim, line)
         mine = torch.empty_like(pieces[0])
@@ -111,7 +114,7 @@ def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -
 
 @dataclass(frozen=True)
 class Move:
-    """A row: each rank calls `move`, and sends `sent(line, source, target)` elements."""
+    """A row of the table: each rank calls `move`, which sends `sent(line, source, target)` elements."""
 
     source: str
     target: str
@@ -136,7 +139,10 @@ def gathered(line: Line, source: Shard, target: Replicate) -> int:
 
 
 def reduced(line: Line, source: Partial, target: Replicate) -> int:
-    """All but two pieces twice around the ring; the pieces here are those of the flat tensor, as even as can be."""
+    """Count the elements of a ring all-reduce: each rank sends all pieces twice, except two pieces once.
+
+    The pieces are those of the flat tensor, cut as evenly as possible.
+    """
     size, longer = divmod(line.numel(), line.ranks)
     return 2 * line.numel() - sum(size + ((line.rank + i) % line.ranks < longer) for i in (0, 1))
 
@@ -167,12 +173,12 @@ MOVES = Table(
 )
 
 
-# ---- over all axes of a mesh -----------------------------------------------------------------------------
+# ---- moves along all axes of a mesh ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """Along this axis (its number), from one placement to another."""
+    """A step of a plan: along one axis, given by its number, from one placement to another."""
 
     axis: int
     source: Placement
@@ -189,7 +195,7 @@ class Step:
 
 
 def plan(spec: Spec, target: Sequence[Placement]) -> list[Step]:
-    """The steps from a spec's placements to others; along an axis of one rank there is nothing to do."""
+    """Return the steps from a spec's placements to others; an axis of one rank needs no step."""
     now, steps = list(spec.placements), []
 
     def go(axis: int, placement: Placement) -> None:
@@ -206,7 +212,7 @@ def plan(spec: Spec, target: Sequence[Placement]) -> list[Step]:
 
 
 def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bool:
-    """Whether the axes before this one already cut the dim that it is to cut as they will in the end."""
+    """Return whether the axes before this one cut its target dim now as they will in the end."""
     last = target[axis]
     return not isinstance(last, Shard) or all(
         p.is_shard(last.dim) == q.is_shard(last.dim) for p, q in zip(now[:axis], target[:axis], strict=True)
@@ -214,7 +220,7 @@ def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bo
 
 
 def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> list[tuple[Step, Line]]:
-    """Each step of the plan, and the line of ranks that the one at this place is in."""
+    """Return each step of the plan, with the line of ranks in which the rank at this place takes it."""
     now, lines = list(spec.placements), []
     for step in plan(spec, target):
         now[step.axis] = Replicate()
@@ -225,12 +231,12 @@ def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> 
 
 
 def sent(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> int:
-    """Elements that the rank at this place sends, padding included."""
+    """Return the number of elements that the rank at this place sends, including padding."""
     return sum(step.move.sent(line, step.source, step.target) for step, line in walk(spec, target, coordinate))
 
 
 def redistribute(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: Mesh) -> Tensor:
-    """This rank's block of the tensor in its new placements; `local` itself, where nothing is to be done."""
+    """Return this rank's block in the tensor's new placements, or `local` itself if the placements are the same."""
     if spec.placements == tuple(target):
         return local
     for step, line in walk(spec, target, mesh.get_coordinate()):
@@ -243,22 +249,22 @@ def redistribute(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: M
 
 
 def padded(local: Tensor, dim: int, size: int) -> Tensor:
-    """Where there is nothing to add, `local` itself: torch.nn.functional.pad would copy it."""
+    """Pad a dim to a size, and return `local` itself if it has that size: torch.nn.functional.pad would copy it."""
     more = size - local.shape[dim]
     return pad(local, [0, 0] * (local.ndim - dim - 1) + [0, more]) if more else local
 
 
 def in_pieces(x: Tensor, dim: int, line: Line) -> Tensor:
-    """[N, *piece]: cut along a dim into equal pieces, padding behind the last."""
+    """Cut along a dim into equal pieces, with padding at the end, and return [N, *piece]."""
     sizes = line.ranks, line.longest(dim)
     return padded(x, dim, prod(sizes)).unflatten(dim, sizes).movedim(dim, 0).contiguous()
 
 
 def side_by_side(pieces: Tensor, dim: int, line: Line) -> Tensor:
-    """From [N, *piece], the pieces one behind the other along a dim, without the padding."""
+    """Join [N, *piece] along a dim, without the padding."""
     return pieces.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, line.shape[dim]).contiguous()
 
 
 def own(mine: Tensor, dim: int, line: Line) -> Tensor:
-    """This rank's piece without the padding."""
+    """Return this rank's piece without the padding."""
     return mine.narrow(dim, 0, piece(line.shape[dim], line.ranks, line.rank)[1]).contiguous()

@@ -1,9 +1,8 @@
-"""The table of rules: an operation, its letters, and what it is linear in (labs.dtensor.algebra); `print(RULES)` shows
-it.
+"""The table of rules: operations, their letters, and the inputs in which they are linear (labs.dtensor.algebra).
 
-An operation in place has the rule of the one that is not: "add_" that of "add".  Where letters depend on shapes, a
-function gives them (labs.dtensor.letters); where blocks need something other than the operation itself, the rule says
-what. IN_TERMS_OF has operations that are made of two others.
+`print(RULES)` shows the table.  An operation in place, such as "add_", has the rule of "add".  If letters depend on
+shapes, a function returns them (labs.dtensor.letters).  If blocks need something other than the operation itself, the
+rule has a function for it.  IN_TERMS_OF has operations that are made of others.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from labs.dtensor.letters import (
 )
 from labs.dtensor.placement import Replicate
 
-# ---- what a rank does with its blocks, where that is something else --------------------------------------
+# ---- functions that a rank calls with its blocks, in place of the operation ------------------------------
 
 
 def to_block(doing: Doing, x: Tensor, *args: Any) -> Tensor:
@@ -53,14 +52,14 @@ def empty_alike(doing: Doing, x: Tensor, *args: Any, **options: Any) -> Tensor:
 
 
 def share_of_mean(doing: Doing, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """The sum of this rank's elements, divided by the number of all."""
+    """Return the sum of this rank's elements, divided by the number of all elements."""
     return x.sum(dim=dim, keepdim=keepdim, dtype=dtype) / (
         prod(doing.inputs[0].shape) / max(1, prod(doing.outputs[0].shape))
     )
 
 
 def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
-    """Rows that another rank holds are zero here."""
+    """Look up the rows that this rank holds; rows that another rank holds are zero."""
     rows, block = doing.inputs[0].shape[0], doing.inputs[0].block(doing.mesh.get_coordinate())
     outside = (indices < 0) | (indices >= rows)
     if outside.any():
@@ -72,11 +71,12 @@ def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tenso
     return doing.op(weight, (indices - start) * mine, *args) * mine.unsqueeze(-1)
 
 
-def drawn(doing: Doing, x: Tensor, *args: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Random numbers: the same on ranks that hold the same, different ones on ranks that hold different pieces.
+def draw_random(doing: Doing, x: Tensor, *args: Any, generator: torch.Generator | None = None) -> Tensor:
+    """Draw random numbers: the same on ranks that hold the same piece, and others on ranks that hold other pieces.
 
-    The seed is the next number of a rank's own generator; along an axis where all hold the same, the first rank's.  So
-    it does not matter how ranks were seeded, and a layer that is computed again for its backward draws the same again.
+    The seed is the next number of a rank's own generator; along an axis on which all ranks hold the same piece, it is
+    the first rank's.  So it does not matter how the ranks were seeded, and a layer that is recomputed in backward draws
+    the same numbers again.
     """
     seed, number = torch.randint(2**62, (), device=x.device, generator=generator), 0
     for axis, placement in enumerate(doing.outputs[0].placements):
@@ -103,7 +103,7 @@ class Rules(dict[str, Rule]):
         return "\n".join(lines)
 
 
-EXAMPLES = {  # of letters that depend on shapes, as the table prints them
+EXAMPLES = {  # letters that the table prints for a function
     broadcast: "ab,.b->ab",
     alike: "ab->ab",
     reduced: "ab->a",
@@ -158,7 +158,7 @@ RULES = Rules(
             ("div", "threshold_backward", "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward"),
             Rule(broadcast, "first"),
         ),
-        **dict.fromkeys(("bernoulli", "uniform", "normal"), Rule(broadcast, local=drawn)),
+        **dict.fromkeys(("bernoulli", "uniform", "normal"), Rule(broadcast, local=draw_random)),
         **dict.fromkeys(NOT_LINEAR, Rule(broadcast)),
     }
 )
@@ -178,10 +178,10 @@ def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """What an accelerator has as one operation; elsewhere, F.dropout arrives in these parts."""
-    kept = 1.0 if train is False else 1 - p
-    mask = aten.bernoulli_(aten.empty_like(x, dtype=torch.bool), kept)
-    return native_dropout_backward(x, mask, 1 / kept if kept else 0.0), mask
+    """Do a dropout, which is a single operation on an accelerator; on the CPU, F.dropout consists of these parts."""
+    keep = 1.0 if train is False else 1 - p
+    mask = aten.bernoulli_(aten.empty_like(x, dtype=torch.bool), keep)
+    return native_dropout_backward(x, mask, 1 / keep if keep else 0.0), mask
 
 
 def native_dropout_backward(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:

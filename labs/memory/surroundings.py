@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-Buffers = list[
-    tuple[dict[str, Any], str, Tensor, Tensor]
-]  # the dict that a buffer is in, its name, itself, its numbers
+Buffers = list[tuple[dict[str, Any], str, Tensor, Tensor]]  # a buffer's dict and name, the buffer, its numbers
 
 
 class SaveForBackward(torch.autograd.Function):
