@@ -1,35 +1,35 @@
-"""Pencil and paper: what a job must send and hold, and how long that takes, before it is run.
+"""Pencil and paper: formulas for the bytes that a job must send and hold, and for its time, before it is run.
 
-    job                what is to be run: a model, a batch, a number of ranks, a precision
-    traffic            elements and messages that one rank sends, and seconds
-    cluster            the links of a cluster, in one table; what a collective takes on one
-    model_states       what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
-    saved_activations  what backward needs from a forward, and what is alive on the way back
-    data_parallel      one rank, one step, for each variant of `labs.ddp`
+    job                the job: a model, a batch, a number of ranks, a precision
+    traffic            elements and messages that one rank sends in a collective, and seconds
+    cluster            a table of a cluster's links; the seconds of a collective on each
+    model_states       bytes per parameter between steps, by precision and stage; the classes of a prediction
+    saved_activations  the activations that backward needs, and those alive while backward runs
+    data_parallel      a step of one rank, for each variant of `labs.ddp`
     zero_stages        ZeRO, stage by stage
     fully_sharded      FSDP, parameter by parameter
-    split              what a tensor-parallel rank has of the model
-    split_activations  what waits for its backward, and what is alive as that passes
-    tensor_parallel    layer by layer what it sends and holds, with sequence parallelism or without
-    pipeline_stages    what a stage of a pipeline holds while it runs an instruction, and what is left of that
-    pipeline           a schedule: what it sends and holds
+    split              a tensor-parallel rank's share of the model
+    split_activations  the activations of such a rank, and those alive while backward runs
+    tensor_parallel    bytes sent and held, layer by layer, with sequence parallelism or without
+    pipeline_stages    bytes that a pipeline stage holds during each instruction, and after it
+    pipeline           bytes that a rank of a pipeline sends and holds under a schedule
     on_a_mesh          stages that are split and sharded
-    bubble             how long a schedule takes, and what is alive meanwhile, in closed form
+    bubble             seconds of a schedule, and the activations alive meanwhile, in closed form
     operations         additions and multiplications of a step
     torch_states       PyTorch's own strategies: bytes sent, and P, G and S
-    deepspeed_stages   the same with DeepSpeed
-    sense              what is refused, since it makes no sense
+    deepspeed_stages   the same for DeepSpeed
+    sense              checks that refuse arguments without sense
     fit                does it fit a card, and on how many ranks?
     generation         the cache of keys and values; milliseconds per token, by class of link
 
-Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
-beside them. Nothing here imports or runs what it predicts: measurements are compared with it.
+Integers are exact, even for pieces that do not divide evenly; beside them stands the textbook's formula, which is
+their limit. Nothing here imports or runs what it predicts: measurements are compared with it.
 
     n          elements of a tensor                  S    its bytes
     N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
     Ψ          parameters of a model                 other letters are those of `labs.model`
 
-All names are at hand as `cost.name`. (No function has the name of a file, so that neither hides the other.)
+All names are available as `cost.name`. No function has the name of a file, so that neither hides the other.
 
     job = cost.Job(config, batch=2, ranks=4)
     cost.ddp(job, "overlapped").held.peak
@@ -106,7 +106,7 @@ from labs.cost.traffic import (
 )
 from labs.cost.zero_stages import zero, zero_limit, zero_sent
 
-# What is handed out looks at what it is given; among themselves the formulas trust each other.
+# Every exported function checks its arguments; inside this package, the formulas trust each other.
 globals().update(
     {name: checked(each) for name, each in globals().items() if callable(each) and not isinstance(each, type)}
 )

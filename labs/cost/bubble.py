@@ -1,7 +1,7 @@
-"""What a schedule costs, in closed form: seconds of a step, and how much a rank keeps alive.
+"""The cost of a schedule in closed form: seconds of a step, and the stages whose activations a rank holds.
 
-p ranks with v stages each, m micro-batches; all stages of a rank together take t seconds for a micro-batch, forward and
-backward:
+There are p ranks with v stages each, and m micro-batches. All stages of a rank together take t seconds for a
+micro-batch, forward and backward; max t and sum of t are over the ranks:
 
                   seconds                                stages alive on rank r
     gpipe         m max t + (sum of t - max t)           m
@@ -11,15 +11,16 @@ backward:
     zbv           the waiting divided by 6               2 p
     dualpipev     the same                               2 p + 1
 
-The busiest rank sets the pace; while the pipeline fills and drains, it waits once for each of the others.  With equal
-stages that is the textbook's (p - 1) / m of the ideal time.  A zero-bubble schedule puts gradients of weights there.
+The busiest rank sets the pace.  While the pipeline fills and drains, that rank waits once for each of the others; this
+is the bubble, the second term of the seconds.  With equal stages it is the textbook's (p - 1) / m of the ideal time.  A
+zero-bubble schedule computes gradients of weights there.
 
-Sources: as in `labs.pp.schedules`, whose lists agree with these for m large enough.
+Sources: those of `labs.pp.schedules`, whose lists agree with these formulas for m large enough.
 """
 
 from collections.abc import Sequence
 
-# By schedule: what the waiting is divided by, and stages alive on rank r, for p ranks with v stages each.
+# Each schedule's divisor of the waiting, and its stages alive on rank r, for p ranks with v stages each.
 BUBBLES = {
     "gpipe": (lambda v: 1, lambda p, v, r, m: m),
     "1f1b": (lambda v: 1, lambda p, v, r, m: p - r),
@@ -33,18 +34,24 @@ BUBBLES = {
 def pipeline_seconds(
     schedule: str, ranks_seconds: Sequence[float], microbatches: int, stages_per_rank: int = 1
 ) -> float:
-    """ranks_seconds: what each rank's stages take for a micro-batch, forward and backward."""
+    """Return the seconds of a step.
+
+    ranks_seconds: seconds of each rank's stages for a micro-batch, forward and backward
+    """
     slowest = max(ranks_seconds)
     return microbatches * slowest + bubble_seconds(schedule, sum(ranks_seconds) - slowest, stages_per_rank)
 
 
 def bubble_seconds(schedule: str, others: float, stages_per_rank: int = 1) -> float:
-    """others: seconds of a micro-batch on all ranks but the slowest."""
+    """Return the seconds that the slowest rank waits in a step.
+
+    others: seconds of a micro-batch on all ranks but the slowest, added up
+    """
     return others / of(schedule)[0](stages_per_rank)
 
 
 def stages_alive(schedule: str, ranks: int, rank: int, microbatches: int, stages_per_rank: int = 1) -> int:
-    """How many times a stage's activations a rank has at the most."""
+    """Return the most activations that a rank holds at once, as a number of stages times micro-batches."""
     most = of(schedule)[1](ranks, stages_per_rank, rank, microbatches)
     return min(most, microbatches * stages_per_rank)
 

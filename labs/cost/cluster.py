@@ -1,16 +1,16 @@
-"""A cluster in numbers: what one of its GPUs reads and computes, what its links carry, and how long that takes.
+"""A cluster in numbers: the speed of its GPUs' memory and arithmetic, and of its links; seconds of collectives.
 
-    LINKS                                       seconds of a message, bytes per second: by name
-    all_reduce_seconds(size, ranks, link)       one all-reduce of `size` bytes
-    all_gather_seconds(size, ranks, link)       one all-gather that makes `size` bytes
+    LINKS                                       seconds per message and bytes per second of each link, by its name
+    all_reduce_seconds(size, ranks, link)       seconds of one all-reduce of `size` bytes
+    all_gather_seconds(size, ranks, link)       seconds of one all-gather whose result has `size` bytes
 
-The one table of the course: its picture of a cluster, and every "why, and why not", take their numbers from here.  They
-are best cases, as makers and models give them; a real cluster reaches only a part.
+This is the course's only table of such numbers: its picture of a cluster, and every "why, and why not", take them from
+here.  They are best cases, as manufacturers and models give them; a real cluster reaches only a part.
 
 Sources: [H100] NVIDIA's data sheet (2023), SXM; [NCCL] its own model of latencies, src/graph/tuning.cc, the same in
 NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et al. 2009, "Architectural Breakdown of End-to-End Latency in a
-TCP/IP Network"; [Llama] Llama Team 2024, arXiv 2407.21783, section 3.3 and table 4; [Thakur] as in
-`labs.cost.traffic`.
+TCP/IP Network"; [Llama] Llama Team 2024, arXiv 2407.21783, section 3.3 and table 4; [Thakur] the source of that name
+in `labs.cost.traffic`.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,13 @@ FLOPS = 400e12  # operations per second that an H100 reaches in practice, in bfl
 @checked
 @dataclass(frozen=True)
 class LinkClass:
-    """Seconds to begin a collective, and for each message; bytes per second out of each rank while as many come in.
+    """A class of links between ranks.
 
-    reach: ranks that it can join.  algorithms: for an all-reduce; the quickest for its size is taken.
+    begin: seconds to start a collective
+    latency: seconds for each message
+    bandwidth: bytes per second out of each rank, while it receives as many
+    reach: the most ranks that such links can join
+    algorithms: the algorithms for an all-reduce, of which the fastest for its size is used
     """
 
     begin: float
@@ -42,7 +46,7 @@ class LinkClass:
 
 LINKS = {
     "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9, NODE),  # [NCCL]; [H100]: 900 GB/s, both directions together
-    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes, 63 GB/s per direction, of which some 50 arrive
+    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes of 63 GB/s per direction, some 50 in practice
     "InfiniBand, 400 Gb/s": LinkClass(6.6e-6, 2.7e-6, 50e9),  # [NCCL]; [Llama]: one such link for each GPU
     "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
 }
@@ -53,5 +57,5 @@ def all_reduce_seconds(size: int, ranks: int, link: LinkClass) -> float:
 
 
 def all_gather_seconds(size: int, ranks: int, link: LinkClass) -> float:
-    """Ring: N-1 rounds that move (N-1)/N S, which is half of an all-reduce [Thakur, 4.1]."""
+    """Return the seconds of a ring: N-1 rounds that move (N-1)/N S, half of an all-reduce [Thakur, 4.1]."""
     return link.begin + ring_seconds(size, ranks, link.latency, link.bandwidth) / 2

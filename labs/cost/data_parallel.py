@@ -1,4 +1,4 @@
-"""Data parallelism: what a rank sends and holds in a step, for each variant of `labs.ddp` and PyTorch's own.
+"""Data parallelism: bytes that a rank sends and holds in a step, for each variant of `labs.ddp` and PyTorch's own.
 
 Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 """
@@ -23,11 +23,14 @@ from labs.cost.traffic import all_reduce, all_reduce_limit
 
 
 def buckets(sizes: Sequence[int], variant: str, bucket_bytes: int = 25 * MiB) -> list[int]:
-    """Elements of each all-reduce of a step: "single", "naive", "bucketed", "overlapped" or "torch" [DDP].
+    """Return the number of elements of each all-reduce of a step [DDP].
 
-    Buckets are filled from the last parameter on, and closed when they have reached their size. PyTorch's first
-    one is closed at 1 MiB; it fills them in the order in which gradients came in the first step, taken here to
-    be the same (which cannot matter as long as all sizes are multiples of N).
+    Buckets are filled from the last parameter on, and closed when they have reached their size. PyTorch closes its
+    first bucket at 1 MiB, and fills buckets in the order in which gradients arrived in the first step. That order is
+    assumed to be the same here; it makes no difference if all sizes are multiples of N.
+
+    sizes: elements of each parameter, in the order of registration
+    variant: "single", "naive", "bucketed", "overlapped" or "torch"
     """
     match variant:
         case "single":
@@ -59,9 +62,9 @@ def ddp_sent(
     find_unused: bool = False,
     buffer_bytes: int = 0,
 ) -> int:
-    """Bytes that `rank` sends in a step, for float32 parameters of these sizes, whatever the model.
+    """Return the bytes that `rank` sends in a step, for float32 parameters of these sizes, whatever the model.
 
-    `find_unused` adds one int32 per parameter, all-reduced; buffers go out from rank 0 to each of the others.
+    `find_unused` adds an all-reduce of one int32 per parameter. Rank 0 sends `buffer_bytes` to each of the others.
     Accumulation adds nothing, thanks to `no_sync`; without it, multiply by the number of micro-batches.
     """
     counts = buckets(sizes, variant, bucket_bytes) + [len(sizes)] * find_unused
@@ -70,7 +73,7 @@ def ddp_sent(
 
 
 def ddp(job: Job, variant: str = "overlapped", bucket_bytes: int = 25 * MiB) -> Prediction:
-    """A step in float32 on CPU, for each variant of `buckets`."""
+    """Predict a step in float32 on CPU, for a variant of `buckets`."""
     job.require("cost.ddp", precision=("float32",))
     sizes = parameter_sizes(job.config)
     counts = buckets(sizes, variant, bucket_bytes)
@@ -83,15 +86,17 @@ def ddp(job: Job, variant: str = "overlapped", bucket_bytes: int = 25 * MiB) -> 
 
 
 def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
-    """P, S and A are those of one process ("single"). Where the variants differ, in bytes:
+    """Return the bytes held in a step.
 
-                        gradients of their own    buckets that stay    a buffer that passes
+    P, S and A are those of one process ("single"). The variants differ in these bytes:
+
+                        separate gradients        lasting buckets      temporary buffer
         single, naive            P
         bucketed                 P                                     the largest bucket
         overlapped                                        P
 
-    The gradients themselves live in overlapped's buckets, and G has one more, on its way into its bucket.
-    Of PyTorch's ("torch") P, G and S are predicted, which are those of one process, too.
+    In "overlapped", the gradients are views of the buckets, and G is the one gradient that is being copied into its
+    bucket. For PyTorch's DDP ("torch") only P, G and S are predicted, which are also those of one process.
     """
     sizes = parameter_sizes(job.config)
     P, S, largest_bucket = (
@@ -108,9 +113,13 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
 
 
 def ddp_moments(job: Job, sizes: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
-    """Bytes besides P and S, from the end of forward on; own, staying and passing as above.
+    """Yield the bytes besides P and S, from the end of forward on.
 
     The losses and their gradient count as temporary.
+
+    own: bytes of separate gradients
+    staying: bytes of lasting buckets
+    passing: bytes of the temporary buffer
     """
     parts = backward(job)
     at_rest = parts[-1].left
@@ -121,8 +130,11 @@ def ddp_moments(job: Job, sizes: Sequence[int], own: int, staying: int = 0, pass
 
 
 def in_backward(job: Job, parts: Sequence[Part], own: int, staying: int = 0) -> Iterator[Moment]:
-    """Gradients arrive one by one, that of a tied head is pending until the embedding's is there. Where there is
-    something to add them to (of earlier micro-batches) or to copy them into, only the newest matters."""
+    """Yield the bytes while backward computes the gradients one by one.
+
+    The gradient of a tied head waits until the embedding's is there. If gradients are added to those of earlier
+    micro-batches, or copied into buckets, only the newest one is held besides.
+    """
     accumulating = job.accumulation > 1
     arrived, pending = accumulating * own, 2 * FLOAT + job.losses
     collects = own and not accumulating

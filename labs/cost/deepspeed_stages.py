@@ -1,16 +1,16 @@
-"""DeepSpeed's ZeRO: what a rank sends and holds in a step, with the settings of `labs.deepspeed.like_zero`.
+"""DeepSpeed's ZeRO: bytes that a rank sends and holds in a step, with the settings of `labs.deepspeed.like_zero`.
 
-    stage    sent by each rank, a step of a micro-batches            textbook, N large and a = 1
+    stage    sent by each rank in a step of a micro-batches          textbook, N large and a = 1
     1        all_reduce G, all_gather P                              3 Ψ
     2        a all_reduce G, all_gather P                            3 Ψ
     3        a (reduce_scatter G, 2 all_gather P)                    3 Ψ
 
-Stages 1 and 2 all-reduce a bucket that has gradients for several ranks, though each needs its own part only; they keep
-all trained parameters as one vector, padded to a multiple of 2 N.  Stage 3 cuts each parameter in N chunks, padded to
-the longest.  In each stage the optimizer steps masters in float32, also where the parameters are float32 themselves;
-and before each step the norm of all gradients is all-reduced.
+Stages 1 and 2 all-reduce a bucket of gradients for several ranks, although each rank needs only its own part; they
+hold all trained parameters as one vector, padded to a multiple of 2 N.  Stage 3 cuts each parameter into N chunks,
+padded to the longest.  In each stage the optimizer steps float32 masters, even if the parameters are float32
+themselves, and the norm of all gradients is all-reduced before each step.
 
-Read in DeepSpeed 0.19.8: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
+Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from labs.cost.saved_activations import backward
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 from labs.cost.zero_stages import padded
 
-NORM = {1: 4, 2: 4, 3: 8}  # bytes: stage 3 adds squares up in float64
+NORM = {1: 4, 2: 4, 3: 8}  # bytes of the norm: stage 3 adds up squares in float64
 
 
 def deepspeed(job: Job, stage: int, bucket: int) -> Prediction:
-    """A step in float32 on CPU; bucket: elements of gradients that are reduced at once."""
+    """Predict a step in float32 on CPU; bucket: elements of gradients that are reduced at once."""
     job.require("cost.deepspeed", precision=("float32",))
     if stage not in NORM:
         raise ValueError(f"stage={stage!r}: cost.deepspeed has stages 1, 2 and 3; without sharding it is cost.ddp")
@@ -52,7 +52,7 @@ def deepspeed(job: Job, stage: int, bucket: int) -> Prediction:
 def deepspeed_sent(
     layers: Sequence[Layer], ranks: int, stage: int, rank: int, bucket: int, accumulation: int = 1
 ) -> int:
-    """Bytes that a rank sends in a step, whatever the model; layers: in the order of registration."""
+    """Return the bytes that a rank sends in a step, whatever the model; layers: in the order of registration."""
     sizes = [size for layer in layers for size in layer.sizes]
     times, norm = 1 if stage == 1 else accumulation, NORM[stage] * all_reduce(1, ranks, rank).elements
     if stage < 3:
@@ -67,8 +67,10 @@ def deepspeed_sent(
 
 
 def reduced_together(sizes: Sequence[int], bucket: int) -> list[list[int]]:
-    """Sizes of the gradients that are reduced together.  They come last parameter first; a bucket is reduced when the
-    next one would not fit."""
+    """Return the sizes of the gradients that are reduced together, bucket by bucket.
+
+    Gradients arrive from the last parameter to the first; a bucket is reduced when the next gradient would not fit.
+    """
     filled: list[list[int]] = []
     for size in reversed(sizes):
         if filled and sum(filled[-1]) + size <= bucket:
@@ -79,9 +81,9 @@ def reduced_together(sizes: Sequence[int], bucket: int) -> list[list[int]]:
 
 
 def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
-    """P, G, S and A exactly; of what comes and goes, about the most: what is held at once within a tenth.
+    """Return P, G, S and A exactly; comm, temporary and the peak are approximate, the peak within 10 %.
 
-    The counter of the optimizer is that of a single vector.
+    The optimizer has a counter for a single vector.
     """
     sizes = [size for layer in gpt_layers(job.config) for size in layer.sizes]
     vector = padded(sum(sizes), 2 * job.ranks) if stage < 3 else sum(padded(size, job.ranks) for size in sizes)
@@ -91,10 +93,10 @@ def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
 
 
 def moments(job: Job, stage: int, bucket: int, sizes: Sequence[int], shard: int) -> Iterator[Moment]:
-    """Bytes besides P and S, from the end of forward on.
+    """Yield the bytes besides P and S, from the end of forward on.
 
-    The bucket is there from the first gradient on, and is copied while it is reduced, before the first that does not
-    fit.  In stage 3 so is a parameter while it is gathered, and up to two are; its gradients have a second place.
+    The bucket is allocated at the first gradient.  It is reduced when a gradient does not fit, and is copied for that,
+    twice in stage 3.  Stage 3 also has up to two gathered parameters, and a second buffer for its gradients.
     """
     parts, arrived, filled = backward(job), shard if stage == 3 else 0, 0
     gathered, second = (2 * FLOAT * max(sizes), shard) if stage == 3 else (0, 0)

@@ -1,15 +1,15 @@
-"""FSDP: what a rank sends and holds in a step where parameters are sharded one by one, as `labs.fsdp` does it.
+"""FSDP: bytes that a rank sends and holds in a step if parameters are sharded one by one, as in `labs.fsdp`.
 
-Each parameter is cut along its first dim in S chunks, padded to the longest.  A layer is gathered at once.  The root,
-which is the embedding, last norm and head, stays gathered from forward to backward.  N ranks are R replicas of S
-shards, and Ψ' is Ψ with the padding, l of it in the layers; p is the size of an element when it is gathered, 4 bytes in
+Each parameter is cut along its first dim into S chunks, padded to the longest.  A layer is gathered at once.  The
+root, which is the embedding, last norm and head, stays gathered from forward to backward.  The N ranks are R replicas
+of S shards.  Ψ' is Ψ with the padding, and l is the part of Ψ' in the layers.  A gathered element has p bytes, 4 in
 float32 and 2 in bfloat16:
 
-    sent by each rank, for each micro-batch                            bytes                         of it, textbook
+    sent by each rank, for each micro-batch                            bytes                         textbook's limit
     all_gather         once in forward, and layers in backward         p (S-1)/S (Ψ' + l)            2 p Ψ   [ZeRO, 7]
-                       likewise, without resharding                    p (S-1)/S Ψ'                    p Ψ
+                       once in forward, without resharding             p (S-1)/S Ψ'                    p Ψ
     reduce_scatter     gradients, in float32                           4 (S-1)/S Ψ'                  4   Ψ
-    all_reduce         of the shard's, over the replicas               8 (R-1)/R Ψ'/S                8   Ψ/S
+    all_reduce         gradients of the shard, over the replicas       8 (R-1)/R Ψ'/S                8   Ψ/S
 
 Sources: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 7; [FSDP] Zhao et al. 2023, arXiv 2304.11277,
 section 3.2, whose unit is a layer's vector, padded once.
@@ -42,9 +42,10 @@ from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 
 
 def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:
-    """A step on CPU, at rest in float32.
+    """Predict a step on CPU, with float32 parameters between steps.
 
-    replicas: R of the N ranks.  itemsize: bytes of an element that is gathered.
+    replicas: R, the number of replicas among the N ranks
+    itemsize: p, the bytes of a gathered element
     """
     job.require("cost.fsdp", precision=("float32",), recompute=("none",))
     (root, layers), shards, psi = groups(job.config), job.ranks // replicas, sum(parameter_sizes(job.config))
@@ -66,7 +67,7 @@ def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsi
 
 
 def groups(config) -> tuple[Layer, list[Layer]]:
-    """The root and the layers of a GPT, each gathered at once."""
+    """Return the root and the layers of a GPT, each of which is gathered at once."""
     embedding, *others = gpt_layers(config)
     layers, rest = others[: config.depth], others[config.depth :]
     return Layer(tuple(chain(embedding.trained, *(layer.trained for layer in rest)))), layers
@@ -82,7 +83,7 @@ def fully_shard_sent(
     replicas: int = 1,
     itemsize: int = FLOAT,
 ) -> int:
-    """Bytes that `rank` sends in a step, for float32 parameters of these shapes, whatever the model."""
+    """Return the bytes that `rank` sends in a step, for float32 parameters of these shapes, whatever the model."""
     shards, sent = ranks // replicas, 0
     for number, group in enumerate((root, *layers)):
         trained, frozen = (sum(rows(shape, shards) for shape in shapes) for shapes in (group.trained, group.frozen))
@@ -94,7 +95,7 @@ def fully_shard_sent(
 
 
 def rows(shape: Shape, shards: int) -> int:
-    """Elements of a parameter whose first dim is padded to S equal chunks."""
+    """Return the elements of a parameter whose first dim is padded to S equal chunks."""
     first, *others = shape
     return -(-first // shards) * shards * prod(others)
 
@@ -103,20 +104,24 @@ def rows(shape: Shape, shards: int) -> int:
 
 
 def chunks_of(job: Job, shards: int) -> list[int]:
-    """Elements of this rank's chunk of each parameter, without the padding."""
+    """Return the elements of this rank's chunk of each parameter, without the padding."""
     shapes = (shape for group in gpt_layers(job.config) for shape in group.trained)
     return [chunk(first, shards, job.rank % shards) * prod(others) for first, *others in shapes]
 
 
 def computed(job: Job, itemsize: int) -> Job:
-    """The job in the dtype in which it computes, whatever is held at rest."""
+    """Return the job in the dtype in which it computes, whatever dtype is held between steps."""
     if itemsize not in (2, FLOAT):
         raise ValueError(f"itemsize is {itemsize}: what is held is predicted for 2 and {FLOAT} bytes")
     return job if itemsize == FLOAT else replace(job, precision="mixed")
 
 
 def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Held:
-    """P and S are the rank's chunks, without padding; G has it, since a gradient stays where it was added up."""
+    """Return the bytes held in a step.
+
+    P and S are the rank's chunks, without padding.  G has the padding, since a gradient stays in the buffer in which it
+    was reduced.
+    """
     (root, layers), shards = groups(job.config), job.ranks // replicas
     padded = [sum(rows(shape, shards) for shape in group.trained) for group in (root, *layers)]
     chunks = chunks_of(job, shards)
@@ -129,13 +134,13 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
 
 
 def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, replicas: int, itemsize: int) -> Iterator[Moment]:
-    """Bytes besides P and S, from the forward on; all that is whole counts as `comm`.
+    """Yield the bytes besides P and S, from the forward on; everything that is gathered counts as `comm`.
 
-    root, layer: elements of each with padding.
+    root, layer: elements of each with padding
     """
     job, shards, first = computed(job, itemsize), job.ranks // replicas, job.accumulation == 1
     arrived = 0 if first else FLOAT * (root + job.config.depth * layer) // shards
-    # A part that is to be added to one of an earlier micro-batch stays by itself until backward ends.
+    # A reduced gradient that will be added to an earlier micro-batch's is held separately until backward ends.
     kind = "G" if first else "comm" if replicas > 1 else "temporary"
     yield from in_forward(job, arrived, itemsize * root, itemsize * layer, reshard)
     groups_of = (Group(n, shards, itemsize, kind) for n in (root, layer))
@@ -144,7 +149,7 @@ def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, replicas: int, 
 
 @dataclass(frozen=True)
 class Group:
-    """The root or a layer: n elements with padding, cut in shards; kind: what the rank's part of the gradient is."""
+    """The root or a layer: n elements with padding, cut into shards; kind: the kind of its reduced gradient."""
 
     n: int
     shards: int
@@ -157,7 +162,7 @@ class Group:
 
     @property
     def table(self) -> int:
-        """Bytes of its gradients side by side."""
+        """Return the bytes of its gradients side by side in one buffer."""
         return FLOAT * self.n
 
     @property
@@ -165,15 +170,21 @@ class Group:
         return {self.kind: self.table // self.shards}
 
     def reduced(self, at: Moment, own: int, newest: int) -> Iterator[Moment]:
-        """Gradients, of `own` bytes, are laid into a table; then this travels, and what arrives is as large. The newest
-        gradient was no parameter's yet; those that are not float32 become that first."""
+        """Yield the bytes while gradients of `own` bytes are reduced.
+
+        They are copied into a table, which is then sent; a buffer of the same size receives. The newest gradient is
+        not assigned to its parameter yet. Gradients of another dtype are first cast to float32.
+        """
         copies = 0 if self.itemsize == FLOAT else FLOAT * own // self.itemsize
         yield at.plus(comm=self.table + (0 if copies else own - newest), temporary=copies or newest)
         yield at.plus(comm=2 * self.table)
 
 
 def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) -> Iterator[Moment]:
-    """The root is whole; each layer arrives, and is there twice: in the table that travelled, and copied from there."""
+    """Yield the bytes in forward: the root is whole, and a layer that arrives is held twice.
+
+    One copy is in the buffer that was received, the other in the parameters.
+    """
     for part in reversed([part for part in parts_of(job) if part.name.startswith("layer")]):
         yield Moment(f"{part.name} arrives", arrived, part.left + part.handed_on, whole + 2 * layer, job.losses)
         whole += 0 if reshard else layer
@@ -181,12 +192,13 @@ def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) ->
 
 
 def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool) -> Iterator[Moment]:
-    """What is whole, layer by layer:
+    """Yield the bytes in backward, layer by layer. These parts are held whole:
 
-    in a layer      it is gathered; the one before it is on its way in a table; so are the gradients of the one
-                    behind it, twice: as they are sent, and as they come; its own gradients, and the root's
-    a layer ends    it is dropped; the one behind it gets its part; its gradients are reduced
-    backward ends   the root's likewise
+    in a layer      its parameters; a buffer for those of the layer before it, which are being prefetched; the
+                    gradients of the layer behind it, in a buffer that is sent and one that receives; its own
+                    gradients, and the root's
+    a layer ends    its parameters are freed, and its gradients are reduced; the layer behind it has its part now
+    backward ends   the gradients of the root are reduced
     """
     parts, depth = parts_of(job), job.config.depth
     whole, roots, behind = root.gathered + (0 if reshard else depth * layer.gathered), 0, None

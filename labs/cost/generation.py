@@ -1,22 +1,22 @@
 """Generation: the cache that a rank holds, and the time of a token on ranks that have split the model between them.
 
     kv_cache(config, tokens)                    bytes: 2 x layers x K x E x tokens x batch x itemsize, on 1 rank
-    token_sent(config, ranks)                   elements and messages, of one more token for each sequence of the batch
-    token_seconds(config, ranks, link)          how long it takes
+    token_sent(config, ranks)                   elements and messages for one more token of each sequence
+    token_seconds(config, ranks, link)          seconds for one more token of each sequence
 
-For every token a rank reads its weights and its cache once, and computes next to nothing with each number of them.
-So memory sets the pace, and N ranks, each of which reads 1/N, would be N times as quick if they had nothing to tell
-each other.  They have: two all-reduces per layer, one after the other, of D numbers for each sequence; one more behind
-the embedding, which is split by its vocabulary; and a gather of V logits.
+For every token a rank reads its weights and its cache once, and does very little arithmetic with each number.  So
+memory bandwidth sets the pace: N ranks, each of which reads 1/N, would be N times as fast without communication.  But
+each layer has two all-reduces, one after the other, of D numbers for each sequence.  One more follows the embedding,
+which is split by its vocabulary, and the V logits are gathered.
 
     compute     max(bytes read / memory, operations / flops)
-    messages    what an all-reduce takes however short it is: `begin`, and its rounds x latency
-    bytes       what its bytes take besides: bytes / bandwidth
+    messages    the time of an all-reduce of no bytes: `begin`, and its rounds x latency
+    bytes       the additional time for its bytes: bytes / bandwidth
 
-Left out is the time that other kernels take to begin, which counts where they are short: on many ranks, or in a small
+The formula leaves out the launch time of other kernels, which counts if they are short: on many ranks, or in a small
 model.
 
-Source: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; for the
+Sources: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; for the
 links, those of `labs.cost.cluster`.
 """
 
@@ -29,19 +29,21 @@ from labs.cost.traffic import Traffic, all_gather, all_reduce
 
 
 def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int = FLOAT, rank: int = 0) -> int:
-    """Bytes on a rank for sequences of this many tokens: `labs.generate`.
+    """Return the bytes of the cache on a rank for sequences of this many tokens, as in `labs.generate`.
 
-    Heads of keys and values are dealt out as evenly as possible; where there are fewer than ranks, each rank has one.
-    Raises ValueError where the query heads cannot follow.
+    Heads of keys and values are divided among the ranks as evenly as possible; if there are fewer heads than ranks,
+    each rank has one. Raises ValueError if the query heads cannot be divided in the same way.
     """
     kv_heads = share(config, ranks, rank).kv_heads
     return 2 * config.depth * kv_heads * config.head_size * tokens * batch * itemsize
 
 
 def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 1) -> Traffic:
-    """What a rank sends while this many tokens of each sequence go through a model that `labs.tp` has split; more than
-    one for a prompt, of which only the last has logits.  The vocabulary is cut in equal pieces, with a padding that is
-    gathered along."""
+    """Return what a rank sends while this many tokens of each sequence pass through a model that `labs.tp` has split.
+
+    A prompt has several tokens, and logits only for its last one.  The vocabulary is cut into equal pieces with
+    padding, and the padding is gathered, too.
+    """
     x, v = batch * tokens * config.dim, batch * -(-config.vocab // ranks)
     return all_reduce(x, ranks, rank) * (2 * config.depth + 1) + all_gather(ranks * v, ranks, rank)
 
@@ -55,7 +57,7 @@ LINK_CLASSES = {name: LINKS[name] for name in ("NVLink 4", "PCIe 5", "Ethernet, 
 
 @dataclass(frozen=True)
 class Token:
-    """Seconds, by what they are spent on."""
+    """Seconds of a token: for computation, for starting messages, and for the messages' bytes."""
 
     compute: float
     messages: float = 0.0
@@ -76,10 +78,10 @@ def token_seconds(
     memory: float = MEMORY,
     flops: float = FLOPS,
 ) -> Token:
-    """One more token for each sequence, behind `past` others, in numbers of `itemsize` bytes."""
-    numbers = sum(parameter_sizes(config)) - (0 if config.tied else config.vocab * config.dim)  # no row but one is read
+    """Return the time of one more token for each sequence, after `past` others, in numbers of `itemsize` bytes."""
+    numbers = sum(parameter_sizes(config)) - (0 if config.tied else config.vocab * config.dim)  # only one row is read
     read = itemsize * numbers / ranks + kv_cache(config, past, batch, ranks, itemsize)
-    attention = 4 * config.depth * config.dim * past  # q k, and its softmax by v
+    attention = 4 * config.depth * config.dim * past  # q times k, and the softmax times v
     compute = max(read / memory, batch * (2 * numbers + attention) / ranks / flops)
     if ranks == 1:
         return Token(compute)

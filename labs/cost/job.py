@@ -2,7 +2,7 @@
 
 job = cost.Job(PRESETS["tiny"], batch=3, ranks=4)
 cost.zero(job, stage=2).held.peak
-cost.zero(replace(job, accumulation=4), stage=2).sent         # dataclasses.replace: with one thing changed
+cost.zero(replace(job, accumulation=4), stage=2).sent         # dataclasses.replace changes one field
 """
 
 from collections.abc import Collection, Mapping
@@ -19,16 +19,18 @@ RECOMPUTE = ("none", "selective", "all but attention", "full")
 @checked
 @dataclass(frozen=True)
 class Job:
-    """A step of `GPT(config)` with AdamW, any but the first, on one of its ranks.  ValueError for what cannot be run.
+    """A step of `GPT(config)` with AdamW on one of its ranks; any step but the first.
 
     config          the shape of the model, a `labs.model.Config`
-    batch           sequences that the rank takes at a time
-    ranks, rank     how many there are, and which one is asked about
-    context         tokens of a sequence; the config's, if None
+    batch           sequences that the rank reads at a time
+    ranks, rank     number of ranks, and the rank that the prediction is for
+    context         tokens of a sequence; the config's by default
     accumulation    micro-batches in a step, each of `batch` sequences
     precision       a name in PIE
-    recompute       a name in RECOMPUTE: what of a layer is computed again (`labs.memory.recompute`)
-    fused_norms     RMSNorm is one kernel, which keeps less (CUDA)
+    recompute       a name in RECOMPUTE: the part of a layer that is recomputed (`labs.memory.recompute`)
+    fused_norms     whether RMSNorm is one kernel (CUDA), which saves fewer activations
+
+    Raises ValueError for a job that cannot be run.
     """
 
     config: Any
@@ -62,41 +64,41 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Tokens that go through the model at a time."""
+        """Return the number of tokens that pass through the model at a time."""
         return self.batch * self.T
 
     @property
     def own(self) -> Share:
-        """What the rank computes with: all of the model, where the config is not a share of it."""
+        """Return the rank's share of the model: the whole model, unless the config is a Share already."""
         return share(self.config)
 
     @property
     def between(self) -> int:
-        """Tokens of x between split layers: where it is cut along the sequence, the rank has its shard."""
+        """Return the rank's tokens between split layers: its shard, if x is cut along the sequence there."""
         return self.tokens // self.own.shards
 
     @property
     def size(self) -> Mapping[str, int]:
-        """Bytes per parameter of P, G and S."""
+        """Return the bytes per parameter of P, G and S."""
         return bytes_of(self.precision)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number that goes through the model."""
+        """Return the bytes of an activation's element."""
         return self.size["P"]
 
     @property
     def losses(self) -> int:
-        """Bytes of the losses of earlier micro-batches, which are kept until the step is over."""
+        """Return the bytes of the losses of earlier micro-batches, which are held until the step is over."""
         return FLOAT * (self.accumulation - 1)
 
     @property
     def masters(self) -> bool:
-        """Whether the optimizer steps float32 copies of the parameters."""
+        """Return whether the optimizer steps float32 copies of the parameters."""
         return self.precision != "float32"
 
     def require(self, by: str, **only: Collection) -> None:
-        """Raise ValueError where a field has another value than these, the only ones that a formula is for."""
+        """Raise ValueError if a field has another value than those that the formula `by` is for."""
         for name, values in only.items():
             if getattr(self, name) not in values:
                 known = " or ".join(map(repr, values))

@@ -1,8 +1,8 @@
-"""What a rank holds at rest, in bytes, and what a prediction is made of.
+"""Model states: the bytes that a rank holds between steps, and the classes of a prediction.
 
-    by parameter    PIE, bytes_held(psi, ranks, stage, precision)
-    of the GPT      gpt_layers(config), parameter_sizes(config), optimizer_state(sizes)
-    the answers     Moment, Held, Prediction
+    per parameter   PIE, bytes_held(psi, ranks, stage, precision)
+    for the GPT     gpt_layers(config), parameter_sizes(config), optimizer_state(sizes)
+    predictions     Moment, Held, Prediction
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 and table 1.
 """
@@ -19,18 +19,18 @@ MiB = 2**20
 FLOAT = 4  # bytes of a float32
 INDEX = 8  # bytes of an int64: tokens and targets
 
-# Bytes per parameter with AdamW, by precision. In mixed precision the float32 masters count as optimizer state.
+# Bytes per parameter with AdamW, for each precision. In mixed precision the float32 masters count as optimizer state.
 PIE = {
     "float32": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
     "mixed": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
     "mixed, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18: Megatron-LM
-    "mixed, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: why some count 20
+    "mixed, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: the reason why some count 20
 }
 Shape = tuple[int, ...]
 
 
 def bytes_held(psi: int, ranks: int, stage: int, precision: str = "mixed") -> dict[str, float]:
-    """P, G and S on each of N ranks, as the textbook has it: what a stage shards is divided by N, and nothing padded.
+    """Return P, G and S on each of N ranks by the textbook's formula, which divides by N and ignores padding.
 
         stage    0            1 (P_os)       2 (P_os+g)       3 (P_os+g+p)
                  P + G + S    P + G + S/N    P + (G + S)/N    (P + G + S)/N
@@ -54,7 +54,7 @@ def bytes_of(precision: str) -> dict[str, int]:
 @checked
 @dataclass(frozen=True)
 class Layer:
-    """The shapes of a layer's parameters. `uses`: how many layers share them (tied weights), each in its forward."""
+    """The shapes of a layer's parameters; uses: how many layers share them (tied weights), each in its forward."""
 
     trained: tuple[Shape, ...] = ()
     frozen: tuple[Shape, ...] = ()
@@ -62,13 +62,16 @@ class Layer:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each parameter that is trained."""
+        """Return the elements of each parameter that is trained."""
         return [prod(shape) for shape in self.trained]
 
 
 @lru_cache(64)
 def gpt_layers(config) -> tuple[Layer, ...]:
-    """Embedding, layers, norm and head of `labs.model.GPT(config)`; a tied head is a second use of the embedding."""
+    """Return embedding, layers, norm and head of `labs.model.GPT(config)`.
+
+    A tied head is a second use of the embedding.
+    """
     V, D, F = config.vocab, config.dim, config.hidden
     HE, KE = (heads * config.head_size for heads in (config.heads, config.kv_heads))
     attention, mlp = ((HE, D), (KE, D), (KE, D), (D, HE)), ((F, D), (F, D), (D, F))
@@ -78,21 +81,24 @@ def gpt_layers(config) -> tuple[Layer, ...]:
 
 
 def parameter_sizes(config) -> list[int]:
-    """Elements of each parameter of `labs.model.GPT(config)`, in the order of registration; their sum is Ψ."""
+    """Return the elements of each parameter of `labs.model.GPT(config)`, in order of registration; the sum is Ψ."""
     return [size for layer in gpt_layers(config) for size in layer.sizes]
 
 
 def optimizer_state(sizes: Sequence[int], moments: int = 2, counter: int = 4) -> int:
-    """Bytes of AdamW: two moments, and a 4-byte counter for each tensor. SGD: 0 and 0; with momentum: 1 and 0."""
+    """Return the bytes of an optimizer's state: `moments` per element, and a counter of `counter` bytes per tensor.
+
+    AdamW has 2 moments and a 4-byte counter; SGD has 0 and 0, and with momentum 1 and 0.
+    """
     return FLOAT * moments * sum(sizes) + counter * len(sizes)
 
 
-# ---- answers ---------------------------------------------------------------------------------------------
+# ---- predictions -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What a rank holds at one moment of a step besides P and S, in bytes."""
+    """The bytes that a rank holds at one moment of a step besides P and S."""
 
     name: str
     G: int = 0
@@ -110,10 +116,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes on one rank: the most of each kind during a step, and `peak`, the most of all at one moment.
+    """The bytes on one rank: the most of each kind during a step, and `peak`, the most of their sum at one moment.
 
     P parameters, G gradients, S optimizer state, A activations, comm buffers of collectives, temporary the rest.
-    The last four are None where nobody predicts them.
+    A, comm, temporary and peak are None if they are not predicted.
     """
 
     P: int
@@ -126,9 +132,11 @@ class Held:
 
 
 def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: bool = False) -> Moment:
-    """AdamW at work, one parameter after the other: a square root and a quotient for one, and the quotient of the one
-    before it. Besides masters (`labs.memory.precision`) there is a float32 gradient, too, of one parameter at a
-    time."""
+    """Return the bytes while AdamW steps, one parameter after the other.
+
+    It holds a square root and a quotient for one parameter, and the quotient of the parameter before it. With masters
+    (`labs.memory.precision`) it also holds a float32 gradient of one parameter at a time.
+    """
     copy = FLOAT * max(sizes, default=0) if masters else 0
     before = [0] * len(sizes) if masters else [0, *sizes]
     work = FLOAT * max((2 * size + last for last, size in zip(before, sizes, strict=False)), default=0)
@@ -136,7 +144,7 @@ def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: boo
 
 
 def held(P: int, S: int, step: Iterable[Moment]) -> Held:
-    """The most of each kind at any moment of the step, and of all together."""
+    """Return the most of each kind at any moment of the step, and the most of their sum."""
     moments = list(step)
     most = {kind: max(getattr(moment, kind) for moment in moments) for kind in ("G", "A", "comm", "temporary")}
     return Held(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
@@ -144,7 +152,7 @@ def held(P: int, S: int, step: Iterable[Moment]) -> Held:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One rank, one step: bytes sent; the collectives, by name; the textbook's limit of the bytes; bytes held."""
+    """A prediction for one rank and one step: the bytes sent, {collective: calls}, the textbook's bytes, bytes held."""
 
     sent: int
     collectives: Mapping[str, int]

@@ -1,17 +1,18 @@
-"""Three dimensions on one mesh: what a rank sends and holds in a step, as `labs.parallel` composes them.
+"""Three dimensions on one mesh: bytes that a rank sends and holds in a step, as `labs.parallel` composes them.
 
-The rank is at one place on each axis, and what it sends is a sum: along each axis it does what the strategy of that
-axis does, with what the others have left it.  Of p stages and m micro-batches of M tokens, a rank with l layers, Ψ_l
-their parameters, 1/t of each matrix, sends in a step
+The rank has one place on each axis.  Along each axis it sends what the strategy of that axis sends, for the part of
+the model and of the batch that the other axes leave it, and the total is the sum.  There are p stages, m micro-batches
+of M tokens, t ranks along tp and s along shard.  A rank has l layers with Ψ_l parameters, and 1/t of each matrix.  In
+a step it sends
 
     along pp          per micro-batch and cut    M D forward, M D backward; once V D / t of a tied gradient
-    along tp          per micro-batch            (4 l + ends) all_reduces of M D: one behind the embedding, on the first
-                                                 stage; one before the head, and 3 M of the loss, on the last
+    along tp          per micro-batch            (4 l + ends) all_reduces of M D: one after the embedding, on the first
+                                                 stage; one before the head, and 3 M for the loss, on the last
     along shard       once                       all_gather Ψ_l / t, reduce_scatter Ψ_l / t
     along replicate   once                       all_reduce Ψ_l / (t s)
 
-So m multiplies what goes along pp and tp, and leaves alone what goes along the data's axes; t divides what goes along
-these, and not what goes along pp.
+So m multiplies the bytes along pp and tp, but not those along shard and replicate; t divides the bytes along shard and
+replicate, but not those along pp.
 
     cost.parallel(job, plans, {"pp": 2, "replicate": 1, "shard": 2, "tp": 2})
 
@@ -50,12 +51,14 @@ AXES = "pp", "replicate", "shard", "tp"
 
 
 def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Prediction:
-    """A step in float32 on CPU: bytes sent, P, G and S exactly, A within 5 %, the peak within 1 %, comm within 10 %.
+    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A to 5 %, peak to 1 %, comm to 10 %.
 
-    Whole gradients count as comm here, as in a recording; but there the embedding's and the norms' are temporary.
+    Whole gradients count as comm here, as in a recording, except that a recording counts the embedding's and the norms'
+    as temporary.
 
-    job.batch: the sequences of a micro-batch; job.accumulation: how many there are.  plans: as `cost.pp` has them.
-    axes: the size of each of AXES.
+    job: its batch is the sequences of a micro-batch, its accumulation the number of micro-batches
+    plans: the plans of `cost.pp`, one for each rank along pp
+    axes: the size of each of AXES
     """
     own = on_mesh(job, plans, axes, sequence_parallel)
     steps = [along_pp(own, plans), along_tp(own, sequence_parallel), along_data(own)]
@@ -66,8 +69,7 @@ def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_
 
 @dataclass(frozen=True)
 class Own:
-    """What is the rank's: its place on each axis; all stages, of which it has 1/t; its plan, and what it gathers of the
-    stages there."""
+    """A rank's part: its place on each axis, all stages with 1/t of each matrix, and the plan of its own stages."""
 
     job: Job
     axes: Mapping[str, int]
@@ -81,7 +83,10 @@ class Own:
 
     @property
     def units(self) -> list[list[Layer]]:
-        """By stage: embedding, last norm and head, as far as it has them, gathered at once; and each of its layers."""
+        """Return the groups of parameters that are gathered at once, for each stage of the rank.
+
+        The first group is embedding, last norm and head, as far as the stage has them; each layer is another one.
+        """
         is_tied = self.job.config.tied and len(self.stages) == 1
         return [units_of(self.stages[number], is_tied) for number in self.numbers]
 
@@ -95,32 +100,32 @@ class Own:
 
     @property
     def padded(self) -> int:
-        """Elements of all of them, each padded to equal chunks."""
+        """Return the elements of all parameters, each padded to equal chunks."""
         return sum(rows(shape, self.axes["shard"]) for shape in self.shapes)
 
     @property
     def chunks(self) -> list[int]:
-        """Elements of the rank's chunk of each, without padding."""
+        """Return the elements of the rank's chunk of each parameter, without padding."""
         shards, at = self.axes["shard"], self.at["shard"]
         return [chunk(first, shards, at) * prod(others) for first, *others in self.shapes]
 
 
 def on_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Own:
     job.require("cost.parallel", precision=("float32",), recompute=("none",))
-    require_theirs(job, plans, axes)
+    require_same_ranks(job, plans, axes)
     at, last = place(job.rank, axes), max(number for plan in plans for number in numbers_of(plan))
     config = share(job.config, axes["tp"], at["tp"], sequence_parallel) if axes["tp"] > 1 else job.config
     return Own(job, axes, at, stages_of(replace(job, config=config), last + 1), plans[at["pp"]])
 
 
-def require_theirs(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> None:
+def require_same_ranks(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> None:
     if prod(axes[axis] for axis in AXES) != job.ranks or len(plans) != axes["pp"]:
         sizes = " × ".join(f"{axis} {axes[axis]}" for axis in AXES)
         raise ValueError(f"{job.ranks} ranks and plans for {len(plans)} are not {sizes}")
 
 
 def place(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
-    """On each axis, the last of which is made of neighbours."""
+    """Return the rank's place on each axis; neighbours differ in their place on the last axis."""
     found = {}
     for axis in reversed(AXES):
         rank, found[axis] = divmod(rank, axes[axis])
@@ -142,7 +147,7 @@ def along_pp(own: Own, plans: Sequence[Plan]) -> Step:
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
     D, number, tied = own.job.config.dim, own.at["pp"], own.job.config.tied
     x = FLOAT * own.stages[0].job.between * D
-    # Of a tied gradient this rank has a part, and the rank of another stage the other one.
+    # A tied gradient has two parts: this rank has one, and the rank of another stage has the other.
     has_one = (0 in own.numbers) != (len(own.stages) - 1 in own.numbers)
     once = int(tied and has_one)
     table = FLOAT * D * once * chunk(own.stages[0].job.config.vocab, own.axes["shard"], own.at["shard"])
@@ -151,7 +156,7 @@ def along_pp(own: Own, plans: Sequence[Plan]) -> Step:
 
 
 def along_tp(own: Own, sequence_parallel: bool) -> Step:
-    """Each stage has its layers' calls, and those of the ends that it has."""
+    """Return the step along tp: each stage has the calls of its layers, and of embedding and head if it has them."""
     sent, counts, limit = 0, Counter(), Fraction(0)
     row = replace(own.job, ranks=own.axes["tp"], rank=own.at["tp"])
     for call in tp_calls(row, sequence_parallel) if row.ranks > 1 else ():
@@ -164,7 +169,7 @@ def along_tp(own: Own, sequence_parallel: bool) -> Step:
 
 
 def along_data(own: Own) -> Step:
-    """Gathered once and reduced once, whatever the number of micro-batches."""
+    """Return the step along shard and replicate: one gather and one reduction, however many micro-batches there are."""
     replicas, shards = own.axes["replicate"], own.axes["shard"]
     if not own.shards_data:
         return 0, {}, Fraction(0)
@@ -183,8 +188,11 @@ def along_data(own: Own) -> Step:
 
 
 class ShardedStage(StageMemory):
-    """Each micro-batch makes gradients of its own, which are added to those that wait: a layer's when backward is
-    through with it, those of the ends when it is through with the stage."""
+    """A stage of which each micro-batch makes new gradients, which are then added to the earlier ones.
+
+    A layer's gradients are added when backward has passed the layer, and those of embedding, norm and head when it has
+    passed the stage.
+    """
 
     def new(self, of_part: int, newest: int, first: bool) -> dict[str, int]:
         return super().new(of_part, newest, True)
@@ -194,8 +202,11 @@ class ShardedStage(StageMemory):
 
 
 def parallel_held(own: Own) -> Held:
-    """P and S are the rank's chunks, without padding; G has it.  While the stages compute, all they have is whole, as
-    are their gradients, which wait to be sent."""
+    """Return the bytes held in a step.
+
+    P and S are the rank's chunks without padding; G has the padding.  While the stages compute, all their parameters
+    are gathered, and their whole gradients are held until they are reduced.
+    """
     whole, G = FLOAT * own.padded, FLOAT * own.padded // own.axes["shard"]
     job, stages = replace(own.job, config=own.stages[0].job.config), own.stages
     if own.shards_data:

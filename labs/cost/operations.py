@@ -1,17 +1,17 @@
 """Operations of a step: additions and multiplications of the GPT's matrix products, for each token.
 
-    layer_operations(config, context)        of a layer, forward and backward: 6 N + 6 T D
-    attention_operations(config, context)    of that, attention's: 6 T D
-    head_operations(config)                  of the head: 6 V D
-    recomputed_operations(config, recompute) of a layer, once more
-    model_operations(config, context)        of the model, as those count who publish an MFU
+    layer_operations(config, context)        a layer, forward and backward: 6 N + 6 T D
+    attention_operations(config, context)    the part of attention in a layer: 6 T D
+    head_operations(config)                  the head: 6 V D
+    recomputed_operations(config, context, recompute)    the part of a layer that is recomputed
+    model_operations(config, context)        the model, as published figures of MFU count it
 
 A product of a matrix of N numbers by a vector takes 2 N operations; backward takes twice as many, for the gradients of
-its input and of the matrix.  Each token looks at T/2 others on average, at 2 x 2 D operations each.
+its input and of the matrix.  Each token attends to T/2 others on average, which takes 2 x 2 D operations each.
 
-An MFU divides by what a GPU could do at best, and counts attention as if it were not causal: twice the operations that
-are done.  There are several definitions [PaLM; nanotron and torchtitan count the embedding in, or do not]: so compare
-tokens per second, never MFU.
+MFU, the model FLOPs utilization, divides by a GPU's best rate, and counts attention as if it were not causal: twice the
+operations that are done.  There are several definitions [PaLM; nanotron and torchtitan differ about the embedding], so
+compare tokens per second, never MFU.
 
 Sources: [PaLM] Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198, section
 6 and appendix A.
@@ -23,11 +23,11 @@ from math import prod
 from labs.cost.job import RECOMPUTE
 from labs.cost.model_states import gpt_layers
 
-FORWARD, BOTH = 2, 6  # operations for each number of a matrix: forward, and with backward
+FORWARD, BOTH = 2, 6  # operations for each number of a matrix: in forward, and in forward and backward together
 
 
 def layer_matrices(config) -> int:
-    """Numbers in the matrices of a layer."""
+    """Return the number of elements in the matrices of a layer."""
     return sum(prod(shape) for shape in gpt_layers(config)[1].trained if len(shape) == 2)
 
 
@@ -36,7 +36,7 @@ def layer_operations(config, context: int) -> int:
 
 
 def attention_operations(config, context: int) -> int:
-    """Of a layer's attention between its projections, which is causal."""
+    """Return the operations of a layer's causal attention, without its projections."""
     return BOTH * context * config.heads * config.head_size
 
 
@@ -45,7 +45,7 @@ def head_operations(config) -> int:
 
 
 def recomputed_operations(config, context: int, recompute: str) -> Fraction:
-    """Products that a layer does again: none, where what they gave is kept ("selective")."""
+    """Return the operations that a layer does again; none under "selective", which saves the results of products."""
     match recompute:
         case "none" | "selective":
             return Fraction(0)
@@ -57,6 +57,6 @@ def recomputed_operations(config, context: int, recompute: str) -> Fraction:
 
 
 def model_operations(config, context: int) -> int:
-    """6 N + 12 L T D for each token, N without the embedding [PaLM]."""
+    """Return 6 N + 12 L T D for each token; N does not count the embedding [PaLM]."""
     layer = layer_operations(config, context) + attention_operations(config, context)
     return config.depth * layer + head_operations(config)

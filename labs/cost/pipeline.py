@@ -1,10 +1,10 @@
-"""Pipeline parallelism: what a rank sends and holds in a step, as `labs.pp` runs a schedule on the course's GPT.
+"""Pipeline parallelism: bytes that a rank sends and holds in a step, as `labs.pp` runs a schedule on the course's GPT.
 
-Sent for each micro-batch of M tokens, over each cut between two ranks: M D numbers forward, M D backward, and nothing
-else.  Where embedding and head are tied and on two ranks, these send each other their parts of the gradient, once per
-step.  A rank holds P, G and S of its stages, and of each micro-batch that is alive there what they keep for backward.
+Each micro-batch of M tokens sends M D numbers forward and M D backward over each cut between two ranks, and nothing
+else.  If embedding and head are tied and on two ranks, these send each other their parts of the gradient once per step.
+A rank holds P, G and S of its stages, and the saved activations of each micro-batch that is in flight there.
 
-    plans = pp.plan(pp.one_f_one_b(ranks=4, microbatches=8))       by rank: its instructions, and messages between them
+    plans = pp.plan(pp.one_f_one_b(ranks=4, microbatches=8))       # each rank's instructions, and messages in between
     cost.pp(Job(config, batch=1, ranks=4, rank=2, accumulation=8), plans)
 
 Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2: the volume of a cut.
@@ -28,21 +28,24 @@ from labs.cost.model_states import (
 )
 from labs.cost.pipeline_stages import StageMemory, stages_of
 
-Plan = Sequence[Any]  # instructions, and messages between them
+Plan = Sequence[Any]  # a rank's instructions, and messages between them
 
 
 def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
-    """A step in float32 on CPU.  Raises ValueError for a job that is not the plans'.
+    """Predict a step in float32 on CPU.
 
-    job.batch: the sequences of a micro-batch; job.accumulation: how many there are.  layers: of each stage; as equal as
-    can be, where it is None.
+    job: its batch is the sequences of a micro-batch, its accumulation the number of micro-batches
+    plans: each rank's plan, from `labs.pp.plan`
+    layers: number of layers of each stage; by default as equal as possible
+
+    Raises ValueError if the plans are for another number of ranks or micro-batches.
     """
     stages, table = checked_stages(job, plans, layers), exchanged(job, plans)
     return step_of(job, plans, pp_held(job, stages, plans[job.rank], table), table)
 
 
 def step_of(job: Job, plans: Sequence[Plan], most: Held, table: int = 0) -> Prediction:
-    """table: bytes of a tied gradient that the rank exchanges with another."""
+    """Return the prediction of a step; table: bytes of a tied gradient that the rank exchanges with another."""
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
     x, once = FLOAT * job.tokens * job.config.dim, int(table > 0)
     return Prediction(
@@ -66,7 +69,10 @@ def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None
 
 
 def kind_of(step: Any) -> str:
-    """F, B, I, W, Send, Receive or Sent.  By name, since nothing here imports what it predicts."""
+    """Return "F", "B", "I", "W", "Send", "Receive" or "Sent".
+
+    The class is compared by its name, since nothing here imports what it predicts.
+    """
     return type(step).__name__
 
 
@@ -75,12 +81,12 @@ def count(plan: Plan, kind: str) -> int:
 
 
 def numbers_of(plan: Plan) -> list[int]:
-    """The stages that a rank has."""
+    """Return the numbers of the stages that a rank has."""
     return sorted({step.stage for step in plan if kind_of(step) == "F"})
 
 
 def exchanged(job: Job, plans: Sequence[Plan]) -> int:
-    """Bytes of its part of a tied gradient, where the other part is another rank's."""
+    """Return the bytes of the rank's part of a tied gradient if another rank has the other part, else 0."""
     numbers = numbers_of(plans[job.rank])
     has_one = (0 in numbers) != (max(map(max, map(numbers_of, plans))) in numbers)
     return FLOAT * job.config.vocab * job.config.dim * (job.config.tied and has_one)
@@ -90,27 +96,27 @@ def exchanged(job: Job, plans: Sequence[Plan]) -> int:
 
 
 def pp_held(job: Job, stages: Sequence[StageMemory], plan: Plan, table: int) -> Held:
-    """P, G and S of the rank's stages.  What arrives is comm, except what a stage computes with, which it keeps."""
+    """Return the bytes held in a step.  Received tensors count as comm, except a stage's input, which is saved (A)."""
     numbers = numbers_of(plan)
     if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first
         stages = [replace(stages[0], has_table=False), *stages[1:]]
     sizes = [size for n in numbers for size in stages[n].sizes]
     moments = [*pp_moments(job, stages, plan)]
     A, losses = moments[0].A, moments[-1].temporary
-    moments.append(Moment("tied", FLOAT * sum(sizes), A, table, losses + 2 * table))  # both parts, and their sum
+    moments.append(Moment("tied", FLOAT * sum(sizes), A, table, losses + 2 * table))  # the two parts and their sum
     moments.append(optimizer_step(A, FLOAT * sum(sizes), 0, sizes).plus(temporary=losses - FLOAT))
     return held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
 
 
 def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[Moment]:
-    """Bytes beside P and S, step by step."""
+    """Yield the bytes besides P and S, step by step of the plan."""
     x, here, last = FLOAT * job.tokens * job.config.dim, numbers_of(plan), len(stages) - 1
     batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))
     now, there = Moment("batch", A=batch), set()
     yield now
     for step in plan:
         kind = kind_of(step)
-        if kind == "Receive":  # what a stage computes with is kept for backward
+        if kind == "Receive":  # a stage's input is saved for backward
             now = replace(now, A=now.A + x) if kind_of(step.message) == "F" else now.plus(comm=x)
         elif kind == "Sent":
             now = now.plus(comm=-x)
@@ -121,11 +127,12 @@ def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[
             left = stage.after(kind, step.stage - 1 in here, step.stage + 1 in here)
             now = beside(now, left).plus(G=FLOAT * sum(getattr(stage, part) for _, part in new))
             from_afar = kind == "B" and step.stage < last and step.stage + 1 not in here
-            yield now.plus(comm=x * from_afar)  # the gradient that came goes last
+            yield now.plus(comm=x * from_afar)  # the received gradient is freed last
         yield now
 
 
-ENDS = {"F": (), "B": ("vectors", "matrices"), "I": ("vectors",), "W": ("matrices",)}  # whose gradients are made
+# The parameters whose gradients each instruction computes.
+ENDS = {"F": (), "B": ("vectors", "matrices"), "I": ("vectors",), "W": ("matrices",)}
 
 
 def beside(now: Moment, at: Moment) -> Moment:

@@ -1,9 +1,9 @@
-"""What backward needs from a forward, in bytes: the course's GPT term by term, and GPT-3's layer as it was published.
+"""Activations that a forward saves for backward, in bytes: the course's GPT term by term, and GPT-3's layer.
 
-    activations(job)             by term, as the job recomputes them
-    layer_activations(job)       of one layer, all of them: what it holds while its own backward runs
-    backward(job)                what is alive as backward passes through the model, part after part
-    korthikanti(s, b, h, a)      of one layer of GPT-3 in 16 bits: s b h (34 + 5 a s / h)
+    activations(job)             all saved activations, term by term, under the job's recomputation
+    layer_activations(job)       those of one layer without recomputation, which it holds while its own backward runs
+    backward(job)                bytes alive while backward passes through the model, part after part
+    korthikanti(s, b, h, a)      activations of one layer of GPT-3 in 16 bits: s b h (34 + 5 a s / h)
 
 Source: [Korthikanti] et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198.
 """
@@ -16,27 +16,27 @@ from labs.cost.model_states import FLOAT, INDEX, gpt_layers
 
 
 def activations(job: Job) -> dict[str, int]:
-    """Bytes that wait for the backward at the end of a forward of `GPT(config)` with targets: their sum is A.
+    """Return the bytes that are saved at the end of a forward of `GPT(config)` with targets, by term: their sum is A.
 
-    Each operator keeps what its derivative needs, and a tensor that several keep counts once. There is no T x T: the
-    fused attention keeps one number per query, its log-sum-exp. Numbers for each token, of 4 bytes in float32 and 2 in
-    16 bits, except those marked *, which are always float32:
+    Each operator saves the tensors that its derivative needs, and a tensor that several operators save counts once.
+    There is no T x T: the fused attention saves one number per query, its log-sum-exp. The table has numbers per token,
+    of 4 bytes in float32 and 2 in 16 bits, except those marked *, which are always float32:
 
-        norms       of each: x, x / rms(x), 1 / rms(x)                        2D* + 1*
+        norms       each norm: x, x / rms(x), 1 / rms(x)                      2D* + 1*
         attention   its input, q, k, v, y, y with the heads side by side,     4D + 2KE + H*
                     the log-sum-exps
         rotary      cos and sin, for q and for k, once for all sequences      2E*
         mlp         its input, gate, silu(gate), up, their product            D + 4F
         head        its input, the logarithms of the probabilities            D + V*
-        tokens      and targets, as int64, of all micro-batches; and one number of the loss
+        tokens      tokens and targets, as int64, of all micro-batches; and one number for the loss
 
-    With one head, or for one token, y with the heads side by side is a view of y: D less. Where RMSNorm is one kernel
-    (`fused_norms`), it keeps x as it is and 1 / rms(x): D + 1*.
+    With one head, or for one token, y with the heads side by side is a view of y: D less. If RMSNorm is one kernel
+    (`fused_norms`), it saves x in its own dtype and 1 / rms(x): D + 1*.
 
-    What `labs.memory.recompute` keeps of each layer instead:
+    `labs.memory.recompute` saves for each layer instead:
 
-        selective            its input; what matmuls and attention gave       5D + 2KE + H* + 2F
-        all but attention    its input; what attention gave                   2D + H*
+        selective            its input; the outputs of matmuls and attention  5D + 2KE + H* + 2F
+        all but attention    its input; the outputs of attention              2D + H*
         full                 its input                                        D
     """
     tokens, D = job.tokens, job.config.dim
@@ -49,7 +49,7 @@ def activations(job: Job) -> dict[str, int]:
 
 
 def layer_activations(job: Job) -> int:
-    """Bytes of one layer with all that its backward needs."""
+    """Return the bytes of one layer with all activations that its backward needs."""
     return sum(layer_terms(job, "none").values())
 
 
@@ -57,7 +57,7 @@ def layer_terms(job: Job, recompute: str) -> dict[str, int]:
     own, tokens, itemsize = job.own, job.tokens, job.itemsize
     D, H, F, E = own.dim, own.heads, own.hidden, own.head_size
     HE, KE = H * E, own.kv_heads * E
-    side_by_side = HE if H > 1 and job.T > 1 else 0  # else a view of y
+    side_by_side = HE if H > 1 and job.T > 1 else 0  # otherwise it is a view of y
     gave = {"attention": tokens * (itemsize * HE + FLOAT * H)}  # y, and the log-sum-exps
     kept = {"inputs": itemsize * tokens * D}
     match recompute:
@@ -78,18 +78,22 @@ def layer_terms(job: Job, recompute: str) -> dict[str, int]:
 
 
 def norm_bytes(job: Job) -> int:
-    """Bytes of one norm and one token."""
+    """Return the bytes that one norm saves for one token."""
     D = job.config.dim
     return job.itemsize * D + FLOAT if job.fused_norms else FLOAT * (2 * D + 1)
 
 
-# ---- while backward passes -------------------------------------------------------------------------------
+# ---- while backward runs ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Within:
-    """A moment within a part: activations, temporaries and buffers of collectives in bytes; in elements, the gradients
-    of its own parameters so far, and of them the one that was just made, which may yet have to be added to another."""
+    """A moment within a part.
+
+    A, temporary, comm: bytes of activations, of temporaries, and of buffers of collectives
+    gradients: elements of the gradients of the part's parameters so far
+    newest: elements of the newest of them, which may still have to be added to another gradient
+    """
 
     name: str
     A: int
@@ -101,10 +105,13 @@ class Within:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the model as backward passes through it.
+    """A part of the model that backward passes through.
 
-    sizes: elements of its parameters.  worst: when it may hold the most.  left: bytes of activations when it is done.
-    handed_on: bytes of the gradient of its input.  shared: its parameters are those of a part that comes later.
+    sizes: elements of its parameters
+    worst: the moments in which it may hold the most
+    left: bytes of activations when it is done
+    handed_on: bytes of the gradient of its input
+    shared: whether its parameters belong to a part that comes later
     """
 
     name: str
@@ -116,11 +123,11 @@ class Part:
 
 
 def backward(job: Job) -> list[Part]:
-    """Loss, head, norm, the layers from the last to the first, embedding: where a step may have its peak.
+    """Return loss, head, norm, the layers from the last to the first, and embedding, with the bytes that each holds.
 
     loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
     head         gradients of the logits, of its input and of its weight
-    norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
+    norm         its input; five tensors of that size while 1 / rms(x) is differentiated; the gradient of its weight
     layer        see `within_layer`
     embedding    gradients of its output and of its weight
     """
@@ -146,13 +153,15 @@ def backward(job: Job) -> list[Part]:
 
 
 def within_layer(job: Job, number: int, A: int, whole: int) -> list[Within]:
-    """In the mlp, gradients of its output x and of each tensor on the way back to its input:
+    """Return the moments in which a layer may hold the most.
 
-        mlp     of the product (which is gone), of silu(gate), of up, and of down's weight
-        up      of silu(gate), of up, of its input, and of two weights
-        gate    of gate, of its input, twice, and of three weights
+    In the mlp, it holds the gradient of the mlp's output x, and these gradients on the way back to its input:
 
-    In its first norm, at last: what a norm needs, and the gradients of all the layer's parameters.
+        mlp     those of the product (which is freed), of silu(gate), of up, and of down's weight
+        up      those of silu(gate), of up, of the input, and of two weights
+        gate    those of gate, of the input, twice, and of three weights
+
+    Finally, in its first norm, it holds what a norm needs, and the gradients of all the layer's parameters.
     """
     D, F, layer = job.config.dim, job.config.hidden, gpt_layers(job.config)[1]
     out, x, f = (job.itemsize * n for n in (job.between * D, job.tokens * D, job.tokens * F))
@@ -169,15 +178,18 @@ def within_norm(name: str, A: int, n: int, gradients: int) -> Within:
 
 
 def recomputed_besides(job: Job) -> int:
-    """What a layer that has been computed again holds besides its activations: its input, where the norm keeps it in
-    float32; and where matmuls are handed out, q and k before they were rotated, and what o and down gave."""
+    """Return the bytes that a recomputed layer holds besides its activations.
+
+    These are its input, if the norm saves a float32 copy of it; and, under "selective", q and k before the rotation,
+    and the outputs of o and down.
+    """
     D, KE = job.config.dim, job.config.dim // job.config.heads * job.config.kv_heads
     own_input = not job.fused_norms and job.itemsize != FLOAT
     return job.itemsize * job.tokens * (D * own_input + (3 * D + KE) * (job.recompute == "selective"))
 
 
 def most_activations(job: Job) -> int:
-    """Bytes of activations at their highest: at the end of the forward, or while the last layer is computed again."""
+    """Return the most bytes of activations: at the end of the forward, or while the last layer is recomputed."""
     parts = backward(job)
     return max(FLOAT + parts[0].worst[0].A, *(at.A for part in parts for at in part.worst))
 
@@ -188,14 +200,17 @@ def most_activations(job: Job) -> int:
 def korthikanti(
     s: int, b: int, h: int, a: int, t: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> Fraction:
-    """Bytes of one layer of GPT-3 in 16 bits: s tokens, b sequences, width h, a heads, on t tensor-parallel ranks.
+    """Return the bytes of one layer of GPT-3 in 16 bits.
+
+    There are s tokens, b sequences, width h and a heads, on t tensor-parallel ranks:
 
         none         s b h (10 + 24 / t + 5 a s / (h t)); with sequence parallelism s b h (34 / t + 5 a s / (h t))
-        selective    the same without 5 a s / (h t): the core of attention is computed again
+        selective    the same without 5 a s / (h t): the core of attention is recomputed
         full         2 s b h: the layer's input
 
     Attention, which is not fused, has 11 s b h + 5 a s² b; the MLP (GELU, F = 4h) 19 s b h; two LayerNorms 4 s b h. A
-    mask of dropout has one byte, the norms' own statistics are left out [Korthikanti, equations 1 and 2, table 2].
+    dropout mask has one byte per element; the norms' own statistics are left out [Korthikanti, equations 1 and 2,
+    table 2].
     """
     whole, divided = (0, 34) if sequence_parallel else (10, 24)
     match recompute:

@@ -1,8 +1,8 @@
-"""Which values make sense: one table, by name, for all that `labs.cost` is given.
+"""Checks of arguments: one table of the values that make sense for each argument name in `labs.cost`.
 
     cost.all_reduce(7, ranks=3, rank=3)       rank is 3: of 3 ranks it must be one of 0 to 2
 
-A name means the same everywhere.  (Strings are checked where they are looked up.)
+A name means the same everywhere.  Strings are checked where they are looked up.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def is_real(x: Any, kind: type = Real) -> bool:
-    """True and False are no numbers."""
+    """Return whether x is a number of this kind; True and False do not count as numbers."""
     return isinstance(x, kind) and not isinstance(x, bool)
 
 
@@ -41,7 +41,7 @@ COUNTS = (
 )
 AMOUNTS = "n tokens past buffer_bytes moments counter P S A G comm"
 FLAGS = "reshard_after_forward sequence_parallel find_unused offload fused_norms masters"
-RULES = {  # what a value must be: how that is seen, and the names of such values
+RULES = {  # the wording of a rule: (its test, the names of the arguments that it holds for)
     "a whole number, and at least 1": (lambda x: is_whole(x, 1), COUNTS),
     "a whole number, and at least 0": (lambda x: is_whole(x, 0), AMOUNTS),
     "a whole number": (is_whole, "rank src dst index kept"),
@@ -57,11 +57,11 @@ RULES = {  # what a value must be: how that is seen, and the names of such value
     "a cost.LinkClass, such as cost.LINKS['PCIe 5']": (lambda x: hasattr(x, "bandwidth"), "link"),
 }
 ANYTHING = (lambda x: True), "anything"
-BY_NAME = {name: (is_right, said) for said, (is_right, names) in RULES.items() for name in names.split()}
+BY_NAME = {name: (is_right, rule) for rule, (is_right, names) in RULES.items() for name in names.split()}
 
 
 def checked(called: Any) -> Any:
-    """A function or a dataclass that raises ValueError for the first of its arguments that makes no sense."""
+    """Wrap a function or a dataclass so that it raises ValueError for its first argument that makes no sense."""
     if isinstance(called, type):
         called.__init__ = checked(called.__init__)
         return called
@@ -73,9 +73,9 @@ def checked(called: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
         for name, value in given.items():
-            is_right, said = BY_NAME.get(name, ANYTHING)
+            is_right, rule = BY_NAME.get(name, ANYTHING)
             if value is not defaults.get(name, given) and not is_right(value):
-                raise ValueError(f"{name} is {value!r:.60}: it must be {said}")
+                raise ValueError(f"{name} is {value!r:.60}: it must be {rule}")
         require_fit(defaults | given)
         return called(*args, **kwargs)
 
@@ -83,7 +83,7 @@ def checked(called: Any) -> Any:
 
 
 def require_fit(given: dict[str, Any]) -> None:
-    """A rank is one of the ranks; a part of them divides them."""
+    """Raise ValueError if a rank is not one of the ranks, or if the size of a part does not divide their number."""
     ranks = given.get("ranks", getattr(given.get("job"), "ranks", None))
     for name in ("rank", "src", "dst") if ranks else ():
         if name in given and given[name] not in range(ranks):

@@ -1,10 +1,10 @@
-"""What a tensor-parallel rank has of the GPT: how many heads, how much of the MLP's width and of the vocabulary.
+"""A tensor-parallel rank's share of the GPT: its heads, and its part of the MLP's width and of the vocabulary.
 
-    share(config, ranks, rank)      a Share: what `gpt_layers` and `activations` read of a Config, for one rank
+    share(config, ranks, rank)      a Share: the fields of a Config that `gpt_layers` and `activations` read, per rank
 
-The MLP's width and the vocabulary are cut as torch.chunk cuts: in chunks of ceil(size / N), the last ones shorter, or
-empty. Heads stay whole, and a rank has the head of keys and values that its query heads read: where there are fewer of
-those than ranks, neighbours have the same one.
+The MLP's width and the vocabulary are cut as torch.chunk cuts: into chunks of ceil(size / N), of which the last may be
+shorter, or empty. Heads stay whole. A rank has the heads of keys and values that its query heads read; if there are
+fewer of those than ranks, neighbours have copies of the same one.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from labs.cost.traffic import piece
 
 @dataclass(frozen=True)
 class Share:
-    """The widths that a rank computes with; those of x, and of a head, are everybody's.
+    """The widths that a rank computes with; the widths of x and of a head are the same on every rank.
 
-    copies: how many neighbours have the same heads of keys and values.  shards: into how many x is cut, along the
-    sequence, where no rank has it whole.
+    copies: number of neighbours that have the same heads of keys and values
+    shards: number of shards into which x is cut along the sequence, outside of split layers
     """
 
     vocab: int
@@ -36,10 +36,10 @@ class Share:
 
 
 def share(config: Any, ranks: int = 1, rank: int = 0, sequence_parallel: bool = False) -> Share:
-    """Raises ValueError for heads that cannot be dealt out to this many ranks."""
+    """Return a rank's share of the GPT.  Raises ValueError for heads that this many ranks cannot share."""
     if isinstance(config, Share):
         return config
-    heads, kv_heads, copies = dealt_heads(config.heads, config.kv_heads, ranks, rank)
+    heads, kv_heads, copies = count_heads(config.heads, config.kv_heads, ranks, rank)
     vocab, hidden = (chunk(size, ranks, rank) for size in (config.vocab, config.hidden))
     everybodys = (config.context, config.tied, config.head_size)
     shards = ranks if sequence_parallel else 1
@@ -47,13 +47,13 @@ def share(config: Any, ranks: int = 1, rank: int = 0, sequence_parallel: bool = 
 
 
 def chunk(size: int, pieces: int, number: int) -> int:
-    """The size of a piece of a dim that is cut as torch.chunk cuts."""
+    """Return the size of a piece of a dim that is cut as torch.chunk cuts."""
     longest = -(-size // pieces)
     return max(0, min(longest, size - number * longest))
 
 
-def dealt_heads(heads: int, kv_heads: int, ranks: int, rank: int) -> tuple[int, int, int]:
-    """Heads of queries, and of keys and values; and how many ranks have the latter."""
+def count_heads(heads: int, kv_heads: int, ranks: int, rank: int) -> tuple[int, int, int]:
+    """Return a rank's number of query heads, of heads of keys and values, and the number of ranks that have these."""
     if not can_be_dealt(heads, kv_heads, ranks):
         work = [n for n in range(1, heads + 1) if can_be_dealt(heads, kv_heads, n)]
         nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]

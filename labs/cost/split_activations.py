@@ -1,10 +1,12 @@
-"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: `labs.cost.saved_activations`
-of its share, and what crosses the borders of split layers.
+"""Saved activations of a tensor-parallel rank, and the bytes alive while its backward runs.
 
-    split_activations(job)      by term
-    split_backward(job)         part after part
+The formulas are those of `labs.cost.saved_activations` for the rank's share, plus the tensors that cross the borders
+of split layers.
 
-The job is one of the rank by itself: its config is a `labs.cost.split.Share`.
+    split_activations(job)      saved activations, term by term
+    split_backward(job)         bytes alive in backward, part after part
+
+The job describes a single rank: its config is a `labs.cost.split.Share`.
 """
 
 from collections.abc import Iterator
@@ -27,18 +29,20 @@ from labs.cost.split import Share
 
 
 def split_activations(job: Job) -> dict[str, int]:
-    """Bytes by term, as `activations` has them.  Where the sequence is cut, norms keep shards; inputs of split layers
-    are whole.  In place of tokens and targets, for each token:
+    """Return the bytes of each term of `activations`.
 
-        embedding    which row of the rank's, as int64; and whether it has one, a byte
-        loss         the same of the target; and whether it counts, a byte
+    If the sequence is cut, norms save shards, but inputs of split layers are whole.  Instead of tokens and targets, a
+    rank saves for each token:
+
+        embedding    the token's row in the rank's part, as int64, and one byte: whether the rank has that row
+        loss         the same for the target, and one byte: whether the target counts
     """
     here = job.tokens * (INDEX + 1)
     return activations(job) | {"tokens": here if job.own.vocab else 0, "loss": here + job.tokens + INDEX}
 
 
 def parts_of(job: Job) -> list[Part]:
-    """As backward passes through the model, or through the share of it that the config is."""
+    """Return the parts of the model, or of the rank's share, in the order in which backward passes through them."""
     return split_backward(job) if isinstance(job.config, Share) else backward(job)
 
 
@@ -51,10 +55,14 @@ def ends_of_forward(job: Job) -> Iterator[Moment]:
 
 
 def split_ends_of_forward(job: Job) -> Iterator[Moment]:
-    """Logits, and their exponentials, which are kept; three numbers per token that travel; two for a loss."""
+    """Yield the bytes at the end of a split forward.
+
+    The rank holds its logits and their exponentials, which are saved; three numbers per token, which are all-reduced;
+    and two for the loss.
+    """
     own, number, A = job.own, FLOAT * job.tokens, sum(split_activations(job).values())
     temporary, copy = job.itemsize * job.tokens * own.vocab + job.losses, 0
-    if longer(job):  # what norms and the loss keep are copies: there are x and the logits besides
+    if longer(job):  # norms and the loss save float32 copies, so x and the logits count in addition
         temporary += job.itemsize * job.between * own.dim
         copy = number * own.vocab
         if own.ranks > own.shards:
@@ -66,15 +74,15 @@ def split_ends_of_forward(job: Job) -> Iterator[Moment]:
 
 
 def longer(job: Job) -> bool:
-    """Whether norms compute in more bits than the rest."""
+    """Return whether norms and the loss compute in more bits than the rest."""
     return job.itemsize != FLOAT
 
 
 def split_backward(job: Job) -> list[Part]:
-    """Loss, head, norm, the layers from the last to the first, embedding.
+    """Return loss, head, norm, the layers from the last to the first, and embedding, with the bytes that each holds.
 
-    With x whole, a gradient that is added up counts as comm.  Where x is cut along the sequence, shards and what is
-    gathered do; whatever was handed to a collective does so for all its life.
+    If x is whole between layers, a gradient that is all-reduced counts as comm.  If x is cut along the sequence, shards
+    and gathered tensors do.  A tensor that was passed to a collective counts as comm for its whole life.
     """
     own, tokens, terms = job.own, job.tokens, split_activations(job)
     D, rows, logits = own.dim, own.vocab * own.dim, FLOAT * tokens * own.vocab
@@ -95,8 +103,11 @@ def split_backward(job: Job) -> list[Part]:
 
 
 def in_mlp(job: Job, number: int, A: int) -> Iterator[Within]:
-    """Besides what `within_layer` has: the gradient of its output, gathered, and that of the product; those of its
-    input by gate, by up and of both."""
+    """Yield the moments of `within_layer` in the mlp, and those that tensor parallelism adds.
+
+    These are the gathered gradient of the mlp's output, with that of the product; and the gradients of its input
+    through gate, through up, and their sum.
+    """
     own, A = job.own, A + layer_activations(job)
     x, out, f = (job.itemsize * n for n in (job.tokens * own.dim, job.between * own.dim, job.tokens * own.hidden))
     matrix = own.dim * own.hidden
@@ -110,32 +121,39 @@ def in_mlp(job: Job, number: int, A: int) -> Iterator[Within]:
 
 
 def in_attention(job: Job, number: int, A: int) -> Iterator[Within]:
-    """Gradients of q and of the input, by k, by v and of both ("keys"); of the input by both and by q; in the norm, at
-    last, those of all the layer's parameters."""
+    """Yield the moments in attention.
+
+    At "keys" the rank holds the gradients of q, and of the input through k, through v, and their sum.  At "q" it holds
+    those of the input through k and v, and through q.  Finally, in the norm, it holds the gradients of all the layer's
+    parameters.
+    """
     own, sizes, norm = job.own, gpt_layers(job.own)[1].sizes, job.between * norm_bytes(job)
     of_q, of_k = (own.dim * heads * own.head_size for heads in (own.heads, own.kv_heads))
     q_width, matrices = own.heads * own.head_size, sum(sizes) - own.dim
     x, out, q = (job.itemsize * n for n in (job.tokens * own.dim, job.between * own.dim, job.tokens * q_width))
     keys = Within(f"keys {number}", A + norm + x, out + 3 * x + q, matrices - of_q, of_k)
-    if own.copies > 1:  # k's gradient waits to be added up
+    if own.copies > 1:  # the gradient of k's weight waits for its all-reduce
         keys = replace(keys, temporary=keys.temporary + job.itemsize * of_k, gradients=matrices - of_q - of_k, newest=0)
     within = [keys, Within(f"q {number}", A + norm + x, out + 2 * x + q, matrices, of_q)]
     within += summed(job, f"attention {number}", A + norm, out, matrices)
     yield from (in_shards(job, at) for at in within)
     last = within_norm(f"norm {number}", A, job.between * own.dim, sum(sizes))
-    if own.shards > 1:  # its gradient waits to be added up
+    if own.shards > 1:  # the gradient of the norm's weight waits for its all-reduce
         last = replace(last, temporary=last.temporary + job.itemsize * own.dim, gradients=matrices)
     yield in_shards(job, replace(last, temporary=last.temporary + out)) if longer(job) else last
 
 
 def in_shards(job: Job, at: Within) -> Within:
-    """The gradient of the layer's output, a shard, has been handed to a collective."""
+    """Count the gradient of the layer's output as comm if it is a shard, since it was passed to a collective."""
     out = job.itemsize * job.between * job.own.dim if job.own.shards > 1 else 0
     return replace(at, temporary=at.temporary - out, comm=at.comm + out)
 
 
 def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: int = 0) -> list[Within]:
-    """Each rank has a summand of the gradient of a split layer's input; the sum is a copy, or a shard by way of two."""
+    """Return the moment in which the ranks add up the gradient of a split layer's input, of which each has a summand.
+
+    The sum is made in one copy, or, as a shard, by way of two buffers.
+    """
     x, out = (job.itemsize * n * job.own.dim for n in (job.tokens, job.between))
     if job.own.ranks == 1:
         return []
@@ -144,13 +162,13 @@ def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: in
     return [Within(name, A, besides + x + out, gradients, newest, comm=2 * x)]
 
 
-# ---- as Megatron-LM has it -------------------------------------------------------------------------------
+# ---- Megatron-LM -----------------------------------------------------------------------------------------
 
-WHOLE_INPUTS = {"none": 2, "selective": 3, "all but attention": 1, "full": 1}  # of the width of x, in `layer_terms`
+WHOLE_INPUTS = {"none": 2, "selective": 3, "all but attention": 1, "full": 1}  # tensors of x's width in `layer_terms`
 
 
 def regathered_activations(job: Job, recompute: str) -> int:
-    """Bytes of a layer where backward gathers again what is cut along the sequence, and forward kept only the shard.
+    """Return the bytes of a layer whose forward saves only shards of the inputs, which backward gathers again.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
     """

@@ -1,6 +1,7 @@
-"""Tensor parallelism: what a rank sends and holds in a step, as `labs.tp` does it by the GPT's plan.
+"""Tensor parallelism: bytes that a rank sends and holds in a step, as `labs.tp` runs the GPT's plan.
 
-N ranks, M tokens of D numbers at a time.  Sent by each rank for each micro-batch, with x whole everywhere:
+There are N ranks, and M tokens of D numbers at a time.  If every rank holds all of x between layers, each rank sends
+for each micro-batch:
 
                   forward                                  backward
     embedding     all_reduce M D                           -
@@ -8,16 +9,16 @@ N ranks, M tokens of D numbers at a time.  Sent by each rank for each micro-batc
     head          -                                        all_reduce M D
     loss          all_reduce M, all_reduce 2 M             -
 
-With sequence parallelism each of those of M D is a reduce_scatter and an all_gather, which send as much; and norms,
-which see a shard of the tokens, have their gradients added up:
+With sequence parallelism, each all_reduce of M D becomes a reduce_scatter and an all_gather, which send as much
+together.  Norms see only a shard of the tokens, so their gradients are all-reduced:
 
     embedding     reduce_scatter M D                       all_gather M D
     a layer       2 all_gather, 2 reduce_scatter M D       2 all_gather, 2 reduce_scatter M D, 2 all_reduce D
     norm          -                                        all_reduce D
     head          all_gather M D                           reduce_scatter M D
-    loss          as above                                 -
+    loss          the same as above                        -
 
-Where C neighbours have the same head of keys and values, they add up the gradients of its two weights.
+If C neighbours have the same head of keys and values, they all-reduce the gradients of its two weights.
 
 Sources: [Megatron] Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198,
 section 4.2.
@@ -41,26 +42,29 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.split import dealt_heads, share
+from labs.cost.split import count_heads, share
 from labs.cost.split_activations import split_backward, split_ends_of_forward
 from labs.cost.traffic import all_reduce_limit
 
 
 def tp(job: Job, sequence_parallel: bool = False) -> Prediction:
-    """A step on CPU, all of whose ranks read the same batch.  On gloo, all_to_all stands for reduce_scatter."""
+    """Predict a step on CPU in which all ranks read the same batch.  On gloo, all_to_all stands for reduce_scatter."""
     job.require("cost.tp", precision=("float32", "mixed"), recompute=("none",))
     return Prediction(*tp_step(job, sequence_parallel), textbook(job), tp_held(job, sequence_parallel))
 
 
 def textbook(job: Job) -> Fraction:
-    """4 all-reduces per layer, one behind the embedding, one before the head; gathers and scatters send as much."""
+    """Return the bytes of 4 all-reduces per layer, one after the embedding, and one before the head.
+
+    With sequence parallelism, gathers and scatters send as much.
+    """
     times = job.accumulation * (4 * job.config.depth + 2)
     return job.itemsize * all_reduce_limit(times * job.tokens * job.config.dim, job.ranks)
 
 
 # ---- sent ------------------------------------------------------------------------------------------------
 
-ENTER, LEAVE = "enter", "leave"  # a split layer: copy or gather, reduce or scatter
+ENTER, LEAVE = "enter", "leave"  # x enters a split layer by a copy or a gather, and leaves it by a reduce or a scatter
 SPLIT = (("embedding", LEAVE, 1), ("a layer", ENTER, 2), ("a layer", LEAVE, 2), ("head", ENTER, 1))
 WHOLE = {ENTER: {"backward": "all_reduce"}, LEAVE: {"forward": "all_reduce"}}
 IN_SHARDS = {
@@ -71,7 +75,7 @@ IN_SHARDS = {
 
 @dataclass(frozen=True)
 class Call:
-    """Collectives of one kind in a micro-batch: how many, and the bytes that a rank sends for each."""
+    """Collectives of one kind in a micro-batch: their number, and the bytes that a rank sends for each."""
 
     part: str
     phase: str
@@ -81,9 +85,12 @@ class Call:
 
 
 def tp_calls(job: Job, sequence_parallel: bool = False) -> Iterator[Call]:
-    """Calls of a micro-batch, those of "a layer" once for all layers.  Raises ValueError for what cannot be split."""
+    """Yield the calls of a micro-batch; those of "a layer" appear once, not for each layer.
+
+    Raises ValueError for heads, or a sequence, that the ranks cannot share.
+    """
     ranks, rank, D, E = job.ranks, job.rank, job.config.dim, job.config.head_size
-    _, _, copies = dealt_heads(job.config.heads, job.config.kv_heads, ranks, rank)
+    _, _, copies = count_heads(job.config.heads, job.config.kv_heads, ranks, rank)
     require_equal_shards(job, sequence_parallel)
 
     def call(part: str, phase: str, op: str, n: int, times: int = 1, itemsize: int = job.itemsize, among: int = ranks):
@@ -102,7 +109,7 @@ def tp_calls(job: Job, sequence_parallel: bool = False) -> Iterator[Call]:
 
 
 def tp_sent(job: Job, sequence_parallel: bool = False) -> dict[str, dict[str, int]]:
-    """Bytes that the rank sends for a micro-batch, by part of the model and by phase: {"a layer": {"forward": ...}}."""
+    """Return the bytes that the rank sends for a micro-batch, as {part: {"forward": bytes, "backward": bytes}}."""
     table = {part: {"forward": 0, "backward": 0} for part in ("embedding", "a layer", "norm", "head", "loss")}
     for call in tp_calls(job, sequence_parallel):
         table[call.part][call.phase] += call.times * call.sent
@@ -110,7 +117,7 @@ def tp_sent(job: Job, sequence_parallel: bool = False) -> dict[str, dict[str, in
 
 
 def tp_step(job: Job, sequence_parallel: bool = False) -> tuple[int, dict[str, int]]:
-    """For a step: bytes that the rank sends, and collectives by name."""
+    """Return the bytes that the rank sends in a step, and its collectives, as {name: calls}."""
     sent, counts = 0, {}
     for call in tp_calls(job, sequence_parallel):
         times = call.times * job.accumulation * (job.config.depth if call.part == "a layer" else 1)
@@ -132,11 +139,11 @@ def require_equal_shards(job: Job, sequence_parallel: bool) -> None:
 
 
 def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
-    """P, G and S of the rank's share, which has no padding.  The batch counts as temporary."""
+    """Return the bytes of the rank's share, which has no padding.  The batch counts as temporary."""
     own = replace(job, config=share(job.config, job.ranks, job.rank, sequence_parallel), ranks=1, rank=0)
     sizes, size = parameter_sizes(own.config), job.size
     most = held(size["P"] * sum(sizes), size["S"] * sum(sizes) + FLOAT * len(sizes), tp_moments(own))
-    return with_bytes(most, batch_bytes(job) + INDEX * job.ranks)  # and the ranks' numbers
+    return with_bytes(most, batch_bytes(job) + INDEX * job.ranks)  # the batch, and the ranks' numbers
 
 
 def with_bytes(most: Held, besides: int) -> Held:
@@ -148,7 +155,7 @@ def batch_bytes(job: Job) -> int:
 
 
 def tp_moments(job: Job) -> Iterator[Moment]:
-    """Bytes besides P, S and the batch, from the end of forward on."""
+    """Yield the bytes besides P, S and the batch, from the end of forward on."""
     sizes = parameter_sizes(job.config)
     G = job.size["G"] * sum(sizes)
     yield from (end.plus(G=G * (job.accumulation > 1)) for end in split_ends_of_forward(job))
@@ -160,9 +167,9 @@ def tp_moments(job: Job) -> Iterator[Moment]:
 
 
 def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Prediction:
-    """`labs.fsdp` of what tensor parallelism has left: N ranks as a grid, ("dp", "tp"), tp ranks to a row.
+    """Predict a step of `labs.fsdp` on the shares of tensor parallelism.
 
-    job.batch: the sequences that each row takes.
+    The N ranks form a grid ("dp", "tp") with tp ranks in a row; job.batch is the sequences that each row reads.
     """
     job.require("cost.fsdp_tp", precision=("float32",), recompute=("none",))
     row, column = on_grid(job, tp, sequence_parallel)
@@ -171,7 +178,7 @@ def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Predictio
 
 
 def on_grid(job: Job, tp: int, sequence_parallel: bool) -> tuple[Job, Job]:
-    """What a rank does along its row, and along its column, which shards what the row has left it."""
+    """Return a rank's job along its row, and its job along its column, which shards the rank's share of the model."""
     row = replace(job, ranks=tp, rank=job.rank % tp)
     own = share(job.config, tp, row.rank, sequence_parallel)
     return row, replace(job, config=own, ranks=job.ranks // tp, rank=job.rank // tp)

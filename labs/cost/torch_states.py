@@ -1,24 +1,25 @@
 """PyTorch's own strategies: the bytes that a rank sends in a step, and P, G and S, in the layouts of `labs.native`.
 
-    zero_redundancy          ZeroRedundancyOptimizer with DDP deals out whole parameters, the largest first, each to the
+    zero_redundancy          ZeroRedundancyOptimizer with DDP assigns whole parameters, the largest first, each to the
                              rank with the fewest elements. DDP all-reduces all gradients; each rank steps its own
-                             parameters and broadcasts them: 2 (N-1)/N Ψ, and (N-1) times its own, together 3 (N-1)/N Ψ
-                             on average
-    fully_shard              sends what `labs.cost.fsdp` says; in P and G, not in S, a shard is padded to the longest
-    parallelize_module       sends what `labs.cost.tp` says, but the loss's three numbers per token one by one. A norm
-                             on shards keeps a summand as its gradient, and AdamW, which uses it three times, has it
-                             added up each time. The embedding's gradient is that of all words. A part is padded to the
-                             longest
-    fully_shard_tp           `fully_shard` of what tensor parallelism has left
-    pipelining               sends what `labs.cost.pp` says, and has the parameters of its stages
-    pipelining_on_a_mesh     the three together
+                             parameters and broadcasts them. This sends 2 (N-1)/N Ψ, and (N-1) times its own parameters,
+                             together 3 (N-1)/N Ψ on average.
+    fully_shard              It sends as much as `labs.cost.fsdp`; P and G have shards padded to the longest, S does
+                             not.
+    parallelize_module       It sends as much as `labs.cost.tp`, but the loss's three numbers per token one by one. The
+                             gradient of a norm on shards is a summand, and AdamW, which uses it three times, has it
+                             all-reduced each time. The embedding's gradient has the whole vocabulary. A part is padded
+                             to the longest.
+    fully_shard_tp           It is `fully_shard` of the shares of tensor parallelism.
+    pipelining               It sends as much as `labs.cost.pp`, and has the parameters of its stages.
+    pipelining_on_a_mesh     It combines the three.
 
-Activations, buffers and the peak depend on PyTorch's version: nobody predicts them, and a recording shows them.
+Activations, buffers and the peak depend on PyTorch's version, so they are not predicted; a recording shows them.
 
-Heads are cut like features, and each rank must have as many; the same goes for the width of the mlp. Embedding and head
-cannot be tied under tensor parallelism; in a pipeline, tied weights are left to the caller.
+Heads are cut like features, and each rank must have the same number; the same goes for the width of the mlp. Embedding
+and head cannot be tied under tensor parallelism; in a pipeline, tied weights are left to the caller.
 
-Read in PyTorch 2.13 and 2.15: torch/distributed/optim/zero_redundancy_optimizer.py, .../fsdp/_fully_shard,
+Source: PyTorch 2.13 and 2.15, torch/distributed/optim/zero_redundancy_optimizer.py, .../fsdp/_fully_shard,
 .../tensor/parallel and .../pipelining.
 """
 
@@ -38,7 +39,7 @@ from labs.cost.split import share
 from labs.cost.tensor_parallel import on_grid, textbook, together, tp_step
 from labs.cost.traffic import all_reduce
 
-USES = 3  # of a gradient, by AdamW
+USES = 3  # AdamW uses a gradient so often
 
 
 # ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------
@@ -53,21 +54,21 @@ def zero_redundancy(job: Job) -> Prediction:
         sent=zero_redundancy_sent(sizes, ranks, job.rank),
         collectives={"all_reduce": len(buckets(sizes, "torch")), "broadcast": len(sizes)},
         textbook=Fraction(FLOAT * 3 * (ranks - 1) * sum(sizes), ranks),
-        held=Held(P=whole, G=whole, S=optimizer_state(dealt(sizes, ranks)[job.rank])),
+        held=Held(P=whole, G=whole, S=optimizer_state(assign(sizes, ranks)[job.rank])),
     )
 
 
 def zero_redundancy_sent(sizes: Sequence[int], ranks: int, rank: int = 0) -> int:
     """Return the bytes that `rank` sends in a step, for float32 parameters of these sizes, whatever the model."""
-    return ddp_sent(sizes, ranks, "torch", rank) + FLOAT * (ranks - 1) * sum(dealt(sizes, ranks)[rank])
+    return ddp_sent(sizes, ranks, "torch", rank) + FLOAT * (ranks - 1) * sum(assign(sizes, ranks)[rank])
 
 
-def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the sizes of the parameters that each rank steps."""
-    hands: list[list[int]] = [[] for _ in range(ranks)]
+def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Assign each parameter to the rank that steps it; return the sizes, by rank."""
+    by_rank: list[list[int]] = [[] for _ in range(ranks)]
     for size in sorted(sizes, reverse=True):
-        min(hands, key=sum).append(size)
-    return hands
+        min(by_rank, key=sum).append(size)
+    return by_rank
 
 
 # ---- fully_shard, and tensor parallelism -----------------------------------------------------------------
@@ -96,7 +97,7 @@ def parallelize_module(job: Job, sequence_parallel: bool = False) -> Prediction:
 
 
 def fully_shard_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Prediction:
-    """Predict a step of `fully_shard` on what tensor parallelism has left, as in `labs.cost.fsdp_tp`."""
+    """Predict a step of `fully_shard` on the shares of tensor parallelism, as in `labs.cost.fsdp_tp`."""
     job.require("cost.fully_shard_tp", precision=("float32",), recompute=("none",))
     require_equal_parts(job, tp)
     row, column = on_grid(job, tp, sequence_parallel)
@@ -115,7 +116,7 @@ def require_equal_parts(job: Job, ranks: int) -> None:
 def torch_step(job: Job, sequence_parallel: bool, uses: int) -> tuple[int, dict[str, int]]:
     """Return bytes sent and collectives, as `tp_step` does.
 
-    uses: how often in a step the gradients of norms on shards are added up.
+    uses: how often in a step the gradients of norms on shards are all-reduced
     """
     sent, counts = tp_step(job, sequence_parallel)
     norm = FLOAT * all_reduce(job.config.dim, job.ranks, job.rank).elements
@@ -125,7 +126,7 @@ def torch_step(job: Job, sequence_parallel: bool, uses: int) -> tuple[int, dict[
 
 
 def one_by_one(job: Job) -> int:
-    """Return the bytes that the loss sends more, where two numbers per token travel one by one and not together."""
+    """Return the additional bytes if the loss all-reduces two numbers per token one by one, rather than together."""
     one, two = (FLOAT * all_reduce(n * job.tokens, job.ranks, job.rank).elements for n in (1, 2))
     return 2 * one - two
 
@@ -144,7 +145,8 @@ def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = N
 def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> Prediction:
     """Predict a step of `labs.native.parallel`.
 
-    Split and not sharded, parts are as long as the longest one, and the embedding's gradient is that of all words.
+    If parts are split but not sharded, each is padded to the longest, and the embedding's gradient has the whole
+    vocabulary.
     """
     step, own = parallel(job, plans, axes), on_mesh(job, plans, axes)
     row, ends = replace(job, ranks=axes["tp"], rank=own.at["tp"]), len(own.stages) - 1 in own.numbers

@@ -1,12 +1,12 @@
-"""ZeRO: what a rank sends and holds in a step, stage by stage, as `labs.zero` does it.
+"""ZeRO: bytes that a rank sends and holds in a step, stage by stage, as in `labs.zero`.
 
-    stage    sent by each rank, a step of a micro-batches        textbook, N large and a = 1
+    stage    sent by each rank in a step of a micro-batches      textbook, N large and a = 1
     1        reduce_scatter G, all_gather P                      2 Ψ
     2        a reduce_scatter G, all_gather P                    2 Ψ
     3        a (reduce_scatter G, 2 all_gather P)                3 Ψ
 
-Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same. Once per step, each
-rank sends the others a checksum of what it gathered and reduced, and in which order.
+Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same number of bytes. Once
+per step, each rank sends the others a checksum of the units that it gathered and reduced, in their order.
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
@@ -32,11 +32,11 @@ from labs.cost.model_states import (
 from labs.cost.saved_activations import backward
 from labs.cost.traffic import all_gather, reduce_scatter
 
-CHECKSUM = 8  # bytes, from each rank
+CHECKSUM = 8  # bytes of each rank's checksum
 
 
 def zero(job: Job, stage: int) -> Prediction:
-    """A step on CPU, in float32 or mixed precision (bfloat16 with float32 masters): the same for every rank.
+    """Predict a step on CPU, in float32 or mixed precision (bfloat16 with float32 masters), the same for every rank.
 
     On gloo, all_to_all stands for reduce_scatter.
     """
@@ -55,13 +55,16 @@ def zero(job: Job, stage: int) -> Prediction:
 
 
 def zero_limit(psi: int, ranks: int, stage: int, accumulation: int = 1) -> Fraction:
-    """Elements that each rank sends: 2, 2 and 3 (N-1)/N Ψ for a single micro-batch [ZeRO, section 7]."""
+    """Return the elements that each rank sends by the textbook [ZeRO, section 7].
+
+    In stages 1, 2 and 3 these are 2, 2 and 3 times (N-1)/N Ψ for a single micro-batch.
+    """
     gathers, reduces = turns(Layer(), stage, accumulation)
     return Fraction(psi) * (gathers + reduces) * (ranks - 1) / ranks
 
 
 def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int = 1, itemsize: int = FLOAT) -> int:
-    """Bytes that each rank sends in a step, whatever the model."""
+    """Return the bytes that each rank sends in a step, whatever the model."""
     sent = 0
     for layer in layers:
         gathers, reduces = turns(layer, stage, accumulation)
@@ -74,7 +77,7 @@ def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int
 
 
 def turns(layer: Layer, stage: int, accumulation: int) -> tuple[int, int]:
-    """How often a layer's parameters are gathered, and their gradients reduced, in a step."""
+    """Return how often a layer's parameters are gathered in a step, and how often their gradients are reduced."""
     match stage:
         case 1:
             return 1, 1
@@ -93,14 +96,14 @@ def padded(n: int, ranks: int) -> int:
 
 
 def zero_held(job: Job, stage: int) -> Held:
-    """P, G and S as the stage shards them, with padding; of activations, buffers and temporaries a step's most."""
+    """Return the bytes held in a step: P, G and S as the stage shards them, with padding; the most of the others."""
     return held(*zero_step(job, stage))
 
 
 def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
-    """P, S, and the moments of a step.
+    """Return P, S, and the moments of a step.
 
-    Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each tensor that it is given.
+    Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each of its tensors.
     """
     size = job.size
     if stage == 0:
@@ -116,7 +119,7 @@ def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
 
 @dataclass(frozen=True)
 class StageShares:
-    """What a stage does with a unit of n elements; p and g are bytes of a parameter and of its gradient."""
+    """The bytes of a unit of n elements under a stage; p and g are the bytes of a parameter and of its gradient."""
 
     number: int
     ranks: int
@@ -127,12 +130,18 @@ class StageShares:
         return self.p * n if self.number == 3 else 0
 
     def stays(self, n: int) -> int:
-        """Bytes of a unit's gradient, until the step."""
+        """Return the bytes of a unit's gradient that stay until the step."""
         return self.g * n // (self.ranks if self.number > 1 else 1)
 
     def reduced(self, n: int, accumulating: bool, still_gathered: bool) -> dict[str, int]:
-        """When all gradients of a unit have been laid side by side: stage 1 has that vector beside its pieces, stages
-        2 and 3 beside what other ranks have sent, and its sum. accumulating: to be added to one that is there."""
+        """Return the bytes when all gradients of a unit have been copied side by side into a vector.
+
+        Stage 1 has the vector and the separate gradients; stages 2 and 3 have the vector, the other ranks' pieces, and
+        their sum.
+
+        accumulating: whether the sum is then added to that of earlier micro-batches
+        still_gathered: whether the unit's parameters are still gathered, in stage 3
+        """
         vector, new = self.g * n, self.stays(n)
         more = {"temporary": new} if accumulating else {"G": new}
         match self.number:
@@ -144,11 +153,11 @@ class StageShares:
 
 
 def zero_moments(job: Job, units: Sequence[int], stage: StageShares) -> Iterator[Moment]:
-    """Bytes besides P and S, from the end of forward on.
+    """Yield the bytes besides P and S, from the end of forward on.
 
-    A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the
-    embedding, whose input are tokens). The vector of a tied head is pending until the embedding's is there. The losses
-    and their gradient count as temporary.
+    A layer is gathered until the gradient of its input is computed, so also while its own gradients are reduced. The
+    embedding is not, since its input are tokens. The vector of a tied head waits until the embedding's is complete. The
+    losses and their gradient count as temporary.
     """
     parts, accumulating = backward(job), job.accumulation > 1
     arrived, losses, at_rest = accumulating * sum(map(stage.stays, units)), 2 * FLOAT + job.losses, parts[-1].left
