@@ -1,29 +1,29 @@
-"""The same verbs as PyTorch ships them: what you write at work.
+"""The course's strategies as PyTorch ships them: the functions that you call at work.
 
 ours                              PyTorch's
 ddp.Overlapped(model); .sync()    ddp(model); nothing to call: the end of backward waits
 zero.Zero(model, stage=1, ...)    zero1(model, AdamW, lr=...): another sharding, whole parameters to each rank
-zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=False), but at rest P is sharded, too
+zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=False), but P is sharded between steps, too
 zero.Zero(model, stage=3, ...)    fsdp(model, layers)
-fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
+fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes have the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
 parallel.Parallel(stages, ...)    parallel(mine, device_mesh(mesh), plan), and then pp(stages, ...)
 pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
-checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost without a word
+checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost silently
 checkpoint.load(where, held)      load_checkpoint(where, model, optimizer)
 checkpoint.Saver(folder).save(..) save_in_background(where, model, optimizer), and .result()
 llama's names, in safetensors     save_hugging_face(where, model), load_hugging_face(where, model)
 
-In this order:
+Read the files in this order:
 
-    replicated        DistributedDataParallel: copies that agree; and their optimizer's state dealt out
+    replicated        DistributedDataParallel: a copy on every rank; and a sharded optimizer state
     fsdp2             a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
     parallelized      parallelize_module: every matrix split, by the same plan
-    pipelining        stages and schedules, and what PyTorch does not refuse
-    three_dimensions  all of it on one mesh; the norm over all axes
-    state_dicts       what a checkpoint is made of
-    dcp               checkpoints saved and loaded; weights as Hugging Face has them
+    pipelining        stages and schedules, and checks that PyTorch does not make
+    three_dimensions  FSDP, TP and PP on one mesh; the norm over all axes
+    state_dicts       the state dicts that a checkpoint consists of
+    dcp               saving and loading checkpoints; weights in Hugging Face's format
 """
 
 # ruff: noqa: F401

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint, the field's DCP: shards side by side, or as Hugging Face has them.
+"""Checkpoints by torch.distributed.checkpoint (DCP): in shards side by side, or in Hugging Face's format.
 
-It is not imported at the head of the file: every rank of every job would wait for it.
+DCP is not imported at the head of the file, since every rank of every job would wait for the import.
 """
 
 from concurrent.futures import Future
@@ -16,10 +16,10 @@ from labs.native.state_dicts import set_states, states
 def save_checkpoint(
     where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
 ) -> None:
-    """`labs.checkpoint.save`: each rank writes its shards side by side, and the group's first one an index.
+    """Save a checkpoint, as `labs.checkpoint.save` does: each rank writes its shards, and the first rank an index.
 
-    What several ranks hold is written by one of them, and nobody looks whether it is the same on all.  A checkpoint
-    that lies there already is overwritten in place; until the index, `.metadata`, is there, nobody loads it.
+    A tensor that several ranks hold is written by one of them, without a check that all copies are equal.  An earlier
+    checkpoint in the same folder is overwritten in place.  Until the index `.metadata` exists, nothing can be loaded.
     """
     from torch.distributed import checkpoint
 
@@ -29,9 +29,10 @@ def save_checkpoint(
 def save_in_background(
     where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
 ) -> Future:
-    """`labs.checkpoint.Saver.save`: returns when the shards are copied, and a thread writes; `.result()` waits for it.
+    """Copy the shards and return; a thread writes them, as with `labs.checkpoint.Saver.save`.
 
-    What the thread raises, only `.result()` raises.  It uses the group meanwhile: give it one of its own, with gloo.
+    `.result()` waits for the thread, and only `.result()` raises the thread's error.  The thread uses the group
+    meanwhile, so give it a gloo group of its own.
     """
     from torch.distributed import checkpoint
 
@@ -41,10 +42,11 @@ def save_in_background(
 def load_checkpoint(
     where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
 ) -> None:
-    """`labs.checkpoint.load`: into any layout of DTensors; a rank reads the pieces of which it needs a part, whole.
+    """Load a checkpoint into any layout of DTensors, as `labs.checkpoint.load` does.
 
-    Numbers are cast to the dtype that is here, what nobody asks for is left out, and no checksum is looked at.  The
-    index and all that is no tensor are unpickled: what somebody else has written can run whatever they like.
+    A rank reads every piece of which it needs a part, as a whole.  Numbers are cast to the model's dtypes, entries that
+    the model lacks are ignored, and no checksum is verified.  The index and everything that is no tensor are unpickled,
+    so a file from somebody else can run any code.
     """
     from torch.distributed import checkpoint
 
@@ -54,9 +56,9 @@ def load_checkpoint(
 
 
 def save_hugging_face(where: str | Path, model: nn.Module) -> None:
-    """A model's weights in the format of Hugging Face, under the model's own names.
+    """Save a model's weights in the format of Hugging Face, under the model's own names.
 
-    Each rank writes its shards to where/sharded, and rank 0 then puts whole tensors together in where.
+    Each rank writes its shards to the folder `where`/sharded; then rank 0 merges them into whole tensors in `where`.
     """
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -66,7 +68,7 @@ def save_hugging_face(where: str | Path, model: nn.Module) -> None:
 
 
 def load_hugging_face(where: str | Path, model: nn.Module) -> None:
-    """Each rank reads its slices; all `*.safetensors` in the folder count."""
+    """Load weights from all `*.safetensors` in a folder; each rank reads its slices."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 

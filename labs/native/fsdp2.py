@@ -12,7 +12,7 @@ from labs.mesh import Mesh
 
 
 def device_mesh(mesh: Mesh) -> DeviceMesh:
-    """The same grid, or the same part of one, for the device that tensors are made on by default."""
+    """Return a DeviceMesh with the same grid, or the same part of a grid, for PyTorch's default device."""
     root = mesh.root
     whole = init_device_mesh(torch.get_default_device().type, root.shape, mesh_dim_names=root.mesh_dim_names)
     return whole if mesh is root else whole[mesh.mesh_dim_names]
@@ -25,13 +25,16 @@ def fsdp(
     reshard_after_forward: bool = True,
     **precision: torch.dtype,
 ) -> nn.Module:
-    """`labs.zero.Zero`, stage 3: parameters sharded one by one, each along its first dim; gathered layer by layer.
+    """Shard each parameter along its first dim and gather layer by layer, as `labs.zero.Zero` does in stage 3.
 
-    The model itself takes what is in none of the layers, and is not resharded between forward and backward. With
-    `reshard_after_forward=False` neither are the layers: a whole copy from forward to backward, as under stage 2.
+    The model itself, as the root, has the parameters that are in none of the layers, and is not resharded between
+    forward and backward. With `reshard_after_forward=False` the layers are not resharded either: every rank holds all
+    parameters from forward to backward, as in stage 2.
 
-    mesh: of one axis, or of two for HSDP, replicas first; all ranks, where it is None. precision: param_dtype and
-    reduce_dtype, in which parameters are gathered and gradients averaged; at rest both stay as they were.
+    layers: the modules that are gathered at once
+    mesh: device mesh with one axis, or two for HSDP, replicas first; by default all ranks
+    precision: param_dtype, in which parameters are gathered, and reduce_dtype, in which gradients are averaged; between
+        steps, both keep their dtype
     """
     mesh = mesh or init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(**precision)

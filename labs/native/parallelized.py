@@ -1,4 +1,4 @@
-"""parallelize_module: tensor parallelism by a plan of ours, put into PyTorch's styles."""
+"""Tensor parallelism by parallelize_module: a plan of ours, translated into PyTorch's styles."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,11 @@ from labs.tp import Plan, styles
 
 
 def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> nn.Module:
-    """`labs.tp.parallelize`: split by the same plan.
+    """Split a model by the same plan as `labs.tp.parallelize`.
 
-    A rank's part is a DTensor.  All sizes must divide by the ranks, and heads of keys and values, too, since they are
-    cut like features.  A block of PrepareModuleInput is to be called with its inputs by position.
-    A loss of split logits is computed, and differentiated, within `torch.distributed.tensor.parallel.loss_parallel()`.
+    A rank's part is a DTensor.  All sizes must be divisible by the number of ranks, also the number of heads of keys
+    and values, since heads are cut like features.  Call a block of PrepareModuleInput with its inputs by position.
+    Compute a loss of split logits, and its backward, within `torch.distributed.tensor.parallel.loss_parallel()`.
     """
     rows = Plan(plan).rows(model)
     splits_the_loss = any(isinstance(style, styles.LossParallel) for _, _, style in rows)
@@ -28,7 +28,10 @@ def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> 
 
 
 def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> tensor_parallel.ParallelStyle | None:
-    """is_head: what a ColwiseParallel makes stays a DTensor, for a loss that knows them."""
+    """Return PyTorch's style for a module.
+
+    is_head: whether the output of a ColwiseParallel stays a DTensor, for a loss that accepts it
+    """
     match style:
         case styles.PrepareModuleInput():
             ends = {"input_layouts": (layout(style.input_layouts),)}
@@ -41,7 +44,7 @@ def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> tensor_pa
             return tensor_parallel.RowwiseParallel(input_layouts=given, output_layouts=layout(style.output_layouts))
         case styles.SequenceParallel():
             return tensor_parallel.SequenceParallel()
-    return None  # LossParallel: a context, no module
+    return None  # LossParallel is a context in PyTorch, and no style of a module
 
 
 def layout(ours: placement.Placement) -> placement_types.Placement:

@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: the schedules of `labs.pp` by their names, and what PyTorch does not refuse."""
+"""Pipelines by torch.distributed.pipelining: the schedules of `labs.pp`, and checks that PyTorch does not make."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 
-V = "zbv", "dualpipev"  # schedules in which a rank has two stages that follow one another: the last rank, at its turn
+V = "zbv", "dualpipev"  # V-shaped schedules: the last rank has two stages that follow one another
 HAS_V = torch.__version__ >= "2.12"
 
 
@@ -20,18 +20,24 @@ def pp(
     loss: Callable[[Tensor, Tensor], Tensor],
     group: ProcessGroup | None = None,
 ) -> Any:
-    """`labs.pp.Pipeline`, with a schedule of `labs.pp.SCHEDULES` by its name; `.step(x, target=y, losses=[])` runs it.
+    """Return a pipeline like `labs.pp.Pipeline`; `.step(x, target=y, losses=[])` runs a step.
 
-    x is for the rank of the first stage, target and losses are for that of the last one.  All gradients are divided by
-    the number of micro-batches at the end of a step, those of earlier steps, too.  A parameter that stages share is not
-    handled: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
-    through the whole of what F has kept.
+    Pass x on the rank of the first stage, target and losses on the rank of the last one.  At the end of a step all
+    gradients are divided by the number of micro-batches, even those of earlier steps.  A parameter that stages share is
+    not handled: all-reduce its gradient before the optimizer's step.  In the schedules that split the backward, W holds
+    all activations that F has saved.
 
-    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12; ValueError for fewer micro-batches
-    than ranks, and for stages whose layers FSDP reshards after forward, where a schedule splits the backward: gradients
-    would be wrong, without a word.
+    stages: all stages of the model; this rank's must be modules, the others may be None
+    name: a schedule's name in `labs.pp.SCHEDULES`
+    microbatches: number of micro-batches in a step
+    loss: a function of a micro-batch's output and its targets
+    group: the ranks along pp; by default all ranks
+
+    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12.  Raises ValueError for fewer
+    micro-batches than ranks; and, if the schedule splits the backward, for layers that FSDP reshards after forward,
+    since their gradients would be silently wrong.
     """
-    from torch.distributed.pipelining import PipelineStage, schedules  # not at the head: each rank would wait
+    from torch.distributed.pipelining import PipelineStage, schedules  # a late import, since each rank would wait
 
     kind = {
         "gpipe": schedules.ScheduleGPipe,
@@ -77,6 +83,9 @@ def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:
 
 
 def reshards(module: FSDPModule) -> bool:
-    """Unless told otherwise it does; for a whole stage, which is a root, PyTorch decides in its first forward."""
+    """Return whether FSDP reshards a module after forward, which is the default.
+
+    For a whole stage, which is a root, PyTorch decides in its first forward.
+    """
     group = module._get_fsdp_state()._fsdp_param_group
     return group is not None and group._reshard_after_forward

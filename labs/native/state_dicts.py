@@ -1,6 +1,6 @@
-"""What a checkpoint is made of, whole or in shards.
+"""State dicts that a checkpoint consists of, whole or in shards.
 
-torch.distributed.checkpoint is not imported at the head of the file: every rank of every job would wait for it.
+torch.distributed.checkpoint is not imported at the head of the file, since every rank of every job would wait for it.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 
 def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[str, Any]:
-    """What a checkpoint is made of, by the names of parameters: {"model": ..., "optimizer": ...}.
+    """Return the states of a checkpoint by the names of parameters, as {"model": ..., "optimizer": ...}.
 
-    Sharded, each rank has its own shards, and they are no copies.  If full, all is gathered, one tensor after the
-    other, on the CPU of rank 0, and the others have nothing: what `torch.save` takes for a single file.
+    By default each rank gets its own shards, which share memory with the model.  If full, all tensors are gathered, one
+    after the other, on the CPU of rank 0, and the other ranks get nothing: rank 0 can `torch.save` a single file.
 
-    An optimizer that has not stepped yet is stepped here, by gradients of zero and a learning rate of zero: whatever
-    counts its steps has counted one.
+    An optimizer that has not stepped yet makes a step here, with gradients of zero and a learning rate of zero; a
+    counter of its steps counts this one.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -27,10 +27,13 @@ def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[s
 
 
 def set_states(model: nn.Module, optimizer: Optimizer, found: Mapping[str, Any], full: bool = False) -> None:
-    """What `states` returns, put back; if full, from rank 0, which sends every tensor to all: each keeps its shard."""
+    """Put back the states that `states` returned.
+
+    If full, rank 0 sends every tensor to all ranks, and each keeps its shard.
+    """
     from torch.distributed.checkpoint import state_dict
 
     options = state_dict.StateDictOptions(full_state_dict=full, broadcast_from_rank0=full)
-    # Not set_state_dict: where a rank brings nothing of a model, it takes that for an optimizer's alone, and hangs.
+    # set_state_dict would hang: it takes the empty model state of the other ranks for a request to set the optimizer.
     state_dict.set_model_state_dict(model, found["model"], options=options)
     state_dict.set_optimizer_state_dict(model, optimizer, found["optimizer"], options=options)

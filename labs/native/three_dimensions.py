@@ -1,4 +1,4 @@
-"""All of it on one mesh, in the order of `labs.parallel`, with the norm over all axes."""
+"""Three dimensions on one mesh, in the order of `labs.parallel`, with the norm over all axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,11 +14,11 @@ from labs.tp import Plan, styles
 
 
 def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> None:
-    """`labs.parallel.Parallel`, over the same four axes, but for the pipeline: split and shard this rank's stages.
+    """Split and shard this rank's stages over the four axes of `labs.parallel.Parallel`, but build no pipeline.
 
-    What comes next is `pp(stages, ..., group=mesh.get_group("pp"))`, whose steps run within `loss_parallel()`.
+    The pipeline follows with `pp(stages, ..., group=mesh.get_group("pp"))`; run its steps within `loss_parallel()`.
 
-    Raises ValueError for a GPT's stages that are tied: each copy would go its own way, without a word.
+    Raises ValueError for stages of a GPT with tied weights, since the copies would silently diverge.
     """
     for stage in stages:
         if stage.config.tied:
@@ -34,9 +34,11 @@ def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, s
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, group: ProcessGroup) -> Tensor:
-    """`labs.parallel.Parallel.clip_gradients`; group: of the ranks along pp.
+    """Clip gradients by their norm over all stages, as `labs.parallel.Parallel.clip_gradients` does; return that norm.
 
-    `nn.utils.clip_grad_norm_` would clip each stage by its own norm, and fails where parameters lie on several meshes.
+    `nn.utils.clip_grad_norm_` would clip each stage by its own norm, and it fails for parameters on several meshes.
+
+    group: the ranks along pp
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms = [gradient.norm() for gradient in gradients]
