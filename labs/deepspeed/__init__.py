@@ -1,10 +1,10 @@
-"""The same ZeRO in other hands: DeepSpeed, where a configuration says what `labs.zero` says in code (extra deepspeed).
+"""ZeRO by DeepSpeed: a configuration file says what `labs.zero` says in code (extra deepspeed).
 
-    configuration  what the file may say: its keys, batch sizes that agree, and FSDP's settings in its words
-    engine         a model under a configuration, on CPU without a compiler; its whole parameters; what is missing
-    saved          its checkpoints, for as many ranks or, as universal ones, for any number
-    estimates      what it says beforehand that a model will need, and what that leaves out
+    configuration  checks of a configuration: its keys and batch sizes; its translation from and to FSDP's settings
+    engine         a model under a configuration, on CPU without a compiler; its full parameters
+    saved          its checkpoints, for the same number of ranks or, as universal ones, for any number
+    estimates      its own estimates of the memory that a model will need, and what they leave out
 
-DeepSpeed is imported within the functions that need it: without it, these files can be imported, and say so when they
-are used.
+Each function that needs DeepSpeed imports it: without DeepSpeed, these files can be imported, and raise when they are
+used.
 """

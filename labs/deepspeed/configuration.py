@@ -1,11 +1,13 @@
-"""What a configuration of DeepSpeed says, and whether it agrees with itself.
+"""Configurations of DeepSpeed: checks of their keys and batch sizes, and translations.
 
-    require_known(config)           a key that DeepSpeed does not know: on the first level, it takes no notice of one
-    batch_sizes(config, ranks)      train = micro × accumulation × ranks; two of the three say the third
-    like_zero(stage), from_fsdp()   the stages of `labs.zero`, and the settings of PyTorch's `fully_shard`, in its words
-    to_fsdp(config, parameters)     and back
+    require_known(config)           refuses unknown keys, which DeepSpeed ignores on the first level
+    batch_sizes(config, ranks)      train = micro × accumulation × ranks; two of the three determine the third
+    like_zero(stage), from_fsdp()   translate the stages of `labs.zero`, and the settings of PyTorch's `fully_shard`
+    to_fsdp(config, parameters)     translates a configuration into settings of `fully_shard`
 
-Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.  Read in its release 0.19.8.
+Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.
+
+Source: DeepSpeed 0.19.8.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -16,10 +18,10 @@ import torch
 
 TRAIN, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 PERSISTS, REUSE, LIVE = "stage3_param_persistence_threshold", "stage3_max_reuse_distance", "stage3_max_live_parameters"
-FAR = 1_000_000_000  # parameters: what DeepSpeed takes where nothing is said of REUSE and LIVE
+FAR = 1_000_000_000  # parameters: DeepSpeed's default of REUSE and LIVE
 NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-BUCKET = 1 << 16  # elements.  DeepSpeed's own is 500 million: 2 GB in float32, which every rank takes at once
-# Of the first level.  DeepSpeed asks for these by name, and never looks what else is there.
+BUCKET = 1 << 16  # elements.  DeepSpeed's default is 500 million: 2 GB in float32, which every rank allocates at once
+# The keys of the first level.  DeepSpeed reads these by name, and never checks for others.
 KEYS = {
     *(TRAIN, MICRO, ACCUMULATION, "managed_gradient_accumulation", "optimizer", "scheduler", "dataloader_drop_last"),
     *("fp16", "bf16", "bfloat16", "data_types", "torch_autocast", "amp", "weight_quantization", "sparse_gradients"),
@@ -33,7 +35,8 @@ KEYS = {
     *("autotuning", "elasticity", "compression_training", "curriculum_learning", "data_efficiency"),
 }
 
-# How much is sent or held at once, what is printed, and how DeepSpeed does it: no number depends on it.
+# Keys that change no number of the training: they control how much is sent or held at once, what is printed, and how
+# DeepSpeed does its work.
 SAYS_NO_NUMBERS = {
     *("steps_per_print", "log_level", "dump_state", "disable_python_gc", "wall_clock_breakdown", "memory_breakdown"),
     *("timers", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet"),
@@ -60,7 +63,7 @@ OLDER = {
 
 
 class BatchSizes(NamedTuple):
-    """Sequences in a step, in a micro-batch of one rank, and micro-batches of a rank in a step."""
+    """The number of sequences in a step, of sequences in a micro-batch of one rank, and of micro-batches in a step."""
 
     train: int
     micro: int
@@ -68,7 +71,7 @@ class BatchSizes(NamedTuple):
 
 
 def require_known(config: Mapping[str, Any], known: Collection[str] = KEYS, where: str = "a configuration") -> None:
-    """Raise ValueError for a key that is not known there, and for what has no keys."""
+    """Raise ValueError for a key that is not in `known`, and for a `config` that is no dictionary."""
     if not isinstance(config, Mapping):
         raise ValueError(f"{where} of DeepSpeed is {config!r}: give a dictionary, such as {{'stage': 2}}")
     for key in config:
@@ -79,9 +82,10 @@ def require_known(config: Mapping[str, Any], known: Collection[str] = KEYS, wher
 
 
 def batch_sizes(config: Mapping[str, Any], ranks: int) -> BatchSizes:
-    """All three, from those that the configuration has.  Raises ValueError where they do not agree, or say too little.
+    """Return all three batch sizes, computed from those that the configuration has.
 
-    Without the accumulation and one of the others, there is one micro-batch in a step.
+    If the accumulation and one of the others are missing, a step has one micro-batch.  Raises ValueError if the sizes
+    do not agree, or do not determine the others.
     """
     train, micro, accumulation = (config.get(key) for key in (TRAIN, MICRO, ACCUMULATION))
     for key in (TRAIN, MICRO, ACCUMULATION):
@@ -111,17 +115,19 @@ def divided(train: int, by: int, what: str) -> int:
 
 
 def like_zero(stage: int, bucket: int = BUCKET) -> dict[str, Any]:
-    """A configuration, but for batch sizes, under which DeepSpeed does what `labs.zero` does.
+    """Return a configuration, without batch sizes, under which DeepSpeed does what `labs.zero` does.
 
-    Its defaults are for models of billions of parameters: stage 3 keeps parameters of up to 100,000 elements whole,
-    fetches 50 million elements ahead, and leaves gathered what is needed again before 1 billion others are, so that a
-    small model is gathered once a step, all of it.  And it clips gradients, by default, to a norm of 1.
-    bucket: elements of gradients that are reduced at once.
+    DeepSpeed's defaults are for models of billions of parameters.  Stage 3 keeps parameters of up to 100,000 elements
+    whole, and prefetches 50 million elements.  It does not reshard a parameter that is needed again before 1 billion
+    others, so a small model would be gathered as a whole, once a step.  DeepSpeed also clips gradients to a norm of 1
+    by default.
+
+    bucket: elements of gradients that are reduced at once
     """
     zero = {"stage": stage, "reduce_bucket_size": bucket, "overlap_comm": False}
     if stage == 3:
         zero |= dict.fromkeys((PERSISTS, "stage3_prefetch_bucket_size", REUSE), 0)
-        zero["memory_efficient_linear"] = False  # it replaces nn.functional.linear in the whole process, and for good
+        zero["memory_efficient_linear"] = False  # True replaces nn.functional.linear in the whole process, for good
     return {"gradient_clipping": 0.0, "zero_optimization": zero}
 
 
@@ -131,10 +137,11 @@ def from_fsdp(
     reduce_dtype: torch.dtype | None = None,
     offload: bool = False,
 ) -> dict[str, Any]:
-    """A configuration, but for batch sizes, that does what `fully_shard` does with these settings.
+    """Return a configuration, without batch sizes, that does what `fully_shard` does with these settings.
 
-    There is no setting for `reshard_after_forward`: what is needed again soon enough is left gathered.  Raises
-    ValueError for a dtype that DeepSpeed does not train in.
+    DeepSpeed has no setting for `reshard_after_forward`: it leaves a parameter gathered if it is needed again soon.
+
+    Raises ValueError for a dtype that DeepSpeed does not train in.
     """
     reduce_dtype = reduce_dtype or param_dtype
     for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
@@ -153,11 +160,11 @@ def from_fsdp(
 
 
 def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
-    """The settings of `fully_shard` with which a model of so many parameters is trained as by this configuration.
+    """Return the settings of `fully_shard` that train a model of `parameters` elements as this configuration does.
 
-    Everything that it says is translated, or is in SAYS_NO_NUMBERS, or is refused by a ValueError that names all such
-    keys: what has no counterpart, "auto", null, and older names, which DeepSpeed accepts.  Code of one's own there are
-    a loss scale for fp16, and clipping: without a `gradient_clipping` of 0, DeepSpeed clips.
+    Each key is translated, or is in SAYS_NO_NUMBERS, or is refused by a ValueError that names all such keys.  Refused
+    are keys without a counterpart, "auto", null, and older names, which DeepSpeed accepts.  With `fully_shard` you need
+    your own code for a loss scale for fp16, and for clipping: without a `gradient_clipping` of 0, DeepSpeed clips.
     """
     require_known(config)
     zero = config.get("zero_optimization", {})
@@ -190,7 +197,7 @@ def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
 
 
 def require_said(config: Mapping[str, Any], where: str = "") -> None:
-    """Raise ValueError for what the configuration leaves to others, or calls by a name of older releases."""
+    """Raise ValueError for "auto" and null, which leave a value to others, and for names of older releases."""
     for key, value in config.items():
         if key in OLDER:
             raise ValueError(f"{where}{key} is an older name: say {OLDER[key]}")
@@ -202,7 +209,7 @@ def require_said(config: Mapping[str, Any], where: str = "") -> None:
 
 
 def require_kinds(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value of another kind than DeepSpeed takes."""
+    """Raise ValueError for a value of a kind that DeepSpeed does not accept."""
     for key, value in flat(config):
         what, fits = TRANSLATED.get(key, ("", bool))
         if what and not fits(value):
@@ -210,7 +217,7 @@ def require_kinds(config: Mapping[str, Any]) -> None:
 
 
 def require_translated(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for what `fully_shard` cannot be told."""
+    """Raise ValueError for keys that `fully_shard` has no setting for."""
     known = {*TRANSLATED, *SAYS_NO_NUMBERS}
     left = [key for key, _ in flat(config) if key not in known and key.partition(".")[0] not in SAYS_NO_NUMBERS]
     if config.get("gradient_clipping") == 0:
@@ -223,7 +230,7 @@ def require_translated(config: Mapping[str, Any]) -> None:
 
 
 def flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each key with those around it, as "bf16.enabled", and its value."""
+    """Yield each key with its outer keys, such as "bf16.enabled", and its value."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from ((f"{key}.{rest}", inner) for rest, inner in flat(value))
@@ -239,7 +246,7 @@ DICTIONARY = "a dictionary, such as {'enabled': true},", lambda value: False
 ENABLED = "true or false", lambda value: isinstance(value, bool)
 DEVICE = "'none', 'cpu' or 'nvme'", {"none", "cpu", "nvme"}.__contains__
 NUMBER = "a number of parameters", is_number
-TRANSLATED = {  # what it takes, and whether a value is that
+TRANSLATED = {  # key: (the kind of value that DeepSpeed accepts, a test for it)
     **{name: DICTIONARY for name in ("bf16", "fp16")},
     **{f"{name}.enabled": ENABLED for name in ("bf16", "fp16")},
     "communication_data_type": ("'fp32', 'bf16' or 'fp16'", [*NUMBERS.values()].__contains__),

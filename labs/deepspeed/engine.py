@@ -1,12 +1,12 @@
-"""A model under DeepSpeed: an engine, which is its model, its optimizer and what they send.
+"""A model under DeepSpeed: an engine with the model, its optimizer and their communication.
 
     engine = initialize(model, {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}, make_optimizer)
     loss = engine(x, y)
     engine.backward(loss)
-    engine.step()                       # and the gradients are gone
-    full(engine)                        # {name: the whole parameter}, on every rank
+    engine.step()                       # this also frees the gradients
+    full(engine)                        # {name: full parameter}, on every rank
 
-On CPU no compiler is needed: DeepSpeed would build an operator for shared memory there, which is switched off, and the
+On CPU no compiler is needed: the operator for shared memory that DeepSpeed would build there is switched off, and the
 optimizer is PyTorch's.
 """
 
@@ -29,12 +29,12 @@ from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, batch_sizes
 
 OLDEST = (0, 19)
 ADD = "`make learn EXTRA=deepspeed` adds it"
-# PyTorch warns of the names by which DeepSpeed calls it, and of a hook on a layer whose inputs are tokens.
+# PyTorch warns of deprecated names that DeepSpeed uses, and of a hook on a layer whose inputs are tokens.
 NOT_THE_LEARNERS = r"`torch\.distributed\.\w+_tensor` is deprecated", "Full backward hook is firing"
 
 
 def missing() -> str:
-    """What keeps DeepSpeed from being used here, in a sentence; "" where nothing does."""
+    """Return a sentence that says why DeepSpeed cannot be used here; "" if it can."""
     try:
         version = metadata.version("deepspeed")
     except metadata.PackageNotFoundError:
@@ -48,12 +48,15 @@ def missing() -> str:
 def initialize(
     model: nn.Module, config: Mapping[str, Any], optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
 ) -> Any:
-    """The engine of a model, on all ranks of the job.
+    """Return the engine of a model, on all ranks of the job.
 
-    config: as in the documentation of DeepSpeed.  optimizer: makes one of PyTorch's of the parameters that are trained;
-    without it, the configuration has to name one.  Raises ModuleNotFoundError where DeepSpeed is missing or too old,
-    ValueError for keys that it does not know and for batch sizes that contradict each other, RuntimeError for what is
-    to be compiled where that cannot be: its own optimizers, and offload to NVMe.
+    config: a configuration, as DeepSpeed documents it
+    optimizer: a function that makes one of PyTorch's optimizers of the trained parameters; without it, the
+        configuration has to name an optimizer
+
+    Raises ModuleNotFoundError if DeepSpeed is missing or too old; ValueError for keys that it does not know, and for
+    batch sizes that contradict each other; RuntimeError if its own optimizers, or its offload to NVMe, cannot be
+    compiled here.
     """
     deepspeed = imported()
     config = checked(config)
@@ -67,7 +70,7 @@ def initialize(
 
 
 def full(engine: Any) -> dict[str, Tensor]:
-    """The whole parameters by name, the same on every rank; all ranks call it."""
+    """Gather the full parameters as {name: tensor}, the same on every rank; call it on all ranks."""
     gathered = imported().zero.GatheredParameters
     whole = {}
     for name, p in engine.module.named_parameters():
@@ -77,7 +80,7 @@ def full(engine: Any) -> dict[str, Tensor]:
 
 
 def imported() -> ModuleType:
-    """DeepSpeed, for the device that tensors are made on by default, and connected with the job's process group."""
+    """Import DeepSpeed for PyTorch's default device, and connect it with the job's process group."""
     if reason := missing():
         raise ModuleNotFoundError(reason)
     choose_accelerator()
@@ -85,8 +88,8 @@ def imported() -> ModuleType:
         deepspeed = import_module("deepspeed")
         import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    for said in NOT_THE_LEARNERS:
-        warnings.filterwarnings("ignore", said)
+    for message in NOT_THE_LEARNERS:
+        warnings.filterwarnings("ignore", message)
     if os.environ["DS_ACCELERATOR"] == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False, verbose=False)
@@ -94,13 +97,13 @@ def imported() -> ModuleType:
 
 
 def choose_accelerator() -> None:
-    """DeepSpeed looks for one as it is imported; here it is what tensors are made on by default."""
+    """Set the device that DeepSpeed looks for during its import: PyTorch's default device."""
     os.environ.setdefault("DS_ACCELERATOR", torch.get_default_device().type)
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Muon's file compiles a function as it is imported, for which each rank would wait 2 s for PyTorch's compiler."""
+    """Switch off PyTorch's compiler during an import: Muon's file compiles a function, which takes 2 s on each rank."""
     before = os.environ.get("TORCHDYNAMO_DISABLE")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     try:
@@ -112,7 +115,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with all three batch sizes in it."""
+    """Check the keys of a configuration, and return it with all three batch sizes."""
     zero = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
     require_known(config)
     fields = {field.alias or name for name, field in zero.model_fields.items()} | {*zero.model_fields}
@@ -122,7 +125,10 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_nvme(config: Mapping[str, Any]) -> None:
-    """What is offloaded to NVMe is read and written by an operator that is compiled, for minutes, when first used."""
+    """Raise RuntimeError if the configuration offloads to NVMe and DeepSpeed's operator for it cannot be compiled.
+
+    DeepSpeed compiles this operator at its first use, which takes minutes.
+    """
     zero = config.get("zero_optimization", {})
     if any(zero.get(f"offload_{what}", {}).get("device") == "nvme" for what in ("param", "optimizer")):
         accelerator = import_module("deepspeed.accelerator").get_accelerator()
@@ -134,8 +140,8 @@ def require_nvme(config: Mapping[str, Any]) -> None:
 
 
 def require_compiler(config: Mapping[str, Any]) -> None:
-    """DeepSpeed's own optimizers are compiled when they are first used."""
-    from torch.utils.cpp_extension import get_cxx_compiler  # 0.2 s
+    """Raise RuntimeError if there is no compiler for DeepSpeed's own optimizers, which it compiles at first use."""
+    from torch.utils.cpp_extension import get_cxx_compiler  # a late import, since it takes 0.2 s
 
     named = config.get("optimizer", {})
     if not named.get("params", {}).get("torch_adam") and not (which(get_cxx_compiler()) and which("ninja")):

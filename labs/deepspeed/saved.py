@@ -1,17 +1,17 @@
-"""Checkpoints of DeepSpeed: for as many ranks as have saved them, or, once converted, for any number.
+"""Checkpoints of DeepSpeed: for the number of ranks that saved them, or, once converted, for any number.
 
-    engine.save_checkpoint(folder)      on all ranks; a file of each
-    load(engine, folder)                on as many ranks, under the same stage
-    to_universal(folder)                in one process: beside the others, for each parameter a folder
-    load(engine, folder)                on any number of ranks, if the engine was made with config | UNIVERSAL
+    engine.save_checkpoint(folder)      run on all ranks; each writes a file
+    load(engine, folder)                run on the same number of ranks, under the same stage
+    to_universal(folder)                run in one process; adds a folder for each parameter
+    load(engine, folder)                run on any number of ranks, if the engine was made with config | UNIVERSAL
 
     folder/latest                       names the step that was saved last
-          /global_step2/                under stage 1 and 2 the model, whole; each rank's part of the optimizer's vector
+          /global_step2/                in stages 1 and 2, the full model; each rank's part of the optimizer's vector
           /latest_universal
-          /global_step2_universal/zero/embed.weight/fp32.pt, exp_avg.pt, exp_avg_sq.pt, each of them whole
+          /global_step2_universal/zero/embed.weight/fp32.pt, exp_avg.pt, exp_avg_sq.pt, each with a full tensor
 
-A universal checkpoint of the stages 1 and 2 is none of stage 3, nor the other way round.  All of these are pickles:
-what somebody else has written can run whatever they like.
+A universal checkpoint of stage 1 or 2 cannot be loaded under stage 3, nor the other way round.  All of these files are
+pickles, so a file from somebody else can run any code.
 """
 
 import io
@@ -31,29 +31,32 @@ OPTIMIZER, MODEL_IN_SHARDS = "*zero_pp_rank_*_optim_states.pt", "zero_pp_rank_0_
 
 
 def to_universal(folder: str | Path) -> Path:
-    """Convert what was saved last; where it is now.
+    """Convert the last checkpoint of a folder into a universal one; return its path.
 
-    Raises ModuleNotFoundError where DeepSpeed is missing or too old, FileNotFoundError where nothing was saved.
+    Raises ModuleNotFoundError if DeepSpeed is missing or too old, FileNotFoundError if there is no checkpoint.
     """
     if reason := missing():
         raise ModuleNotFoundError(reason)
     step = latest(Path(folder), LATEST)
     universal = step.with_name(f"{step.name}_universal")
     choose_accelerator()
-    with uncompiled(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it tells of each file
+    with uncompiled(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # hides a line for each file
         converter = import_module("deepspeed.checkpoint.ds_to_universal")
         alone = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
-        settings = {"strict": True, "inject_missing_state": True}  # what Megatron's checkpoints have besides
+        settings = {
+            "strict": True,
+            "inject_missing_state": True,
+        }  # adds the states that only Megatron's checkpoints have
         converter.main(Namespace(input_folder=str(step), output_folder=str(universal), **alone, **settings))
     Path(folder, LATEST_UNIVERSAL).write_text(universal.name)
     return universal
 
 
 def load(engine: Any, folder: str | Path) -> None:
-    """Put what was saved last into an engine, on all ranks.
+    """Load the last checkpoint of a folder into an engine, on all ranks.
 
-    Raises FileNotFoundError where nothing was saved, or nothing was converted for an engine that asks for it;
-    ValueError for another number of ranks, and for a checkpoint of the other kind of stage.
+    Raises FileNotFoundError if there is no checkpoint, or no universal one for an engine that needs it; ValueError for
+    another number of ranks, and for a checkpoint of the other kind of stage.
     """
     universal, stage = engine.load_universal_checkpoint(), engine.zero_optimization_stage()
     step = latest(Path(folder), LATEST_UNIVERSAL if universal else LATEST)
