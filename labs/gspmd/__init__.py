@@ -1,22 +1,22 @@
-"""A small GSPMD: say how a few tensors are laid out, and each other layout, and all communication, follows.
+"""A small GSPMD: you give the layouts of a few tensors, and all other layouts and all communication follow.
 
-In this order:
+Read the files in this order:
 
-    tracing      a function's operations, as a list: forward and backward, each with its letters
-    sayable      what such a list cannot say, and is refused
-    propagation  from the layouts that are given to that of each value: along letters, and what wins where two meet
-    lowering     how each operation is computed there, with the collectives that this takes: what a rank sends
-    execution    the same on the blocks of a mesh
-    annotated    forward and backward of a layer, and the few layouts that are given of it
+    tracing      a function's operations as a list, forward and backward, each with its letters
+    sayable      checks that refuse what such a list cannot express
+    propagation  the layout of each value, from the given ones: cuts pass along letters, and a rule decides conflicts
+    lowering     the way in which each operation is computed, with its collectives and the bytes that a rank sends
+    execution    running the program on the blocks of a mesh
+    annotated    forward and backward of a layer, and the few layouts that are given for it
 
-So it is used:
+Example:
 
     graph = trace(forward_and_backward(layer), x, gradient, *weights)           # once, on whole tensors
     program = lower(graph, propagate(graph, (4, 2), given(graph, names, ("dp", "tp"))))
     y, *gradients = execute(program, mesh, *blocks)                             # on each rank
 
-labs.dtensor decides op by op, as they are called, and knows of an operation only what it is given.  Here the whole
-program is known before it runs, as it is to XLA: a layout that is wanted at the end can be had from the beginning.
+labs.dtensor decides for one operation at a time, when it is called, and knows only its inputs.  Here, as in XLA, the
+whole program is known before it runs: a layout that is needed at the end can be used from the beginning.
 
 Source: Xu et al. 2021, arXiv 2105.04663, section 3; the letters are what Shardy, XLA's partitioner, calls factors.
 """

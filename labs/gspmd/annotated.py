@@ -1,14 +1,14 @@
-"""What is laid out in this chapter: forward and backward of a layer, and the few layouts that are given.
+"""Annotations of this chapter: forward and backward of a layer, and the few layouts that are given.
 
     the weight of             dim 0 (out)   dim 1 (in)    because
-    q, k, v, gate, up, head   tp            dp            each rank along tp has its own heads, and columns of the MLP;
-    o, down                   dp            tp            here it takes up what the others have left off
-    embed                     tp            dp            a part of the vocabulary
+    q, k, v, gate, up, head   tp            dp            each rank along tp has its own heads, and columns of the MLP
+    o, down                   dp            tp            each rank takes the outputs of its own heads, or columns
+    embed                     tp            dp            each rank has a part of the vocabulary
     a norm                    dp
-    tokens, activations       dp                          their batch
+    tokens, activations       dp                          the batch is cut
 
 An axis that the mesh does not have cuts nothing: dp alone is FSDP, tp alone is tensor parallelism, and with both, each
-matrix is cut into tiles.  A gradient lies as what it is the gradient of.
+matrix is cut into tiles.  A gradient has the layout of its tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ SECOND_OF_TWO = ("o", "down")
 
 
 def layout_of(name: str, axes: Sequence[str]) -> tuple[Placement, ...]:
-    """Of the weight of this name, a placement for each axis of the mesh."""
+    """Return the layout of the weight with this name: a placement for each axis of the mesh."""
     layer = name.split(".")[-2]
     if layer.endswith("norm"):
         return placed({"dp": 0}, axes)
@@ -32,7 +32,7 @@ def layout_of(name: str, axes: Sequence[str]) -> tuple[Placement, ...]:
 
 
 def rows(axes: Sequence[str]) -> tuple[Placement, ...]:
-    """Of a batch."""
+    """Return the layout of a batch: a placement for each axis of the mesh."""
     return placed({"dp": 0}, axes)
 
 
@@ -41,7 +41,7 @@ def placed(dims: dict[str, int], axes: Sequence[str]) -> tuple[Placement, ...]:
 
 
 def forward_and_backward(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
-    """(x, gradient of y, *weights) -> (y, gradient of x, *gradients of the weights), where y = module(x)."""
+    """Return a function (x, gradient of y, *weights) -> (y, gradient of x, *gradients of weights), y = module(x)."""
     names = [name for name, _ in module.named_parameters()]
 
     def fn(x: Tensor, gradient: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -53,7 +53,7 @@ def forward_and_backward(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]
 
 
 def given(graph: Graph, names: Sequence[str], axes: Sequence[str]) -> dict[Value, tuple[Placement, ...]]:
-    """What is said of such a graph: its arguments and its results; names: of the weights."""
+    """Return the given layouts of such a graph: those of its arguments and results; names: the weights' names."""
     (x, gradient, *weights), (y, gradient_of_x, *gradients) = graph.arguments, graph.results
     layouts = dict.fromkeys((x, gradient, y, gradient_of_x), rows(axes))
     for name, weight, its in zip(names, weights, gradients, strict=True):

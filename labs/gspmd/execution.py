@@ -1,4 +1,4 @@
-"""A lowered program on the blocks of a mesh: each rank calls it, with its own."""
+"""Execution of a lowered program on a mesh: each rank calls it with its own blocks."""
 
 from functools import partial
 
@@ -12,19 +12,19 @@ from labs.gspmd.lowering import Program, Step
 from labs.gspmd.tracing import Value
 from labs.mesh import Mesh
 
-Held = dict[Value, dict[tuple[Placement, ...], Tensor]]  # this rank's block, in each of the layouts that it is in
+Held = dict[Value, dict[tuple[Placement, ...], Tensor]]  # a rank's block of each value, in each of its layouts
 
 
 def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
-    """This rank's blocks of the results, from those of the arguments, in the layouts that the program has for them.
+    """Compute this rank's blocks of the results from its blocks of the arguments, in the program's layouts.
 
-    Raises ValueError for a block that has not the shape that follows.
+    Raises ValueError for a block of another shape than its layout gives.
     """
     graph, layouts = program.graph, program.layouts
     for value, block in zip(graph.arguments, blocks, strict=True):
-        due = layouts[value].block(mesh.get_coordinate()).shape
-        if tuple(block.shape) != due:
-            raise ValueError(f"a block of shape {tuple(block.shape)}: of {value.shape} this rank holds {due}")
+        expected = layouts[value].block(mesh.get_coordinate()).shape
+        if tuple(block.shape) != expected:
+            raise ValueError(f"a block of shape {tuple(block.shape)}: of {value.shape} this rank holds {expected}")
     held: Held = {
         value: {layouts[value].placements: block}
         for value, block in (*zip(graph.arguments, blocks, strict=True), *graph.constants.items())
@@ -39,8 +39,8 @@ def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
 
 
 def carry_out(step: Step, held: Held, mesh: Mesh) -> list[Tensor]:
-    """The blocks of the outputs of one operation."""
-    operation, placed = step.operation, iter(step.inputs)  # by place: a value may be taken twice, in two layouts
+    """Compute the blocks of the outputs of one operation."""
+    operation, placed = step.operation, iter(step.inputs)  # a layout per place, since a value may be used in two
     args = tree_map_only(Value, lambda value: held[value][next(placed).placements], operation.args)
     do = operation.op
     if operation.rule.local:

@@ -1,15 +1,16 @@
-"""How each operation is computed, once each value's layout is known: what moves before it, and what after.
+"""Lowering: the way in which each operation is computed, and its redistributions, once each value's layout is known.
 
-Of all ways in which it can be computed (labs.dtensor.algebra), it takes the one that sends the least: to place its
-inputs, and to bring what comes out into its layout.  labs.dtensor counts the first alone, as it does not know yet what
-will be wanted.  For x @ w, 4096 × 64 and 64 × 128, on 4 ranks, x as Shard(1), w as Shard(0), wanted as Shard(0):
+Of all ways to compute an operation (labs.dtensor.algebra), the one that sends the least is chosen.  It counts the bytes
+to redistribute the inputs, and those to redistribute the outputs into their layouts.  labs.dtensor counts only the
+first, since it does not know yet which layout will be needed.  Take x @ w, 4096 × 64 and 64 × 128, on 4 ranks, with x
+as Shard(1), w as Shard(0), and the result needed as Shard(0):
 
-    labs.dtensor    the summands reduce-scattered         1,572,864 bytes a rank: nothing, and then what it has to be
-    here            x by an all-to-all, w gathered          221,184 bytes: it comes out as it is wanted
-    XLA             the summands all-reduced              3,145,728 bytes: on CPUs it makes no reduce-scatter
+    labs.dtensor    reduce-scatters the summands          1,572,864 bytes per rank, all of them after the product
+    here            all-to-all of x, all-gather of w        221,184 bytes: the result has its layout at once
+    XLA             all-reduces the summands              3,145,728 bytes: on CPUs it makes no reduce-scatter
 
-A value that has been placed in another way stays so for those that ask for it later: a weight that was gathered in
-forward is still whole in backward.
+A redistributed value is held for later operations that need the same layout: a weight that was gathered in forward is
+still whole in backward.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ from labs.gspmd.tracing import Graph, Operation, Value
 
 @dataclass(frozen=True)
 class Move:
-    """A value from one layout to another."""
+    """The redistribution of a value from one layout to another."""
 
     value: Value
     source: Spec
@@ -38,7 +39,7 @@ class Move:
 
     @property
     def sent(self) -> int:
-        """Bytes that the first rank sends."""
+        """Return the bytes that the first rank sends."""
         origin = (0,) * len(self.source.mesh)
         return self.value.itemsize * sent(self.source, self.target.placements, origin)
 
@@ -48,7 +49,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Step:
-    """An operation, with its inputs as they must be, its outputs as they come, and what is moved before and after."""
+    """An operation, with the layouts of its inputs and outputs, and the redistributions before and after it."""
 
     operation: Operation
     inputs: tuple[Spec, ...]
@@ -69,12 +70,12 @@ class Program:
 
     @property
     def sent(self) -> int:
-        """Bytes that the first rank sends."""
+        """Return the bytes that the first rank sends."""
         return sum(move.sent for move in self.moves)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each collective."""
+        """Return how often each collective is called, as {name: calls}."""
         return dict(Counter(name for move in self.moves for name in move.collectives))
 
     def __repr__(self) -> str:
@@ -114,7 +115,7 @@ def lower(graph: Graph, layouts: Layouts) -> Program:
 def cheapest(
     operation: Operation, layouts: Layouts, copies: Mapping[Value, set[tuple[Placement, ...]]], axis: int
 ) -> Way:
-    """The way that sends the least along an axis, the first of equals."""
+    """Return the way that sends the least along an axis, the first of equals."""
 
     def moves(way: Way) -> list[tuple[Value, Spec, Spec]]:
         pairs = zip(operation.inputs, way.inputs, strict=True)

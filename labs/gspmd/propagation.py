@@ -1,20 +1,22 @@
-"""From the layouts of a few values to that of each: along one axis of the mesh, then along the next.
+"""Propagation from the layouts of a few values to that of each value: along one mesh axis, then along the next.
 
-A letter is a dim that operations have in common, so a cut goes along it (`pass_on`): forward from inputs to outputs,
-and backward as well.  In "ik,jk->ij",
+A letter is a dim that the tensors of an operation share, so a cut passes along it (`pass_on`), both from inputs to
+outputs and back.  In "ik,jk->ij",
 
-    known                     the letter    what follows
-    ik as Shard(0)            i             ij as Shard(0)
-    jk as Shard(0)            j             ij as Shard(1)
-    ij as Shard(1)            j             jk as Shard(0): from the result to an input
-    ik, jk both as Shard(1)   k             nothing: the letter is gone from ij, of which each rank has a summand
+    known                     the letter    the consequence
+    ik as Shard(0)            i             ij is Shard(0)
+    jk as Shard(0)            j             ij is Shard(1)
+    ij as Shard(1)            j             jk is Shard(0): the cut passes from the result to an input
+    ik, jk both as Shard(1)   k             none: ij has no letter k, and each rank has a summand of ij
 
-Where two letters are cut along the same axis, an operation can follow one of them, and what is cut along the other has
-to be made whole: so the one wins that leaves the smaller tensors to be moved (`meet`).  With many tokens, i above stays
-cut, and the weight jk is gathered: that is FSDP.  With few, the weight stays where it is, and the tokens move.
+If two letters are cut along the same axis, an operation can keep only one of the cuts, and tensors that are cut along
+the other letter have to be made whole.  So the operation keeps the cut for which smaller tensors have to move (`meet`).
+With many tokens, i above stays cut, and the weight jk is gathered: that is FSDP.  With few tokens, the weight stays in
+place, and the tokens move.
 
-This goes over all operations, there and back, until nothing new is learned.  What nothing has been said of is whole;
-but summands stay summands as long as they are only added up: then one all-reduce does for all of them.
+The propagation passes over all operations, forward and in reverse, until it finds nothing new.  A value without a
+layout is then replicated.  But summands stay summands as long as they are only added up: then one all-reduce suffices
+for all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +31,12 @@ Layouts = dict[Value, Spec]
 
 
 def propagate(graph: Graph, mesh: Sequence[int], given: Mapping[Value, Sequence[Placement | None]]) -> Layouts:
-    """The layout of each value; given: those of some, one placement for each axis (None: to be found out).
+    """Return the layout of each value.
 
-    Raises ValueError for a given layout that cuts a dim into unequal parts, or has not a placement for each axis.
+    mesh: the size of each axis
+    given: the layouts of some values, with one placement for each axis; None leaves an axis to the propagation
+
+    Raises ValueError for a given layout that cuts a dim into unequal parts, or that lacks a placement for an axis.
     """
     for value, placements in given.items():
         require_even(value, mesh, placements)
@@ -46,7 +51,7 @@ def propagate(graph: Graph, mesh: Sequence[int], given: Mapping[Value, Sequence[
 
 
 def along_one(graph: Graph, known: Known, mesh: Sequence[int], before: Mapping[Value, tuple[Placement, ...]]) -> None:
-    """Adds to `known` the placement of each value along an axis; before: those along the axes before it."""
+    """Add to `known` the placement of each value along an axis; before: the placements along the axes before it."""
     axis = len(next(iter(before.values())))
     learned = True
     while learned:
@@ -73,7 +78,7 @@ def along_one(graph: Graph, known: Known, mesh: Sequence[int], before: Mapping[V
 
 
 def pass_on(dims: Sequence[str], known: Sequence[Placement | None], letter: str) -> list[Placement | None]:
-    """What is known of each tensor of an operation once this letter is cut; dims: the letters of each."""
+    """Return the known placements of an operation's tensors once a letter is cut; dims: the letters of each tensor."""
     return [
         Shard(own.index(letter)) if placement is None and letter in own else placement
         for own, placement in zip(dims, known, strict=True)
@@ -81,13 +86,16 @@ def pass_on(dims: Sequence[str], known: Sequence[Placement | None], letter: str)
 
 
 def cut(dims: Sequence[str], known: Sequence[Placement | None]) -> list[str]:
-    """The letters that are cut in one tensor or another."""
+    """Return the letters that are cut in any of the tensors; dims: the letters of each tensor."""
     letters = (own[p.dim] for own, p in zip(dims, known, strict=True) if isinstance(p, Shard))
     return [letter for letter in dict.fromkeys(letters) if letter.isalpha()]
 
 
 def meet(operation: Operation, known: Sequence[Placement | None], letters: Sequence[str]) -> str:
-    """Of several letters that are cut, the one besides which the fewest bytes are cut; the first of equals."""
+    """Return the cut letter that the operation keeps: the tensors cut along other letters have the fewest bytes.
+
+    Of equals, the first one is kept.
+    """
 
     def elsewhere(letter: str) -> int:
         return sum(
@@ -100,7 +108,7 @@ def meet(operation: Operation, known: Sequence[Placement | None], letters: Seque
 
 
 def gives_summands(operation: Operation, known: Known) -> bool:
-    """Whether, with its inputs as they are, it can be done without moving anything, and gives summands."""
+    """Return whether an operation needs no redistribution of its inputs, and its outputs are summands."""
     here = tuple(known[value] for value in operation.inputs)
     return any(way.inputs == here and way.outputs[0] == Partial() for way in ways(operation.letters, operation.linear))
 
@@ -108,7 +116,7 @@ def gives_summands(operation: Operation, known: Known) -> bool:
 def even(
     operation: Operation, letter: str, mesh: Sequence[int], axis: int, before: Mapping[Value, tuple[Placement, ...]]
 ) -> bool:
-    """Whether each dim of this letter can be cut along the axis into equal parts, besides the cuts that there are."""
+    """Return whether each dim with this letter can be cut along the axis into equal parts, after its earlier cuts."""
     for value, own in zip(operation.values, operation.dims, strict=True):
         if letter in own:
             dim = own.index(letter)

@@ -1,7 +1,8 @@
-"""What a graph of operations cannot say, refused while it is traced.
+"""Checks that refuse, during the trace, what a graph of operations cannot express.
 
-A graph has values, and no memory: it cannot say that a write is seen elsewhere, by an argument, a constant, or a view.
-It is the same whatever the numbers are: it cannot say that Python reads one, and multiplies by it or branches on it.
+A graph has values, and no memory: it cannot express that an argument, a constant, or a view sees a write elsewhere.
+A graph is the same for all numbers: it cannot express that Python reads a number, and multiplies by it or branches on
+it.
 """
 
 from collections.abc import Callable
@@ -17,11 +18,11 @@ NUMBERS = (
     "compute with tensors, as torch.where does, or pass the number in"
 )
 RANDOM = "what depends on no argument is computed once, so these random numbers would never change: pass them in"
-LIFT = torch.ops.aten.lift_fresh.default  # of what torch.tensor(...) has made
+LIFT = torch.ops.aten.lift_fresh.default  # the operation that torch.tensor(...) ends with
 
 
 class Known(Protocol):
-    """What is asked of a trace: whether a tensor depends on an argument; whether nothing else sees a write to it."""
+    """The questions to a trace: does a tensor depend on an argument, and does nothing else see a write to it?"""
 
     def follows(self, x: Tensor) -> bool: ...
 
@@ -29,7 +30,10 @@ class Known(Protocol):
 
 
 def require_sayable(op: Any, args: Any, options: dict[str, Any], follows: bool, known: Known) -> None:
-    """Raise NotImplementedError for an operation that a graph cannot have; follows: whether it depends on arguments."""
+    """Raise NotImplementedError for an operation that a graph cannot have.
+
+    follows: whether the operation depends on arguments of the function
+    """
     if (torch.Tag.data_dependent_output if follows else torch.Tag.nondeterministic_seeded) in op.tags:
         raise NotImplementedError(f"{op}: {NUMBERS if follows else RANDOM}")
     for name, x in options.items():
@@ -46,7 +50,7 @@ def require_sayable(op: Any, args: Any, options: dict[str, Any], follows: bool, 
 
 
 class NoNumbers(TorchFunctionMode):
-    """Refuses what Python reads without an operation."""
+    """A mode that refuses the ways by which Python reads numbers without an operation."""
 
     def __init__(self, follows: Callable[[Tensor], bool]) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
 """A function's operations as a list, in the order in which they run; backward's, too, if the function calls it.
 
-    value        a tensor that is passed in, comes out of an operation, or is a constant: a number, counted from 0
-    operation    what is done, to which values, which come out; its letters and what it is linear in (labs.dtensor)
+    value        a tensor that is an argument, an output of an operation, or a constant; it has a number, from 0
+    operation    the op, its input and output values, its letters, and the inputs in which it is linear (labs.dtensor)
 
-Two tensors that share their memory, and lie in it alike, are one value: so detach() makes none, and a matrix that is
-transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
-themselves, "ik,jk->ij", which leaves it open where they are to be gathered.
+Two tensors with the same memory and the same strides are one value: so detach() makes no new value, and a matrix that
+is transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
+themselves, "ik,jk->ij", which leaves it to the lowering where they are gathered.
 
-What depends on no argument (the angles of rotary positions) is computed here, and a constant in the graph.  What a
-graph cannot say is refused (labs.gspmd.sayable).
+A tensor that depends on no argument (the angles of rotary positions) is computed during the trace, and is a constant in
+the graph.  labs.gspmd.sayable refuses what a graph cannot express.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,9 +41,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Operation:
-    """of: its whole name, which can be sent to other ranks.  args: with a Value for each tensor.
+    """One operation of the graph.
 
-    rule: of labs.dtensor, for what is done with blocks.
+    of: its full name, which can be sent to other ranks
+    args: its arguments, with a Value for each tensor
+    rule: its rule in labs.dtensor, which computes on blocks
     """
 
     of: str
@@ -65,12 +67,12 @@ class Operation:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """Inputs, then outputs: as the letters have them."""
+        """Return the inputs, then the outputs, in the order of the letters."""
         return (*self.inputs, *self.outputs)
 
     @property
     def dims(self) -> list[str]:
-        """The letters of each of the values."""
+        """Return the letters of each of the values."""
         return self.letters.replace("->", ",").split(",")
 
 
@@ -82,7 +84,7 @@ class Graph:
     constants: dict[Value, Tensor]
 
 
-# Attention of whole sequences, on the CPU: of queries' heads and those of keys, equal parts belong to each other.
+# Attention of whole sequences, on the CPU: equal parts of the queries' heads and of the keys' heads belong together.
 ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": Rule("bh..,bh..,bh..->bh..,bh."),
     "_scaled_dot_product_flash_attention_for_cpu_backward": Rule("bh..,bh..,bh..,bh..,bh..,bh.->bh..,bh..,bh.."),
@@ -90,9 +92,9 @@ ATTENTION = {
 
 
 def trace(fn: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Graph:
-    """Call fn on copies of tensors, which returns tensors, and write down what is done.
+    """Call fn, which returns tensors, on copies of the given tensors, and record its operations.
 
-    Raises NotImplementedError for what a graph cannot say, and for an operation that has no rule.
+    Raises NotImplementedError for what a graph cannot express, and for an operation that has no rule.
     """
     tensors = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in tensors)
     with torch.enable_grad(), Tracing(tensors) as tracing, NoNumbers(tracing.follows):
@@ -108,15 +110,15 @@ def trace(fn: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Graph:
 
 
 class Tracing(TorchDispatchMode):
-    """Sees each operation below autograd, on real tensors."""
+    """A mode that sees each operation below autograd, on real tensors."""
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.values: dict[Any, Value] = {}
-        self.alive: list[Tensor] = []  # else another tensor could take the memory of one that has gone
+        self.alive: list[Tensor] = []  # keeps tensors alive, so that no other tensor takes the memory of a freed one
         self.operations: list[Operation] = []
         self.constants: dict[Value, Tensor] = {}
-        self.made: set[int] = set()  # memory that the function has asked for
+        self.made: set[int] = set()  # addresses of memory that the function has allocated
         for x in arguments:
             self.new_value(x)
 
@@ -127,7 +129,7 @@ class Tracing(TorchDispatchMode):
         return value
 
     def value_of(self, x: Tensor) -> Value:
-        """Its value; a new constant where no operation has made it."""
+        """Return the value of a tensor; if no operation has made it, it becomes a new constant."""
         if place_of(x) not in self.values:
             self.constants[self.new_value(x)] = x
         return self.values[place_of(x)]
@@ -146,11 +148,11 @@ class Tracing(TorchDispatchMode):
         return result
 
     def follows(self, x: Tensor) -> bool:
-        """Whether it depends on an argument."""
+        """Return whether a tensor depends on an argument."""
         return self.values.get(place_of(x)) not in (None, *self.constants)
 
     def is_own(self, x: Tensor, follows: bool) -> bool:
-        """Whether nothing else in the graph would see a write to it."""
+        """Return whether nothing else in the graph would see a write to a tensor."""
         there = [place for place in self.values if place[0] == place_of(x)[0]]
         return place_of(x)[0] in self.made and (there == [place_of(x)] and self.follows(x) if follows else not there)
 
