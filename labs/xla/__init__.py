@@ -1,12 +1,12 @@
-"""The other road: the course's GPT in JAX, where you say how arrays are laid out and the compiler (XLA) communicates.
+"""The course's GPT in JAX: you give the layouts of arrays, and the compiler (XLA) adds the communication.
 
-    pure         the model, its loss and AdamW as functions of arrays; they load the weights of labs.model
-    annotations  how each array is laid out on a mesh: one table for FSDP, TP and both; training on it
+    pure         the model, its loss and AdamW as functions of arrays; they take the weights of labs.model
+    annotations  the layout of each array on a mesh: one table for FSDP, TP and both; training with it
     mapped       collectives written by hand instead: ZeRO 3, and a pipeline
-    placed       the collectives of any function, its arguments and results placed as labs.dtensor says it
-    compiled     what is left of it, without JAX
-    hlo          the collectives that the compiler has put in, read from what it has compiled
+    placed       the collectives of any function, given the placements of its arguments and results
+    compiled     the result of a training, without JAX
+    hlo          the collectives that the compiler has added, read from the compiled program
 
-It needs JAX, the extra `gspmd`, which no other folder of labs imports.  JAX starts threads, and counts its devices
-once: labs.kit.virtual runs a function in a process of its own, on as many devices as are asked for.
+This folder needs JAX, the extra `gspmd`, which no other folder of labs imports.  JAX starts threads, and counts its
+devices only once: labs.kit.virtual runs a function in a process of its own, with any number of devices.
 """

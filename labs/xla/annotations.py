@@ -1,13 +1,13 @@
-"""One program, many layouts: each array says along which axis of the mesh each of its dims is cut.
+"""Annotations: one program with many layouts, in which each array says along which mesh axis each dim is cut.
 
-The table is that of labs.gspmd.annotated: "tp" cuts what goes out of q, k, v, gate and up, and what comes into o and
+The table is that of labs.gspmd.annotated: "tp" cuts the output dim of q, k, v, gate and up, and the input dim of o and
 down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
 
     {"dp": 8}      FSDP            {"dp": 4, "tp": 2}     both: each matrix is tiled over both axes
     {"tp": 2}      TP              {"dp": 4, "tp": 8}     the same on 32 devices
 
-No line of labs.xla.pure speaks of this.  jax.jit takes the layouts of its arguments as they come, propagates them
-through the program, and adds collectives where two do not meet (Xu et al. 2021, arXiv 2105.04663).
+No line of labs.xla.pure mentions layouts.  jax.jit takes the layouts of its arguments as they are, propagates them
+through the program, and adds collectives where two layouts do not fit (Xu et al. 2021, arXiv 2105.04663).
 """
 
 import time
@@ -31,9 +31,9 @@ from labs.xla.pure import step
 
 
 def partition_spec(placements: Sequence[Placement], axes: Sequence[str]) -> PartitionSpec:
-    """For each dim the axes that cut it, where placements say for each axis the dim.
+    """Translate placements, which have a dim for each axis, into a PartitionSpec, which has the axes for each dim.
 
-    Raises ValueError for summands, which no annotation can ask for.
+    Raises ValueError for summands (Partial), which no annotation can express.
     """
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"{list(placements)}: JAX has no annotation for summands; they come and go within a program")
@@ -43,19 +43,19 @@ def partition_spec(placements: Sequence[Placement], axes: Sequence[str]) -> Part
 
 
 def mesh_of(sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of all devices, laid out by annotation: the compiler decides what is not said.
+    """Return a mesh of all devices, on which the compiler decides every layout that is not annotated.
 
-    Raises ValueError where there are more devices, or fewer, than the mesh has places.
+    Raises ValueError if the mesh has more or fewer places than there are devices.
     """
     devices = len(jax.devices())
     if prod(sizes.values()) != devices:
         raise ValueError(f"a mesh {dict(sizes)} has {prod(sizes.values())} places, and there are {devices} devices")
-    # Without Auto, JAX refuses what is ambiguous and does not propagate: that is its explicit mode.
+    # Without Auto, JAX is in its explicit mode: it refuses ambiguous layouts, and does not propagate.
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def laid_out(array: Any, mesh: Mesh, placements: Sequence[Placement], name: str = "the batch") -> Array:
-    """The array on the mesh.  Raises ValueError where a dim is not divisible by the devices that cut it."""
+    """Put an array on the mesh.  Raises ValueError if a dim is not divisible by the number of its pieces."""
     spec = Spec(np.shape(array), tuple(mesh.shape.values()), tuple(placements))
     for dim, size in enumerate(spec.shape):
         if size % spec.pieces(dim):
@@ -74,10 +74,15 @@ def train(
     settings: Mapping[str, Any],
     kept_after: int | None = None,
 ) -> Trained:
-    """Take a step of AdamW for each batch, on a mesh of these axes; to be called where there are as many devices.
+    """Take a step of AdamW for each batch, on a mesh with these axes.
 
-    weights: from_torch(model).  batches: tokens and targets, [B, T] each, whole.  settings: AdamW's.  kept_after: the
-    step after which the weights are kept; the last, unless it is said.  Raises ValueError for targets of -100.
+    weights: from_torch(model)
+    batches: tokens and targets, whole, of shape [B, T] each
+    sizes: the size of each mesh axis; their product is the number of devices
+    settings: AdamW's
+    kept_after: the step after which the weights are returned; by default the last one
+
+    Raises ValueError for targets of -100.
     """
     if any((y_BT == IGNORED).any() for _, y_BT in batches):
         raise ValueError(f"a target is {IGNORED}, to be ignored, but this loss counts all: take labs.fsdp or labs.tp")

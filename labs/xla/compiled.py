@@ -1,4 +1,4 @@
-"""What a training in JAX leaves behind, without any of JAX: it can be sent to a process that has none."""
+"""Result of a training in JAX, without any object of JAX: it can be sent to a process that has no JAX."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,13 @@ from labs.xla.hlo import Collective, collectives
 
 @dataclass(frozen=True)
 class Trained:
-    """losses, seconds: by step.  weights: whole, after the last one, or the one asked for.  text: the step, in HLO.
+    """The result of a training.
 
-    held: bytes of a device's weights and moments.  temporary, peak: of a device in a step, by the compiler's account.
+    losses, seconds: one number for each step
+    weights: full weights, after the last step or the one asked for
+    text: the compiled step, in HLO
+    held: bytes of a device's weights and moments
+    temporary, peak: a device's bytes in a step, by the compiler's account
     """
 
     losses: list[float]
@@ -23,10 +27,10 @@ class Trained:
     peak: int
 
     def collectives(self) -> list[Collective]:
-        """Those of a step."""
+        """Return the collectives of a step."""
         return collectives(self.text)
 
     @property
     def sent(self) -> int:
-        """Bytes that a device sends in a step."""
+        """Return the bytes that a device sends in a step."""
         return sum(one.sent for one in self.collectives())

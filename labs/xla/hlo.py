@@ -1,15 +1,17 @@
-"""The collectives of a program, read from what XLA has compiled: its text in HLO, an operation a line.
+"""The collectives of a program, read from the text that XLA has compiled: HLO, with one operation per line.
 
     %all-reduce.3 = f32[8,64]{1,0} all-reduce(%dot), replica_groups={{0,1},{2,3}}, ...
-     kind, bytes of the result, and the groups of devices, which come in five spellings:
-        {{0,1},{2,3}}                    one by one
-        [2,2]<=[4]                       numbered on, row by row:                       {{0,1},{2,3}}
-        [2,2]<=[2,2]T(1,0)               the grid's axes exchanged first:               {{0,2},{1,3}}
-        mesh['a'=2,'b'=2] {'b'}          along these axes of a grid, row by row:        {{0,1},{2,3}}
+
+A line has the kind, the bytes of the result, and the groups of devices, which have five spellings:
+
+        {{0,1},{2,3}}                    all groups are listed
+        [2,2]<=[4]                       devices are numbered row by row:               {{0,1},{2,3}}
+        [2,2]<=[2,2]T(1,0)               the grid's axes are exchanged first:           {{0,2},{1,3}}
+        mesh['a'=2,'b'=2] {'b'}          groups lie along these axes of a grid:         {{0,1},{2,3}}
         mesh[...], device_ids=([2,2]T(1,0)) {'b'}                                       {{0,2},{1,3}}
 
-What a device sends follows from the kind, as in labs.collectives: a collective is taken for the ring that sends the
-least.  It is the text of one device; a collective in a loop stands there once, however often the loop turns.
+The bytes that a device sends follow from the kind, as in labs.collectives: a collective counts as the ring that sends
+the least.  The text is that of one device.  A collective in a loop counts once, however often the loop runs.
 
 This file needs no JAX.
 """
@@ -25,7 +27,7 @@ import torch
 from labs.mesh.grid import Grid, along
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
-# How often a device sends the bytes of its result, in a group of n.
+# The bytes that a device sends, as a multiple of the bytes of its result, in a group of n.
 SENDS = {
     "all-gather": lambda n: (n - 1) / n,
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -42,9 +44,10 @@ GROUPS = re.compile(
 
 @dataclass(frozen=True)
 class Collective:
-    """bytes: of a device's result; of all arrays, where several travel together.  groups: of devices.
+    """One collective of a program.
 
-    For a collective-permute, the groups are pairs: from which device, to which.
+    bytes: bytes of a device's result; if several arrays are sent together, of all of them
+    groups: groups of devices; for a collective-permute, pairs (source, target)
     """
 
     kind: str
@@ -53,11 +56,11 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that a device sends."""
+        """Return the bytes that a device sends."""
         return round(SENDS[self.kind](len(self.groups[0])) * self.bytes)
 
     def axis(self, grid: Grid) -> str:
-        """The axis of the mesh that a group lies along; "all" for all of it, "" where it is none of these."""
+        """Return the mesh axis that the groups lie along; "all" for a group of all devices, "" for any other groups."""
         groups = sorted(sorted(group) for group in self.groups)
         for axis in grid.mesh_dim_names:
             if sorted(grid.groups_of(axis)) == groups:
@@ -66,9 +69,9 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """In the order of the program; those within a group of one device, which send nothing, left out.
+    """Return the collectives in the order of the program, except those in groups of one device, which send nothing.
 
-    Raises ValueError for a line whose groups or dtypes are written in a way that this file does not know.
+    Raises ValueError for a line whose groups or dtypes have a spelling that this file does not know.
     """
     found = []
     for line in text.splitlines():
@@ -81,7 +84,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def bytes_of(result: str) -> int:
-    """Of a shape, "f32[8,64]{1,0}", or of several in brackets."""
+    """Return the bytes of a shape, such as "f32[8,64]{1,0}", or of several shapes in brackets."""
     shapes = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", result)
     if unknown := {dtype for dtype, _ in shapes} - BYTES.keys():
         raise ValueError(f"the size of {', '.join(unknown)} in {result!r} is not known: add it to BYTES")
@@ -104,7 +107,7 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def numbered(order: str) -> torch.Tensor:
-    """The devices, as "[2,2]T(1,0)" says it: numbered on in a grid, whose axes are then exchanged."""
+    """Return the devices of a text such as "[2,2]T(1,0)": numbered row by row in a grid, whose axes are exchanged."""
     shape, *exchanged = map(numbers_in, order.split("T"))
     numbers = torch.arange(prod(shape)).view(shape)
     return numbers.permute(*exchanged) if exchanged else numbers
@@ -119,5 +122,5 @@ def in_rows(numbers: torch.Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def counted(found: Iterable[Collective]) -> dict[str, int]:
-    """How many of each kind."""
+    """Return the number of collectives of each kind."""
     return dict(Counter(one.kind for one in found))

@@ -1,15 +1,15 @@
-"""The other way in JAX: collectives written by hand, in a function that each device runs on its own piece (shard_map).
+"""Collectives written by hand in JAX, in a function that each device runs on its own shard (shard_map).
 
-    zero_3       a step in which weights, gradients and moments are sharded: gathered, used, reduce-scattered
-    pipeline     layers dealt out along an axis, micro-batches handed on from stage to stage by ppermute
+    zero_3       a step in which weights, gradients and moments are sharded: all-gather, compute, reduce-scatter
+    pipeline     layers divided along a mesh axis; ppermute sends micro-batches from stage to stage
 
 Neither has a backward of its own.  JAX derives it, and the transpose of a collective is a collective:
 
     forward        all_gather        psum_scatter     psum           ppermute to the next
     backward       psum_scatter      all_gather       a copy         ppermute to the one before
 
-So zero_3 writes its gathers alone, and gets the reduce-scatters of ZeRO 3; and a pipeline that only goes forward gets
-the way back.  Unlike with annotations, nothing is added and nothing left out: what is written is what is sent.
+So zero_3 contains only its all-gathers, and JAX derives the reduce-scatters of ZeRO 3; the pipeline contains only its
+forward, and JAX derives the backward.  Unlike with annotations, the compiler adds no collective and leaves none out.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ EVERYWHERE = PartitionSpec()
 def zero_3(
     mesh: Mesh, axis: str, config: Config, settings: Mapping[str, Any]
 ) -> Callable[..., tuple[Weights, Weights, Array]]:
-    """A step as labs.xla.pure.step has it: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
+    """Return a step like labs.xla.pure.step: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
 
-    Everything is cut along its first dim, by this axis of the mesh, which must divide it.
+    Every array is cut along its first dim by this mesh axis, whose size must divide it.
     """
     sharded = PartitionSpec(axis)
 
@@ -55,17 +55,18 @@ def zero_3(
 
 
 def stacked(weights: Weights, config: Config) -> Weights:
-    """The weights of all layers as one array a name, [depth, ...]: cut along it, each stage has its layers."""
+    """Stack the weights of all layers into one array per name, [depth, ...]; a cut along depth gives stages."""
     layers = [part(weights, f"layers.{number}") for number in range(config.depth)]
     return {name: jnp.stack([weights[name] for weights in layers]) for name in layers[0]}
 
 
 def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array], Array]:
-    """All layers of the model: (stacked weights, x_MBTD) -> y_MBTD, M micro-batches after each other.
+    """Return all layers of the model as a pipeline: (stacked weights, x_MBTD) -> y_MBTD, for M micro-batches.
 
-    As many stages as the axis has devices, which must divide the depth; y is on all of them.  With M micro-batches and
-    N stages there are M + N - 1 ticks, in each of which every stage computes, on what is of no use at the ends: that is
-    the bubble, and where a schedule waits, this computes in vain.
+    There is a stage for each device of the axis, and their number must divide the depth; every device gets y.  With M
+    micro-batches and N stages there are M + N - 1 ticks.  Every stage computes in every tick, also in the first and last
+    ones, in which its input is meaningless: that is the bubble.  A schedule would wait there, and this program computes
+    in vain.
     """
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(axis), EVERYWHERE), out_specs=EVERYWHERE)

@@ -1,9 +1,9 @@
-"""What XLA communicates for a function whose arguments and results are placed as labs.dtensor says it.
+"""Communication that XLA adds to a function, given labs.dtensor placements of its arguments and results.
 
     communication(product, {"tp": 4}, [((32, 64), [Shard(1)]), ((64, 128), [Shard(0)])], [[Replicate()]])
                                                                             # one all-reduce, of (32, 128)
 
-It compiles and reads; nothing runs.
+The function is only compiled, and its text read; it does not run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,12 @@ def communication(
     arguments: Sequence[tuple[Sequence[int], Sequence[Placement]]],
     results: Sequence[Sequence[Placement]],
 ) -> list[Collective]:
-    """The collectives of `fn`, which returns as many arrays as there are results; arguments: (shape, placements)."""
+    """Return the collectives that XLA adds to `fn`.
+
+    sizes: the size of each mesh axis
+    arguments: (shape, placements) of each argument
+    results: placements of each array that `fn` returns
+    """
     mesh, axes = mesh_of(sizes), tuple(sizes)
 
     def on_mesh(placements: Sequence[Placement]) -> NamedSharding:

@@ -1,12 +1,12 @@
-"""The course's GPT as pure functions: arrays in, arrays out, and nothing remembered.
+"""The course's GPT as pure functions: arrays in, arrays out, and no state.
 
-    weights = from_torch(model)                       {"layers.0.attention.q.weight": array, ...}: labs.model's, by name
-    loss(weights, tokens_BT, targets_BT, config)      what model(tokens_BT, targets_BT) gives, to rounding
+    weights = from_torch(model)                       {"layers.0.attention.q.weight": array, ...}, labs.model's names
+    loss(weights, tokens_BT, targets_BT, config)      equals model(tokens_BT, targets_BT), up to rounding
     step(...)                                         a step of AdamW: new weights, new moments, the loss
 
-Line by line it is labs.model, whose letters for shapes it shares; a linear layer keeps PyTorch's [out, in].  Nothing
-here knows of devices, and JAX needs nothing more: a layout is said of the arrays, from outside (labs.xla.annotations).
-`keep` is the one place where one can be said of what lies between two layers.
+The code follows labs.model line by line, and has the same letters for shapes; a linear layer's weight is [out, in], as
+in PyTorch.  Nothing here mentions devices, and JAX needs nothing more: the arrays get their layouts from outside
+(labs.xla.annotations).  `keep` is the one place in which a caller can set the layout of the activations between layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from jax import Array
 
 from labs.model import IGNORED, Config, require_context
 
-Weights = dict[str, Any]  # by name, arrays or whatever has been made of them
+Weights = dict[str, Any]  # {name: array}, or a tree of arrays for each name
 Keep = Callable[[Array], Array]
 
 
 def from_torch(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    """The parameters by name; a weight that is shared has its first name alone, as `named_parameters` has it."""
+    """Return the parameters as {name: array}; a shared weight has only its first name, as in `named_parameters`."""
     return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
 
@@ -34,7 +34,7 @@ def as_is(x: Array) -> Array:
 
 
 def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep: Keep = as_is) -> Array:
-    """logits_BTV.  Raises ValueError for more tokens than the context."""
+    """Return logits_BTV.  Raises ValueError for more tokens than the context."""
     require_context(config, tokens_BT.shape[1])
     x_BTD = keep(weights["embed.weight"][tokens_BT])
     for number in range(config.depth):
@@ -46,12 +46,13 @@ def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep:
 def loss(
     weights: Mapping[str, Array], tokens_BT: Array, targets_BT: Array, config: Config, keep: Keep = as_is
 ) -> Array:
-    """The mean cross-entropy in nats per token (0-dim); nan where a target is ignored (-100).
+    """Return the mean cross-entropy in nats per token (0-dim); nan if any target is ignored (-100).
 
-    A part of a batch would be weighed by its number of targets, and how many count in the whole is known to no part.
+    With ignored targets, each part of a batch would have to be weighted by its number of targets, and no part knows the
+    number of the whole batch.
     """
     logprobs_BTV = jax.nn.log_softmax(logits(weights, tokens_BT, config, keep))
-    # A sum with ones and zeros, where to pick the target's number would gather what is cut along V.
+    # Picking the target's number would gather what is cut along V; a sum with ones and zeros does not.
     losses_BT = -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1)
     return jnp.where(targets_BT == IGNORED, jnp.nan, losses_BT).mean()
 
@@ -63,7 +64,10 @@ def layer(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
 
 
 def attention(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
-    """Heads of queries are grouped by the head of keys and values that they share: K groups of G."""
+    """Return attention's output.
+
+    Heads of queries are grouped by the head of keys and values that they share: K groups of G heads.
+    """
     time, size = x_BTD.shape[1], config.head_size
     q_BTHE, k_BTKE, v_BTKE = ((x_BTD @ weights[f"{p}.weight"].T).reshape(*x_BTD.shape[:2], -1, size) for p in "qkv")
     q_BTHE, k_BTKE = rotate(q_BTHE, config), rotate(k_BTKE, config)
@@ -96,7 +100,7 @@ def rotate(x_BTHE: Array, config: Config) -> Array:
 
 
 def part(weights: Mapping[str, Array], of: str) -> Weights:
-    """Those of a module, by the names that they have within it."""
+    """Return the weights of a module, by their names within it."""
     return {name.removeprefix(f"{of}."): w for name, w in weights.items() if name.startswith(f"{of}.")}
 
 
@@ -107,7 +111,7 @@ def adamw(
     weight: Array, gradient: Array, moments: tuple[Array, Array], count: Array, *,
     lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
 ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
-    """One weight after step number `count` (from 1), and its moments; torch.optim.AdamW's formula and names.
+    """Return one weight after step number `count` (from 1), and its moments, by torch.optim.AdamW's formula and names.
 
     Source: Loshchilov and Hutter 2017, arXiv 1711.05101, algorithm 2.
     """
@@ -123,7 +127,10 @@ def step(
     weights: Weights, moments: Weights, count: Array, tokens_BT: Array, targets_BT: Array,
     config: Config, settings: Mapping[str, Any], keep: Keep = as_is,
 ) -> tuple[Weights, Weights, Array]:  # fmt: skip
-    """A training step: the new weights and moments, both by name, and the loss before it.  settings: AdamW's."""
+    """Take a training step; return the new weights and moments, both by name, and the loss before it.
+
+    settings: AdamW's settings
+    """
     value, gradients = jax.value_and_grad(loss)(weights, tokens_BT, targets_BT, config, keep)
     stepped = {name: adamw(w, gradients[name], moments[name], count, **settings) for name, w in weights.items()}
     return {name: new for name, (new, _) in stepped.items()}, {name: m for name, (_, m) in stepped.items()}, value
