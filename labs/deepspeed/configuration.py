@@ -181,8 +181,8 @@ def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     offloads = {zero.get(f"offload_{what}", {}).get("device", "none") for what in ("param", "optimizer")}
     if "nvme" in offloads or len(offloads) > 1:
         raise ValueError(
-            f"what is offloaded goes to {', '.join(sorted(offloads))}: fully_shard has parameters, gradients and "
-            "optimizer state on the CPU, or none of them"
+            f"parameters and optimizer state are offloaded to {', '.join(sorted(offloads))}: fully_shard has "
+            "parameters, gradients and optimizer state on the CPU, or none of them"
         )
     dtypes = {name: dtype for dtype, name in NUMBERS.items()}
     computes = [dtype for name, dtype in dtypes.items() if config.get(name, {}).get("enabled")] or [torch.float32]

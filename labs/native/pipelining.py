@@ -77,7 +77,7 @@ def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:
             if isinstance(module, FSDPModule) and reshards(module):
                 raise ValueError(
                     f"{schedule} splits the backward, and FSDP reshards stage {number}{name and f', {name},'} after "
-                    "forward: PyTorch's gradients would be wrong, without a word; call "
+                    "forward: PyTorch's gradients would be wrong, without an error; call "
                     "stage.set_reshard_after_forward(False) before"
                 )
 

@@ -94,7 +94,7 @@ def bytes_of(result: str) -> int:
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
     match = GROUPS.search(line)
     if match is None or match[1] == "{}":
-        raise ValueError(f"which devices take part cannot be read in {line.strip()!r:.200}")
+        raise ValueError(f"the groups of devices cannot be read in {line.strip()!r:.200}")
     if match[1].startswith("{"):
         return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", match[1]))
     if match[1].startswith("mesh"):

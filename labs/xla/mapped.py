@@ -64,9 +64,9 @@ def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array]
     """Return all layers of the model as a pipeline: (stacked weights, x_MBTD) -> y_MBTD, for M micro-batches.
 
     There is a stage for each device of the axis, and their number must divide the depth; every device gets y.  With M
-    micro-batches and N stages there are M + N - 1 ticks.  Every stage computes in every tick, also in the first and last
-    ones, in which its input is meaningless: that is the bubble.  A schedule would wait there, and this program computes
-    in vain.
+    micro-batches and N stages there are M + N - 1 ticks.  Every stage computes in every tick, also in the first and
+    last ones, in which its input is meaningless: that is the bubble.  A schedule would wait there; this program
+    computes in vain.
     """
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(axis), EVERYWHERE), out_specs=EVERYWHERE)

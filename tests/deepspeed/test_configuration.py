@@ -111,8 +111,14 @@ def test_by_its_own_thresholds_a_small_model_is_not_resharded():
     [
         ({"stage": 2}, "stage 2 keeps all parameters on each rank, and fully_shard never does"),
         ({}, "stage 0 keeps"),
-        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "what is offloaded goes to none, nvme: fully_shard"),
-        ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "what is offloaded goes to cpu, none: fully_shard"),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "nvme"}},
+            "parameters and optimizer state are offloaded to none, nvme: fully_shard",
+        ),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            "parameters and optimizer state are offloaded to cpu, none: fully_shard",
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_reported(zero, message):

@@ -77,7 +77,7 @@ def test_what_is_no_collective_is_left_out():
 
 @pytest.mark.parametrize("groups", ["", ", replica_groups={}", ", replica_groups=what"])
 def test_groups_that_cannot_be_read_are_reported(groups):
-    with pytest.raises(ValueError, match="which devices take part cannot be read in '%x = f32"):
+    with pytest.raises(ValueError, match="the groups of devices cannot be read in '%x = f32"):
         collectives(f"%x = f32[4]{{0}} all-gather(%y){groups}")
 
 
