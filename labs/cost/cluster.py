@@ -46,7 +46,7 @@ class LinkClass:
 
 LINKS = {
     "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9, NODE),  # [NCCL]; [H100]: 900 GB/s, both directions together
-    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes of 63 GB/s per direction, some 50 in practice
+    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes: 63 GB/s per direction, some 50 of them usable
     "InfiniBand, 400 Gb/s": LinkClass(6.6e-6, 2.7e-6, 50e9),  # [NCCL]; [Llama]: one such link for each GPU
     "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
 }

@@ -133,7 +133,7 @@ def in_backward(job: Job, parts: Sequence[Part], own: int, staying: int = 0) -> 
     """Yield the bytes while backward computes the gradients one by one.
 
     The gradient of a tied head waits until the embedding's is there. If gradients are added to those of earlier
-    micro-batches, or copied into buckets, only the newest one is held besides.
+    micro-batches, or copied into buckets, only the newest one is held in addition.
     """
     accumulating = job.accumulation > 1
     arrived, pending = accumulating * own, 2 * FLOAT + job.losses

@@ -108,7 +108,7 @@ def moments(job: Job, stage: int, bucket: int, sizes: Sequence[int], shard: int)
         for size in reversed(part.sizes):
             if filled + size > bucket:
                 comm = buffers + copies * FLOAT * filled
-                yield Moment(part.name, arrived + FLOAT * size, part.left, comm, part.handed_on + pending)
+                yield Moment(part.name, arrived + FLOAT * size, part.left, comm, part.input_gradient + pending)
                 filled = 0
             filled += size
             arrived += FLOAT * size * (stage == 1)

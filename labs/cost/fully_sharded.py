@@ -112,7 +112,7 @@ def chunks_of(job: Job, shards: int) -> list[int]:
 def computed(job: Job, itemsize: int) -> Job:
     """Return the job in the dtype in which it computes, whatever dtype is held between steps."""
     if itemsize not in (2, FLOAT):
-        raise ValueError(f"itemsize is {itemsize}: what is held is predicted for 2 and {FLOAT} bytes")
+        raise ValueError(f"itemsize is {itemsize}: bytes held are predicted only for 2 or {FLOAT}")
     return job if itemsize == FLOAT else replace(job, precision="mixed")
 
 
@@ -186,7 +186,7 @@ def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) ->
     One copy is in the buffer that was received, the other in the parameters.
     """
     for part in reversed([part for part in parts_of(job) if part.name.startswith("layer")]):
-        yield Moment(f"{part.name} arrives", arrived, part.left + part.handed_on, whole + 2 * layer, job.losses)
+        yield Moment(f"{part.name} arrives", arrived, part.left + part.input_gradient, whole + 2 * layer, job.losses)
         whole += 0 if reshard else layer
     yield from (end.plus(G=arrived, comm=whole) for end in ends_of_forward(job))
 
@@ -208,7 +208,7 @@ def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool
         flying = 2 * behind.table if behind else 0
         if in_layer and reshard:
             again = replace(kept, name=f"{part.name} arrives again", A=before)
-            yield again.plus(comm=whole + 2 * layer.gathered + flying + roots, temporary=part.handed_on)
+            yield again.plus(comm=whole + 2 * layer.gathered + flying + roots, temporary=part.input_gradient)
             whole += layer.gathered
         prefetched = layer.gathered if in_layer and reshard and part.name != "layer 0" else 0
         newest = root.itemsize * part.sizes[0] if in_layer or part is parts[-1] else 0
@@ -224,7 +224,7 @@ def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool
         else:
             whole -= layer.gathered if in_layer else whole
             ends, own = (prefetched + whole + roots, own) if in_layer else (0, own + roots)
-            at = replace(kept, name=part.name, A=part.left).plus(comm=ends, temporary=part.handed_on)
+            at = replace(kept, name=part.name, A=part.left).plus(comm=ends, temporary=part.input_gradient)
             new = behind.part if behind else {}
             yield at.plus(comm=flying + own - newest, temporary=newest).plus(**new)
             behind, kept = layer if in_layer else root, kept.plus(**new)

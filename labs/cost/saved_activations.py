@@ -110,7 +110,7 @@ class Part:
     sizes: elements of its parameters
     worst: the moments in which it may hold the most
     left: bytes of activations when it is done
-    handed_on: bytes of the gradient of its input
+    input_gradient: bytes of the gradient of its input
     shared: whether its parameters belong to a part that comes later
     """
 
@@ -118,7 +118,7 @@ class Part:
     sizes: list[int]
     worst: list[Within]
     left: int
-    handed_on: int
+    input_gradient: int
     shared: bool = False
 
 
@@ -146,8 +146,8 @@ def backward(job: Job) -> list[Part]:
         A -= kept
         within = within_layer(job, number, A, whole)
         if job.recompute != "none":
-            besides = recomputed_besides(job)
-            within = [Within(f"recomputed {number}", A + whole + besides, 2 * x, 0), *within]
+            extra = recomputed_extra(job)
+            within = [Within(f"recomputed {number}", A + whole + extra, 2 * x, 0), *within]
         parts += [Part(f"layer {number}", layer, within, A, x)]
     return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D, V * D)], inputs, 0)]
 
@@ -177,7 +177,7 @@ def within_norm(name: str, A: int, n: int, gradients: int) -> Within:
     return Within(name, A + FLOAT * n, 5 * FLOAT * n, gradients)
 
 
-def recomputed_besides(job: Job) -> int:
+def recomputed_extra(job: Job) -> int:
     """Return the bytes that a recomputed layer holds besides its activations.
 
     These are its input, if the norm saves a float32 copy of it; and, under "selective", q and k before the rotation,

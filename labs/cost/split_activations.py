@@ -149,7 +149,7 @@ def in_shards(job: Job, at: Within) -> Within:
     return replace(at, temporary=at.temporary - out, comm=at.comm + out)
 
 
-def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: int = 0) -> list[Within]:
+def summed(job: Job, name: str, A: int, extra: int, gradients: int, newest: int = 0) -> list[Within]:
     """Return the moment in which the ranks add up the gradient of a split layer's input, of which each has a summand.
 
     The sum is made in one copy, or, as a shard, by way of two buffers.
@@ -158,8 +158,8 @@ def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: in
     if job.own.ranks == 1:
         return []
     if job.own.shards == 1:
-        return [Within(name, A, besides + x, gradients, newest, comm=x)]
-    return [Within(name, A, besides + x + out, gradients, newest, comm=2 * x)]
+        return [Within(name, A, extra + x, gradients, newest, comm=x)]
+    return [Within(name, A, extra + x + out, gradients, newest, comm=2 * x)]
 
 
 # ---- Megatron-LM -----------------------------------------------------------------------------------------

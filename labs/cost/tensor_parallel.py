@@ -146,8 +146,8 @@ def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
     return with_bytes(most, batch_bytes(job) + INDEX * job.ranks)  # the batch, and the ranks' numbers
 
 
-def with_bytes(most: Held, besides: int) -> Held:
-    return replace(most, temporary=most.temporary + besides, peak=most.peak + besides)
+def with_bytes(most: Held, extra: int) -> Held:
+    return replace(most, temporary=most.temporary + extra, peak=most.peak + extra)
 
 
 def batch_bytes(job: Job) -> int:

@@ -39,7 +39,7 @@ from labs.cost.split import share
 from labs.cost.tensor_parallel import on_grid, textbook, together, tp_step
 from labs.cost.traffic import all_reduce
 
-USES = 3  # AdamW uses a gradient so often
+USES = 3  # the number of times that AdamW uses a gradient
 
 
 # ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------

@@ -168,12 +168,12 @@ def zero_moments(job: Job, units: Sequence[int], stage: StageShares) -> Iterator
         for at in part.worst:
             temporary = at.temporary + stage.p * at.gradients + pending
             yield Moment(at.name, arrived, at.A, stage.gathered(n), temporary)
-        done = Moment(part.name, arrived, part.left, temporary=part.handed_on)
+        done = Moment(part.name, arrived, part.left, temporary=part.input_gradient)
         if part.shared or (pending > losses and part is parts[-1]):
             yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + pending)
             pending = losses + part.shared * stage.p * n
         if n and not part.shared:
-            still_gathered = part.handed_on > 0
+            still_gathered = part.input_gradient > 0
             yield done.plus(temporary=pending).plus(**stage.reduced(n, accumulating, still_gathered))
             arrived += (not accumulating) * stage.stays(n)
     shards = [n // stage.ranks for n in units]

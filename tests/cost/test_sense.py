@@ -76,7 +76,7 @@ JOB, SLOW = Job(TINY, 2, 4), {"latency": 1e-3, "bandwidth": 1e6}
     [
         (lambda: cost.fsdp(JOB, replicas=3), "replicas is 3: it must divide the number of ranks, 4"),
         (lambda: cost.fsdp(JOB, replicas=0), "replicas is 0: it must be a whole number, and at least 1"),
-        (lambda: cost.fsdp(JOB, True, 4, 8), "itemsize is 8: what is held is predicted for 2 and 4 bytes"),
+        (lambda: cost.fsdp(JOB, True, 4, 8), "itemsize is 8: bytes held are predicted only for 2 or 4"),
         (lambda: cost.fsdp(JOB, 2), "reshard_after_forward is 2: it must be True or False"),
         (lambda: cost.fsdp_tp(JOB, 3), "tp is 3: it must divide the number of ranks, 4"),
         (lambda: cost.kv_cache(TINY, 8, itemsize=-2), "itemsize is -2: it must be a whole number, and at least 1"),
