@@ -17,7 +17,9 @@ NUMBERS = (
     "a graph is the same whatever the arguments' numbers are, so Python can neither read them nor decide by them: "
     "compute with tensors, as torch.where does, or pass the number in"
 )
-RANDOM = "what depends on no argument is computed once, so these random numbers would never change: pass them in"
+RANDOM = (
+    "a tensor that depends on no argument is computed once, so these random numbers would never change: pass them in"
+)
 LIFT = torch.ops.aten.lift_fresh.default  # the operation that torch.tensor(...) ends with
 
 

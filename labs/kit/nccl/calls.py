@@ -66,7 +66,7 @@ class Call:
 
     def __repr__(self) -> str:
         more = f" and {len(self.events) - 1} more in a batch" if len(self.events) > 1 else ""
-        return f"rank {self.rank}: {tell(self.first)}{more}"
+        return f"rank {self.rank}: {describe(self.first)}{more}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def calls_of(events: list[Event]) -> list[Call]:
     return [Call(own[0].rank, tuple(own)) for own in calls]
 
 
-def tell(event: Event) -> str:
+def describe(event: Event) -> str:
     """Return the text of an event: "send of 16 bytes to 1 (messages.py:129 send)"."""
     whom = {"send": f" to {event.peer}", "recv": f" from {'anyone' if event.peer is None else event.peer}"}.get(
         event.op, ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from labs.kit.nccl.calls import Call, Communicator, tell
+from labs.kit.nccl.calls import Call, Communicator, describe
 from labs.kit.nccl.standstill import Match
 from labs.kit.watch.communication import Event, Extent
 from labs.kit.watch.tap import OUTSTANDING
@@ -58,7 +58,7 @@ def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:
     if (send.bytes_in, send.dtype) != (recv.bytes_out, recv.dtype):
         yield f"the types or sizes differ ({send.dtype}, {recv.dtype}) in {both}", (send, recv)
     if send.tag != recv.tag:
-        yield f"NCCL has no tags, and brings together {both}, of tags {send.tag} and {recv.tag}", (send, recv)
+        yield f"NCCL has no tags, and matches {both}, of tags {send.tag} and {recv.tag}", (send, recv)
 
 
 def sizes_fit(events: Sequence[Event]) -> bool:
@@ -103,9 +103,9 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
             if clash((event,), call.events[number + 1 :]):
                 yield f"{call!r} has two messages that use the same memory", call.events
             if event.overwritten:
-                yield f"{whose(event)} was still under way when its tensor was written to", (event,)
+                yield f"{whose(event)} was still in flight when its tensor was written to", (event,)
             if event.read_at:
-                yield f"{whose(event)} was still under way when what it receives was read ({event.read_at})", (event,)
+                yield f"{whose(event)} was still in flight when its output was read ({event.read_at})", (event,)
         if not call.first.unseen:
             in_flight = [*in_flight, call][-OUTSTANDING:]
 
@@ -137,7 +137,7 @@ def meet(some: Iterable[Extent], others: Sequence[Extent]) -> bool:
 
 
 def whose(event: Event) -> str:
-    return f"rank {event.rank}'s {tell(event)}"
+    return f"rank {event.rank}'s {describe(event)}"
 
 
 def everybodys(events: Sequence[Event]) -> str:

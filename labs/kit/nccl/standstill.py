@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from labs.kit.nccl.calls import Call, Communicator, Program, tell
+from labs.kit.nccl.calls import Call, Communicator, Program, describe
 from labs.kit.watch.communication import Event
 
 
@@ -49,7 +49,9 @@ class Stop:
     first_use: bool = False
 
     def __str__(self) -> str:
-        where = f"the first use of its communicator, {tell(self.event)}," if self.first_use else tell(self.event)
+        where = (
+            f"the first use of its communicator, {describe(self.event)}," if self.first_use else describe(self.event)
+        )
         return f"rank {self.rank} stands at {where} until rank {self.awaited} comes to it"
 
 

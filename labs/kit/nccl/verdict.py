@@ -48,7 +48,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labs.kit.nccl.calls import Call, Program, programs, tell
+from labs.kit.nccl.calls import Call, Program, describe, programs
 from labs.kit.nccl.faults import mismatched, overlapping, swapped
 from labs.kit.nccl.standstill import Replay, Rules, Standstill
 from labs.kit.record import Recording
@@ -135,7 +135,7 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
 def require_senders(events: Collection[Event]) -> None:
     for event in events:
         if event.op == "recv" and event.peer is None:
-            raise ValueError(f"rank {event.rank} has a {tell(event)}: NCCL has no such thing, name the sender")
+            raise ValueError(f"rank {event.rank} has a {describe(event)}: NCCL has no such thing, name the sender")
 
 
 def mixed_up(events: Collection[Event]) -> Iterator[Finding]:

@@ -427,7 +427,7 @@ def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
         it = next(filter(strides, tensors))
         raise ValueError(
             f"{call.op} of a tensor of shape {tuple(it.shape)} and strides {it.stride()}, which gloo takes for a "
-            "contiguous one, with wrong numbers: pass a .contiguous() copy, and copy back what comes"
+            "contiguous one, with wrong numbers: pass a .contiguous() copy, and copy the result back"
         )
 
 

@@ -103,7 +103,7 @@ class Finders:
                 self.meet_gradient(parameter)
 
     def at_rest(self, parameter: torch.Tensor) -> None:
-        if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
+        if parameter.is_leaf:  # torch.func.functional_call gives a module other tensors for one call
             self.ledger.tag(parameter, "P")
             if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3 keeps its shard here
                 self.ledger.tag(shard, "P")
@@ -178,7 +178,7 @@ class Finders:
             with original(message):
                 yield
             return
-        self.ledger.warn("torch.func allows no hooks on what autograd keeps; within it, activations count as temporary")
+        self.ledger.warn("torch.func allows no hooks on saved tensors; within it, activations count as temporary")
         torch._C._autograd._pop_saved_tensors_default_hooks()
         try:
             with original(message):
@@ -213,7 +213,7 @@ class Finders:
     def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
         """Warn when a compiled function is called; `callback` is None if compilation is turned off anyway."""
         if callback:
-            self.ledger.warn("what torch.compile has compiled runs uncompiled, since nobody can look into its code")
+            self.ledger.warn("compiled functions run uncompiled, since generated code has no operators to see")
         return original(callback)
 
 
@@ -232,8 +232,8 @@ def keep(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-# PyTorch 2.15 warns of hooks around selective checkpoints, except of its own, which have these attributes: the second
-# names the hooks that were there before.
+# PyTorch 2.15 warns of hooks around selective checkpoints, unless they are its own, which have these attributes. The
+# second one holds the hooks that were there before.
 keep._checkpoint_internal, keep._user_hooks = True, None
 
 

@@ -552,7 +552,7 @@ def a_slice_of_it_is_written_to(rank, g):
     work.wait()
 
 
-@case("rule 7: read before its wait", WRONG, "what it receives was read (cases.py:")
+@case("rule 7: read before its wait", WRONG, "its output was read (cases.py:")
 def read_before_its_wait(rank, g):
     data = x()
     work = dist.all_reduce(data, group=g.world, async_op=True)
@@ -560,7 +560,7 @@ def read_before_its_wait(rank, g):
     work.wait()
 
 
-@case("rule 7: a message, as the other operand", WRONG, "what it receives was read (cases.py:")
+@case("rule 7: a message, as the other operand", WRONG, "its output was read (cases.py:")
 def received_and_read_before_its_wait(rank, g):
     used(g, (0, 1))
     if rank == 0:
@@ -572,7 +572,7 @@ def received_and_read_before_its_wait(rank, g):
         work.wait()
 
 
-@case("rule 7: read, and never waited for", WRONG, "what it receives was read (cases.py:")
+@case("rule 7: read, and never waited for", WRONG, "its output was read (cases.py:")
 def read_and_never_waited_for(rank, g):
     data = x()
     dist.broadcast(data, group=g.world, group_src=0, async_op=True)
@@ -612,7 +612,7 @@ def waited_for_by_its_future(rank, g):
     data.sum()
 
 
-@case("rule 7: waited for by nobody", WRONG, "what it receives was read (cases.py:")
+@case("rule 7: waited for by nobody", WRONG, "its output was read (cases.py:")
 def a_functional_collective_without_a_wait(rank, g):
     torch.ops._c10d_functional.all_reduce(x(), "sum", g.world.group_name).sum()
 
