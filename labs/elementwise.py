@@ -4,6 +4,7 @@ A strategy that cuts a parameter gives its optimizer the pieces.  SGD and Adam t
 notice.  LARS, Adam-mini and Muon look at a whole matrix, and would take a piece for it, without an error.
 
     require_elementwise     step the optimizer on eight numbers, and on the same numbers as two parts: are they equal?
+    require_no_scaler       a GradScaler, which skips a step by the overflows of one rank's pieces
     shapeless               pieces whose ndim a factory cannot read, as it would to tell weights from biases
 """
 
@@ -52,16 +53,33 @@ def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple
     return torch.cat([p.detach() for p in parameters])
 
 
+def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:
+    """Raise RuntimeError where a GradScaler steps this optimizer: call it before each step."""
+    if hasattr(optimizer, "found_inf"):
+        raise RuntimeError(
+            "a GradScaler looks for overflows in this rank's parts alone, and would skip a step that other ranks take: "
+            "scale the loss with labs.memory.precision.LossScale"
+        )
+    optimizer._step_supports_amp_scaling = True  # so that a GradScaler comes here, on every rank
+
+
 @contextmanager
 def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
     """Let whoever asks one of these how many dims it has, as for weights and biases, be told that it is a piece."""
 
-    class Piece(nn.Parameter):
-        def refuse(self, *_: Any) -> NoReturn:
-            raise ValueError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
+    def refuse(*_: Any) -> NoReturn:
+        raise ValueError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
 
+    class Shape(tuple):  # of torch.Size there are no subclasses
+        __len__ = refuse
+
+    class Piece(nn.Parameter):
         ndim = property(refuse)
         dim = ndimension = refuse
+        shape = property(lambda piece: Shape(piece.detach().shape))
+
+        def size(self, *dim: int) -> Any:
+            return self.detach().size(*dim) if dim else self.shape
 
     real = [piece for piece in pieces if type(piece) is nn.Parameter]  # others only pretend to be there
     for piece in real:

@@ -22,14 +22,18 @@ the batch's mean loss.  They are added to what is in `.grad`, as any backward do
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from labs.clip import global_norm, shorten
+from labs.elementwise import require_no_scaler
+from labs.hooks import weakly
 from labs.pp.batches import GivenBatches, require_weighed
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
@@ -77,6 +81,12 @@ class Pipeline:
         self.xs = self.ys = ()  # the micro-batches of a step,
         self.losses: dict[int, Tensor] = {}  # and their losses
         self.under_way = False
+        if len(lists) > 1:
+            finalize(self, register_optimizer_step_pre_hook(weakly(self.before_optimizer)).remove)
+
+    def before_optimizer(self, optimizer: Optimizer, *others: Any) -> None:
+        if any(p in self.may_wait for group in optimizer.param_groups for p in group["params"]):
+            require_no_scaler(optimizer)
 
     def obey(self, lists: Lists) -> None:
         mine = dist.get_rank(self.group)

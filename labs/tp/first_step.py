@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from labs import agree
 from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
+from labs.elementwise import require_no_scaler
 from labs.hooks import at_the_very_end_of_backward, differentiable, tensors_in, weakly
 from labs.mesh import Mesh
 from labs.tp.optimizers import require_elementwise
@@ -73,10 +74,6 @@ CLIPPED = (
     "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other} as the optimizer begins, "
     "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
     "(nn.utils.clip_grad_norm_) is another on every rank"
-)
-SCALER = (
-    "a GradScaler looks for overflows in this rank's parts alone, and would skip a step that other ranks take: scale "
-    "the loss with labs.memory.precision.LossScale"
 )
 NO_GRADIENT = (
     "parameter {name!r} has a gradient on one of the ranks {first} and {other} as the optimizer begins, and none on "
@@ -193,9 +190,7 @@ class FirstStep:
         given = {p for group in optimizer.param_groups for p in group["params"]}
         own = {name: p for name, p in model.named_parameters() if p in given}
         if own and self.mesh.size() > 1:
-            if hasattr(optimizer, "found_inf"):
-                raise RuntimeError(SCALER)
-            optimizer._step_supports_amp_scaling = True  # so that a GradScaler comes here, on every rank
+            require_no_scaler(optimizer)
         require_elementwise(optimizer, own, split=[name for name in own if name not in self.whole])
         self.parts.before_optimizer(own)
         whole = {name: p.grad for name, p in own.items() if name in self.whole}

@@ -52,6 +52,12 @@ class AtRest(nn.Parameter):
             raise RuntimeError(f"a gradient cannot be set here: {ELSEWHERE.format(name=unit.name)}")
         unit.forget()
 
+    def share_memory_(self) -> None:
+        raise RuntimeError(
+            f"share_memory_() of the vector of {self.unit().name!r}, whose memory is given back and taken anew: share "
+            "the model's memory before Zero shards it, or what zero.full_state_dict() returns"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
             f"the layer of {self.unit().name!r} lies in a vector of Zero's and cannot be copied or pickled: "

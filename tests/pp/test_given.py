@@ -102,6 +102,26 @@ def step(change, loss):
     pipeline.forward_backward(*batch(0, M))
 
 
+def scaled():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    pipeline = Pipeline([*model], one_f_one_b(2, 1), lambda out, y: scaler.scale((out - y).square().mean()))
+    optimizer, x = torch.optim.SGD(pipeline.parameters(), lr=0.1), torch.ones(2, 4)
+    for _ in range(2):
+        pipeline.forward_backward(x, x)
+        scaler.scale(x.sum())  # on a rank without the loss
+        if dist.get_rank():
+            pipeline.parameters()[0].grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_a_step_that_one_rank_would_skip_is_refused():
+    with pytest.raises(RankError, match="a GradScaler looks for overflows in this rank's parts alone"):
+        run(scaled, ranks=2)
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from labs.kit.launch import run
 from labs.zero import Zero
@@ -115,6 +116,38 @@ def by_shape(params):
     return torch.optim.AdamW([{"params": group} for group in groups if group])
 
 
+def by_length(params):
+    return torch.optim.AdamW([{"params": [p for p in params if len(p.shape) < 2], "weight_decay": 0.0}])
+
+
+def by_size(params):
+    return torch.optim.AdamW(params, weight_decay=0.1 if len(params[0].size()) > 1 else 0.0)
+
+
+def sized(params):
+    """A factory that reads shapes, and is right."""
+    assert all(torch.zeros(p.shape).numel() == p.size(0) == p.shape[0] for p in params)
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def scaled_by_itself(stage):
+    model, zero = made(stage)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+    scaler.step(zero)
+
+
+def changed(how):
+    def loop(stage):
+        module = nn.Sequential(nn.Linear(4, 4))
+        Zero(module, stage, sized)
+        how(module[0])
+
+    return loop
+
+
+NO_PARAMETER = "does not have a parameter, a buffer"  # PyTorch's words: it looks for one in the module
+
 REFUSED = [
     (reads(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0)), NOT_HERE),
     (reads(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)), NOT_HERE),
@@ -126,6 +159,12 @@ REFUSED = [
     (lambda stage: made(stage)[1].optimizer.step(), OWN_STEP),
     (lambda stage: made(stage, Trust), "Trust looks at more than one element"),
     (lambda stage: made(stage, by_shape), "made by the ndim of a parameter, and is given pieces"),
+    (lambda stage: made(stage, by_length), "made by the ndim of a parameter, and is given pieces"),
+    (lambda stage: made(stage, by_size), "made by the ndim of a parameter, and is given pieces"),
+    (scaled_by_itself, "a loss is scaled with labs.memory.precision.LossScale"),
+    (changed(lambda linear: linear.share_memory()), "share_memory_() of the vector of"),
+    (changed(lambda linear: parametrize.register_parametrization(linear, "weight", nn.Tanh())), NO_PARAMETER),
+    (changed(lambda linear: prune.l1_unstructured(linear, "weight", 0.5)), "cannot assign"),
     (lambda stage: made(stage)[1].param_groups, "Zero has no param_groups: the optimizer is zero.optimizer"),
     (lambda stage: made(stage)[1].state_dict(), "labs.checkpoint saves both"),
     (lambda stage: made(stage)[1].step(lambda: 0), "run the closure, and backward(), before step()"),
