@@ -6,6 +6,7 @@ adds it up or lays it side by side.  Each caller gives the sentence that the err
     require_same             compares any value, and raises on every rank if one rank's differs from the first rank's
     require_equal            compares parameters, bit by bit
     require_equal_replicas   compares all parameters of a model
+    require_all_averaged     compares gradients of what an optimizer steps beside a strategy's parameters
     Order                    compares which layers the ranks gathered and reduced: eight bytes per rank and step
 
     everybodys               gathers each rank's value, for callers that need more than whether the values are equal
@@ -23,11 +24,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakSet, finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from labs.group import all_gather, meeting_place
 
@@ -214,6 +217,35 @@ class Some:
 
 def rounding(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
+
+
+def require_all_averaged(owner: Any, is_averaged: Callable[[Tensor], bool], groups: list[ProcessGroup | None]) -> None:
+    """While the owner lives, raise RuntimeError in an optimizer's first step where a gradient was averaged by nobody.
+
+    is_averaged: whether the owner averages a parameter.  What else an optimizer has that steps one of those, as the
+    parameters of a loss, must have the same gradient on every rank.
+    """
+    compared: WeakSet[Optimizer] = WeakSet()
+
+    @torch.compiler.disable
+    def before_step(optimizer: Optimizer, *_: Any) -> None:
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        others = {i: p.grad for i, p in enumerate(given) if p.requires_grad and not is_averaged(p)}
+        if optimizer in compared or not others or not any(map(is_averaged, given)):
+            return
+        compared.add(optimizer)
+        mine = {i: None if gradient is None else Some.of(gradient) for i, gradient in others.items()}
+        for group in groups:
+            require_same(mine, group, sentence, RuntimeError)
+
+    def sentence(rank: int, its: dict[int, Any], other: int, others: dict[int, Any]) -> str:
+        return (
+            f"parameter {first_difference(its, others)} of the optimizer is none of those whose gradients are averaged "
+            f"here, and its gradient differs on ranks {rank} and {other}: make it, as that of a loss, a part of the "
+            "model before the model is wrapped or sharded, all of it, or average its gradient before the step"
+        )
+
+    finalize(owner, register_optimizer_step_pre_hook(before_step).remove)
 
 
 # ---- what was done ---------------------------------------------------------------------------------------

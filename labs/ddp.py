@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.agree import require_equal_replicas
+from labs.agree import require_all_averaged, require_equal_replicas
 from labs.group import broadcast, divisor_before
 from labs.hooks import require_counted, require_dense, weakly
 
@@ -68,6 +68,7 @@ class DataParallel(nn.Module):
             raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
         require_dense(model)
         require_equal_replicas(model, group)
+        require_all_averaged(self, {*self.trainable.values()}.__contains__, [group])
 
     def forward(self, *args, **kwargs):
         """The model's own forward; in training, buffers (running statistics) become rank 0's before it."""

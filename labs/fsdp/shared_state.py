@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch.autograd import Variable
 
+from labs.agree import require_all_averaged
 from labs.fsdp.order import LayerOrder
 from labs.fsdp.parameter_group import ParameterGroup, Reductions
 
@@ -39,6 +40,8 @@ class SharedState:
         self.reductions = Reductions()
         self.in_backward = False
         self.asked: tuple[int, bool] = (-1, False)
+        groups = [group for group in (root.group.group, root.group.replicas) if group]
+        require_all_averaged(self, lambda p: hasattr(p, "to_local"), groups)
 
     def forward_begins(self, member: Member) -> None:
         if in_backward():  # a recomputation
