@@ -8,6 +8,7 @@ would not.  So writing to such a part is refused, and so is reading it after a w
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -15,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
     """Let parts that do not share the whole's memory know its version and spec, as long as the whole exists."""
     memory = StorageWeakRef(whole._local_tensor.untyped_storage())
-    now = version(whole), whole.spec
+    now = version(whole), whole.spec, whole.is_leaf and whole.requires_grad
     for part in parts:
         if whole.copied() or StorageWeakRef(part._local_tensor.untyped_storage()) != memory:
             part.copied = whole.copied if whole.copied() else lambda: None if memory.expired() else now
@@ -35,6 +36,16 @@ def require_as_shared(x: Tensor, written_by: str = "") -> None:
         "full_tensor() of the whole, then whole.copy_(distribute_tensor(it, mesh, placements)), or before tensors are "
         "laid out (before fully_shard); clone() a part that is to be a tensor of its own"
     )
+
+
+def require_no_part_of_parameter(x: Tensor) -> None:
+    """Raise RuntimeError where somebody asks, without a graph, for the memory of such a part of a parameter."""
+    if not torch.is_grad_enabled() and (whole := x.copied()) and whole[2]:
+        raise RuntimeError(
+            f"to_local() of a part of a parameter, a copy of shape {tuple(x.shape)}: what is written there would not "
+            "reach the parameter. To read it, part.clone().to_local(); to write, parameter.to_local() has this rank's "
+            "rows, or change tensors before they are laid out (before fully_shard)"
+        )
 
 
 def version(x: Tensor) -> int:

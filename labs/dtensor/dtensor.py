@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from labs.agree import fingerprint, require_same
-from labs.dtensor.copied import require_as_shared
+from labs.dtensor.copied import require_as_shared, require_no_part_of_parameter
 from labs.dtensor.operation import carry_out, written
 from labs.dtensor.placement import Placement, Replicate, Spec, normalised, whole_shape
 from labs.dtensor.pointwise import fused, on_blocks, on_lists
@@ -117,6 +117,7 @@ class DTensor(Tensor):
         if grad_placements is not None:
             grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
         require_as_shared(self)
+        require_no_part_of_parameter(self)
         return ToLocal.apply(self, grad_placements) if torch.is_grad_enabled() else self._local_tensor
 
     def redistribute(

@@ -116,6 +116,11 @@ def test_a_shard_of_fsdp_refuses_what_would_be_lost():
                     RuntimeError, match=r"\(10, 4\) as \[Shard\(0\)\], had to move .*before fully_shard"
                 ):
                     write(model.weight)
+            with pytest.raises(
+                RuntimeError, match=r"copy of shape \(2, 4\): what is written there would not reach the"
+            ):
+                model.weight[8:].to_local().zero_()
+            assert model.weight[8:].clone().to_local().sum() == model.weight[:8].full_tensor().sum() / 8
             model.weight[:, 1:].zero_()
             whole = model.weight.full_tensor()
             whole[8:].fill_(5)
