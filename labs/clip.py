@@ -79,7 +79,8 @@ def require_groups(
             "some gradients are sharded otherwise than the others: clip them with labs.tp.clip_gradients or "
             "labs.parallel's, or give parameters of one kind and scale by the norm of all"
         )
-    if given and {frozenset(dist.get_process_group_ranks(group)) for group in given} != ranks[0]:
+    others = {frozenset(dist.get_process_group_ranks(group)) for group in given}
+    if given and {group for group in others if len(group) > 1} != ranks[0]:
         wanted = ", ".join(str(sorted(group)) for group in ranks[0]) or "no ranks"
         raise ValueError(f"groups= are not those of the gradients, which are sharded over ranks {wanted}: leave it out")
     return known[0]
