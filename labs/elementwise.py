@@ -20,10 +20,11 @@ from labs import agree
 
 
 @torch.no_grad()
-def require_elementwise(optimizer: torch.optim.Optimizer, instead: str) -> None:
+def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: tuple[int, ...] = (8,)) -> None:
     """Raise ValueError if a step of this optimizer depends on how its numbers are cut into parameters.
 
-    instead: what the caller can do about it.  The optimizer itself takes no step.
+    instead: what the caller can do about it.  shape: that of the whole, a matrix's where its parts are vectors.  The
+    optimizer itself takes no step.
     """
     if agree.alone:  # a device that only pretends has no numbers to compare
         return
@@ -31,7 +32,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str) -> None:
     for group in optimizer.param_groups:
         like = group["params"][0]
         parts = [(x.to(like), g.to(like)) for x, g in zip(numbers.split(4), gradients.split(4), strict=True)]
-        whole = stepped(optimizer, group, [(numbers.to(like), gradients.to(like))])
+        whole = stepped(optimizer, group, [(numbers.to(like).view(shape), gradients.to(like).view(shape))])
         if not torch.allclose(whole, stepped(optimizer, group, parts), rtol=1e-3, atol=1e-6):
             raise ValueError(
                 f"{type(optimizer).__name__} looks at more than one element: of a parameter that is cut, it sees a "
@@ -50,7 +51,7 @@ def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple
     with torch.enable_grad():  # an optimizer turns it off for itself
         # Without PyTorch's wrapper, which tells those who watch every optimizer.
         (step.__wrapped__ if hasattr(step, "hooked") else step)(probe)
-    return torch.cat([p.detach() for p in parameters])
+    return torch.cat([p.detach().flatten() for p in parameters])
 
 
 def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:

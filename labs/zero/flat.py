@@ -89,6 +89,14 @@ class Unit:
         self.versions.renew()
         self.version = self.shard._version
 
+    def require_no_gradient_at_rest(self) -> None:
+        if self.at_rest is not self.full and own_gradient(self.at_rest) is not None:
+            raise RuntimeError(
+                f"the shard of {self.name!r} got a gradient, since the loss reads model.parameters(), which stage 3 "
+                "does not train: read weights in their layer's forward; for weight decay give the optimizer "
+                "weight_decay="
+            )
+
     def has_gradient(self) -> bool:
         return own_gradient(self.full) is not None or self.shard.grad is not None
 

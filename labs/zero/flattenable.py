@@ -60,7 +60,7 @@ def require_elementwise(optimizer: Any) -> None:
             if hasattr(optimizer, inside):
                 require_elementwise(getattr(optimizer, inside))
     if isinstance(optimizer, torch.optim.Optimizer) and all(group["params"] for group in optimizer.param_groups):
-        elementwise.require_elementwise(optimizer, "Give Zero an optimizer like SGD or AdamW")
+        elementwise.require_elementwise(optimizer, "Give Zero an optimizer like SGD or AdamW", shape=(2, 4))
 
 
 def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:

@@ -189,6 +189,8 @@ class Zero:
         self.reduced = self.reduced or remembered(self.shards)
 
     def reduce(self) -> None:
+        for unit in self.trained:
+            unit.require_no_gradient_at_rest()
         due = [unit for unit in self.trained if own_gradient(unit.full) is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")

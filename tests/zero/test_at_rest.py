@@ -116,6 +116,16 @@ def by_shape(params):
     return torch.optim.AdamW([{"params": group} for group in groups if group])
 
 
+class Centred(torch.optim.SGD):
+    """Treats matrices otherwise than vectors."""
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad -= p.grad.mean(1, keepdim=True) if p.ndim > 1 else 0
+        super().step()
+
+
 def by_length(params):
     return torch.optim.AdamW([{"params": [p for p in params if len(p.shape) < 2], "weight_decay": 0.0}])
 
@@ -158,6 +168,7 @@ REFUSED = [
     (scaled, f"{OWN_STEP}. A GradScaler cannot"),
     (lambda stage: made(stage)[1].optimizer.step(), OWN_STEP),
     (lambda stage: made(stage, Trust), "Trust looks at more than one element"),
+    (lambda stage: made(stage, Centred), "Centred looks at more than one element"),
     (lambda stage: made(stage, by_shape), "made by the ndim of a parameter, and is given pieces"),
     (lambda stage: made(stage, by_length), "made by the ndim of a parameter, and is given pieces"),
     (lambda stage: made(stage, by_size), "made by the ndim of a parameter, and is given pieces"),
@@ -185,6 +196,22 @@ def test_what_a_rank_alone_would_see_is_refused_on_every_rank():
         for stage, sentences in zip(STAGES, rank, strict=True):
             for sentence, (_, words) in zip(sentences, REFUSED, strict=True):
                 assert words in sentence, stage
+
+
+def test_a_loss_of_what_the_model_shows_is_right_or_refused():
+    def loop(stage):
+        model, zero = made(stage)
+        (model(torch.ones(1, 1)).sum() + sum(p.square().sum() for p in model.parameters())).backward()
+        zero.step()
+        return [p.sum().item() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    weight = nn.Linear(1, 1, bias=False).weight.item()
+    due = weight - (1 + 2 * weight)
+    for first, second in run(lambda: [loop(stage) for stage in (1, 2)], ranks=2):
+        assert first == second == [pytest.approx(due)]
+    for sentence in run(lambda: said(loop, 3), ranks=2):
+        assert "the shard of 'weight' got a gradient, since the loss reads model.parameters()" in sentence
 
 
 def test_a_hook_on_what_the_model_shows_is_refused():
