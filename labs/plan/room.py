@@ -16,7 +16,7 @@ from labs import cost
 from labs.plan.dealt import dealt
 from labs.plan.layout import Layout, Setup
 
-ONCE = "mixed"  # a single micro-batch without shards needs nothing to add gradients up in
+ONCE, ADDED_UP = "mixed", "mixed, float32 gradients"  # a single micro-batch without shards has nothing to add up
 WEIGHT, GRADIENT = 2, 4  # bytes
 CROSSING = 2  # tensors that are whole while a split layer is at work: its input, and the gradient of that
 GATHERED = 2  # layers: the one at work, and the next
@@ -60,7 +60,8 @@ def kinds(setup: Setup, layout: Layout, rank: int) -> tuple[int, ...]:
 def state(setup: Setup, tp: int, pp: int, schedule: str, stages: int, zero: int, shards: int, once: bool, rank: int):
     """P, G, S, and what of them is whole for a moment."""
     n = parameters(setup, tp, pp, schedule, stages, rank)
-    pie = cost.bytes_held(n, shards, zero, ONCE if once else setup.constants.precision)
+    precision = setup.constants.precision
+    pie = cost.bytes_held(n, shards, zero, ONCE if once and precision == ADDED_UP else precision)
     layer, table = cost.layer_matrices(setup.config), setup.config.vocab * setup.config.dim
     whole = {2: GRADIENT * max(layer, table), 3: GATHERED * WEIGHT * layer}.get(zero, 0) // tp
     return round(pie["P"]), round(pie["G"]), round(pie["S"]), whole
