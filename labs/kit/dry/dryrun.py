@@ -91,12 +91,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def at_home(axes: Mapping[str, int], node: int) -> str:
-    """Which ranks send to other nodes, where this one does not: those whose next rank along an axis is on another."""
+    """Return where the wire between nodes begins, in words, for a rank that sends nothing over it.
+
+    Collectives differ in whom they send to, and pipelines have ends, so the ranks are those that may send across.
+    """
     ranks, strides, stride = prod(axes.values()), [], 1
     for size in reversed(axes.values()):
         strides.append((size, stride))
         stride *= size
-    leave = [
+    edges = [
         rank
         for rank in range(min(ranks, 4 * node))
         if any(
@@ -105,10 +108,11 @@ def at_home(axes: Mapping[str, int], node: int) -> str:
             if size > 1
         )
     ]
-    if not leave:
-        return ", none of it to other nodes: all its neighbours are on its own"
-    some = ", ".join(map(str, leave[:3]))
-    return f", none of it to other nodes: its neighbours are on its own; ranks {some}, … send across"
+    if not edges:
+        return ", none of it to other nodes: the next rank along each axis is on its own"
+    some = ", ".join(map(str, edges[:3]))
+    may = f"ranks {some}, … have the next one along an axis on another node, and may send to it"
+    return f", none of it to other nodes; {may}"
 
 
 def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:

@@ -36,6 +36,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -241,9 +242,13 @@ def is_whole(x: torch.Tensor) -> bool:
 
 def describe(call: tap.Call) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
-    ranks, is_root = tuple(dist.get_process_group_ranks(call.group)), call.group.rank() == call.root
-    of_the_job = dict(enumerate(ranks))  # a message may be for a rank that does not exist: the launcher reports it
-    to = {of_the_job.get(member, member): size for member, size in destinations(call).items() if size}
+    ranks, is_root = shared(tuple(dist.get_process_group_ranks(call.group))), call.group.rank() == call.root
+
+    def of_the_job(member: int | None) -> int | None:
+        """Return the member's rank in the job; a message may be for none, and the launcher reports it."""
+        return ranks[member] if member is not None and 0 <= member < len(ranks) else member
+
+    to = by_rank(tuple((of_the_job(member), size) for member, size in destinations(call).items() if size))
     return {
         "rank": dist.get_rank(),
         "op": call.op,
@@ -252,18 +257,30 @@ def describe(call: tap.Call) -> dict[str, Any]:
         "bytes_out": nbytes(call.outputs),
         "group": call.group.group_desc if call.group.group_desc != "undefined" else call.group.group_name,
         "ranks": ranks,
-        "peer": of_the_job.get(call.peer, call.peer),
+        "peer": of_the_job(call.peer),
         "sent": sum(to.values()),
         "to": to,
         "part": part(*call.inputs) if call.op == "send" else None,
         "communicator": call.group.group_name,
-        "root": of_the_job.get(call.root, call.root),
+        "root": of_the_job(call.root),
         "reduction": call.reduction,
         "tag": call.tag,
-        "takes": {ranks[member]: size for member, size in sources(call).items() if size},
+        "takes": by_rank(tuple((ranks[member], size) for member, size in sources(call).items() if size)),
         "reads": () if call.op == "broadcast" and not is_root else extents(call.inputs),
         "writes": () if call.op in ONE_SIDED and is_root == (call.op == "broadcast") else extents(call.outputs),
     }
+
+
+@lru_cache(8)
+def shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same object for the same ranks: each event has some, and in a dry run they may be thousands."""
+    return ranks
+
+
+@lru_cache(8)
+def by_rank(sizes: tuple[tuple[int, int], ...]) -> dict[int, int]:
+    """Return one dictionary for the same sizes; nobody writes to it."""
+    return dict(sizes)
 
 
 def extents(tensors: Iterable[torch.Tensor]) -> tuple[Extent, ...]:
@@ -301,7 +318,7 @@ def destinations(call: tap.Call) -> dict[int, int]:
         case "all_gather":
             return {following: (ranks - 1) * given}
         case "all_to_all":
-            return {other: cut(call, call.inputs, call.splits, other) for other in others}
+            return without(rank, cuts(call, call.inputs, call.splits))
         case "broadcast" if rank == call.root:
             return dict.fromkeys(others, given)
         case "scatter" if rank == call.root:
@@ -323,17 +340,22 @@ def sources(call: tap.Call) -> dict[int, int]:
     """Return the bytes that this rank receives from each member in an all_to_all; nothing for any other call."""
     if call.op != "all_to_all":
         return {}
-    ranks, rank = call.group.size(), call.group.rank()
-    return {other: cut(call, call.outputs, call.output_splits, other) for other in range(ranks) if other != rank}
+    return without(call.group.rank(), cuts(call, call.outputs, call.output_splits))
 
 
-def cut(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int], member: int) -> int:
-    """Return the bytes of an all_to_all to a member, or from it: those of one tensor of a list, or of its rows."""
+def without(rank: int, sizes: list[int]) -> dict[int, int]:
+    """Return the sizes by member, but for this rank's own."""
+    return {member: size for member, size in enumerate(sizes) if member != rank}
+
+
+def cuts(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int]) -> list[int]:
+    """Return the bytes of an all_to_all to each member, or from it: those of a list's tensors, or of rows."""
     if call.raw == "alltoall_":
-        return nbytes(tensors[member : member + 1])
-    rows = tensors[0].shape[0]
-    its = splits[member] if splits else rows // call.group.size()
-    return its * nbytes(tensors) // max(1, rows)
+        return [nbytes([tensor]) for tensor in tensors]
+    rows, size, ranks = tensors[0].shape[0], nbytes(tensors), call.group.size()
+    if splits:
+        return [its * size // max(1, rows) for its in splits]
+    return [rows // ranks * size // max(1, rows)] * ranks
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -38,3 +38,11 @@ def test_two_ranks_are_printed_side_by_side(capsys):
     assert (
         "rank 1 holds at its peak" in printed and "rank 15 holds at its peak" in printed and "across nodes" in printed
     )
+
+
+def test_a_rank_that_sends_nothing_to_other_nodes_prints_who_may(capsys):
+    assert main(["dryrun", "--model", "tiny", "--mesh", "dp=8", "--node", "4", "--strategy", "ddp-overlapped"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "none of it to other nodes; ranks 3, 7, … have the next one along an axis on another node, and may" in printed
+    )
