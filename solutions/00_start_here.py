@@ -229,7 +229,9 @@ check.my_shard(my_shard)
 # Every strategy in this course is held to four **ledgers**: tables of predictions beside measurements. Bytes are
 # predicted with pencil and paper. Those that a rank holds are then measured on the job itself, and those that it sends
 # are worked out from the calls that it really made: they are called **logical bytes**. Numbers are compared with those
-# of one process; and time is measured.
+# of one process; and time is measured. The [scripts](../scripts), with which later notebooks leave the laboratory, show
+# the first of these: `fsdp.py`, `tp.py`, `pp.py` and `parallel.py` train one model on the same batches, and all four
+# end at the same loss, 3.0106 with Python 3.11.
 #
 # | ledger | its question |
 # |---|---|

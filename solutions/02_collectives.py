@@ -903,7 +903,8 @@ beat.slow_wire(quick_sum)
 # **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
 # Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*.
 #
-# **Next.** Ranks can now add up a tensor, and no other way sends less. If copies of a model average their gradients
-# like this, is it still the same training, and can the time that it takes be hidden? That is [03 DDP](03_ddp.ipynb).
+# **Next.** Ranks can now add up a tensor, and as long as only ranks add, no other way sends less. If copies of a model
+# average their gradients like this, is it still the same training, and can the time that it takes be hidden? That is
+# [03 DDP](03_ddp.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.

@@ -1209,8 +1209,8 @@ def in_which_order(nbytes, backward, forward, latency, bandwidth):
 beat.early_start(in_which_order)
 
 # %% [markdown]
-# The course fills buckets as DDP does, and tries a dozen sizes. PyTorch never changes the order; ByteScheduler (Peng et
-# al., 2019, SOSP) does, and so can you.
+# The course fills buckets as DDP does, and tries a dozen sizes. PyTorch sends its buckets in the order in which they
+# stand; ByteScheduler (Peng et al., 2019, SOSP) puts what is needed first before the others, and so can you.
 #
 # <details><summary>What do the best orders that are known have in common?</summary>
 #

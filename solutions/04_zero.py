@@ -129,8 +129,9 @@ draw.memory(watched["DDP"], step=2, ranks=[0])
 # %% [markdown]
 # ## Predict
 #
-# You read everywhere that "stage 1 makes memory 4 times smaller". Take mixed precision (2 + 2 + 12 bytes) on our four
-# ranks. How many times less of P, G and S does a rank hold in stage 1 than with DDP? (An expression will do.)
+# The ZeRO paper's introduction gives stage 1 a "4x memory reduction" (Rajbhandari et al., 2020). Take mixed precision
+# (2 + 2 + 12 bytes) on our four ranks. How many times less of P, G and S does a rank hold in stage 1 than with DDP? (An
+# expression will do.)
 
 # %%
 guess_less = 16 / (2 + 2 + 12 / 4)  # your number

@@ -537,8 +537,7 @@ print("with exercise 1, if it passed, in the course's place: the same losses, to
 # ## Measure: numbers
 #
 # The test of notebooks 03 and 04, in float64: four ranks against one process that takes their parts one after the
-# other. FSDP1 had names for four settings, and people still ask for them. In FSDP2 they are a mesh and
-# `reshard_after_forward`:
+# other. FSDP1 had names for four settings. In FSDP2 they are a mesh and `reshard_after_forward`:
 
 # %%
 SETTINGS = {  # FSDP1's name: replicas × shards, reshard_after_forward
@@ -730,8 +729,8 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 # model is in flight twice, and not three times: when gradients are sent, they have been copied into the message, and
 # what backward made is freed. It even sends less, since a single group is gathered once, as under `SHARD_GRAD_OP`; so
 # neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should *not*
-# call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. A layer of a
-# transformer is nearly always a good group.
+# call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. PyTorch's
+# tutorial makes each layer of a transformer a group, and so does this course.
 
 # %% [markdown]
 # ## Why, and why not

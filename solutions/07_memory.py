@@ -310,13 +310,13 @@ draw.table([{"kept by": name, "bytes": predicted[name], "%": shares[name]} for n
 # numbers instead of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
 # *method* carries over: go through the model, and ask what the derivative of each operator needs.
 #
-# ## The formula that everybody quotes
+# ## A formula that you may have met
 #
-# If you have read about activations before, you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
+# If you have read about activations before, perhaps you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
 # sequences, width h and a heads (Korthikanti et al., 2022). Why is it a different formula? Because it was made for a
 # different layer: GPT-3's, in 16-bit numbers, with two LayerNorms, an MLP of width 4h with GELU (another nonlinearity),
-# and attention that is *not* fused, with dropout in three places. **Dropout** sets numbers to zero at random, so that
-# a model does not come to depend on single ones. Here it is:
+# and attention that is *not* fused, with dropout in three places. **Dropout** sets numbers to zero at random, so that a
+# model does not come to depend on single ones. Here it is:
 
 
 # %%

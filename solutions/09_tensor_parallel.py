@@ -520,10 +520,9 @@ print(f"the last norm's weight is the same on all ranks: {equal}")
 print(f"with the gradients compared: {refused[0]}")
 
 # %% [markdown]
-# Four copies of each norm drift apart, and a checkpoint keeps only one of them, usually rank 0's: the model that you
-# load is not the one that you trained. So compare, once, after a few steps, the parameters that should be the same on
-# all ranks. The course's `parallelize` compares their gradients after the first backward, and refuses to go on (the
-# last line).
+# Four copies of each norm drift apart, and a checkpoint keeps only one of them: the model that you load is not the one
+# that you trained. So compare, once, after a few steps, the parameters that should be the same on all ranks. The
+# course's `parallelize` compares their gradients after the first backward, and refuses to go on (the last line).
 #
 # ## Why, and why not
 #

@@ -120,7 +120,7 @@ draw.schedule(naive(4, 2))
 # %% [markdown]
 # Four devices, and one of them works at a time. In the terms of your first prediction: this takes four times as long as
 # it could, so its bubble is 3. But it has two virtues. It makes room for a model that no single device can hold, and
-# nobody can get it wrong.
+# there is little to get wrong.
 #
 # ## Build: a schedule is data
 #
@@ -1000,9 +1000,8 @@ check.bubbles(bubbles)
 #
 # **The bound.** Somebody computes at least a quarter of all there is; and all micro-batches of a stage are computed by
 # one rank. No list takes less than the longer of the two: 100 points, and the score is the mean of the five. Zero
-# bubble (ZB-H1), with two stages per rank that count as one, keeps every limit, and scores 74.2. How close one can
-# come, nobody knows: the search further down takes one stage per rank.
-# A score is 100 × bound / time.
+# bubble (ZB-H1), with two stages per rank that count as one, keeps every limit, and scores 74.2. How close one can come
+# is open: the search further down takes one stage per rank. A score is 100 × bound / time.
 
 
 # %%
@@ -1141,7 +1140,7 @@ try_out(found)
 draw.schedule(found)
 
 # %% [markdown]
-# ## Optional: a trap that nobody has reported
+# ## Optional: a second trap
 #
 # Here is a second trap, of which we have found no report. FSDP may shard a stage's parameters over
 # data-parallel ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch
