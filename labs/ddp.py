@@ -30,6 +30,7 @@ Here the model returns its loss divided by the number of micro-batches: gradient
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import require_all_averaged, require_equal_replicas
-from labs.group import broadcast, divisor_before
+from labs.group import divisor_before, send_buffers
 from labs.hooks import require_counted, require_dense, weakly
 
 MiB = 2**20
@@ -50,6 +51,9 @@ class DataParallel(nn.Module):
 
     `find_unused`: allow parameters that backward did not reach on some rank.  There they count as zero; one
     that no rank reached keeps `grad = None`, so that the optimizer passes over it as it would on one process.
+
+    Buffers (running statistics) become rank 0's when the model is wrapped and at the end of each `sync()`, so that all
+    ranks evaluate the same model, and before a second training forward of a step.  Rank 0 may evaluate alone.
     """
 
     def __init__(
@@ -58,29 +62,38 @@ class DataParallel(nn.Module):
         group: ProcessGroup | None = None,
         all_reduce: Callable = dist.all_reduce,
         find_unused: bool = False,
+        **others: Any,
     ):
         super().__init__()
+        for name in others:
+            raise TypeError(f"{type(self).__name__} has no {name}=: {LACKING.get(name, 'see labs.ddp')}")
+        if getattr(model, "_ddp_params_and_buffers_to_ignore", ()):
+            raise ValueError(f"the model names parameters that DDP is to ignore: {LACKING['ignored_params']}")
         self.module, self.group, self.all_reduce, self.find_unused = model, group, all_reduce, find_unused
         self.ranks = dist.get_world_size(group)
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.syncing = True
+        self.syncing, self.forwarded = True, False
         if not self.trainable:
             raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
         require_dense(model)
         require_equal_replicas(model, group)
+        send_buffers(model, group)
         require_all_averaged(self, {*self.trainable.values()}.__contains__, [group])
 
     def forward(self, *args, **kwargs):
-        """The model's own forward; in training, buffers (running statistics) become rank 0's before it."""
         if self.syncing and self.module.training and torch.is_grad_enabled():
-            for buffer in self.module.buffers():
-                broadcast(buffer, self.group)
+            if self.forwarded:
+                send_buffers(self.module, self.group)
+            self.forwarded = True
         require_counted(self, args, kwargs)
         return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, gradients only add up on their own rank: for all micro-batches of a step but the last."""
+        """Inside it, gradients only add up on their own rank: for all micro-batches of a step but the last.
+
+        What counts is where `backward()` runs, and not, as in PyTorch, where the forward did.
+        """
         before, self.syncing = self.syncing, False
         try:
             yield
@@ -90,8 +103,8 @@ class DataParallel(nn.Module):
     def sync(self) -> None:
         """Make every gradient its mean over the ranks: between `backward()` and `optimizer.step()`.
 
-        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing, and where a
-        parameter is trained that was not when the model was wrapped.
+        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing, where a
+        parameter is trained that was not when the model was wrapped, and where a gradient has a graph of its own.
         """
         if not self.syncing:
             return
@@ -99,10 +112,14 @@ class DataParallel(nn.Module):
         missing = self.without_gradient()
         for p in missing.values():
             p.grad = torch.zeros_like(p)
+        for p in self.trainable.values():
+            require_without_graph(p)
         self.average()
         if self.find_unused:
             self.forget_unused(missing)
             self.require_gradients()
+        send_buffers(self.module, self.group)
+        self.forwarded = False
 
     def average(self) -> None:
         raise NotImplementedError
@@ -128,7 +145,10 @@ class DataParallel(nn.Module):
 
     def require_gradients(self) -> None:
         if all(p.grad is None for p in self.trainable.values()):
-            raise RuntimeError("sync() found no gradient at all: call loss.backward() before it")
+            raise RuntimeError(
+                "sync() found no gradient at all: call loss.backward() before it, the optimizer's step() after it, and "
+                "the wrapped model with its own parameters, as those that functional_call lends are not averaged"
+            )
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
         """Ask the others, one bit per parameter, and take back the zeros where nobody had a gradient."""
@@ -139,6 +159,25 @@ class DataParallel(nn.Module):
             if ranks == 0:
                 p.grad = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name in LACKING:
+            raise AttributeError(f"{type(self).__name__} has no {name}: {LACKING[name]}")
+        return super().__getattr__(name)
+
+
+LACKING = {  # PyTorch's names, and what to do instead
+    "register_comm_hook": "what happens to a bucket is all_reduce=, a function like torch.distributed.all_reduce",
+    "join": "give each rank as many batches (labs.data does), or end every rank's epoch with the shortest one's",
+    "ignored_params": "all parameters are averaged: freeze those that are not to be, or keep them out of the model",
+    "broadcast_buffers": "buffers always become rank 0's at the end of sync()",
+    "bucket_cap_mb": "give bucket_bytes=",
+    "device_ids": "move the model to its device before",
+    "find_unused_parameters": "give find_unused=",
+    "gradient_as_bucket_view": "in Overlapped it always is one",
+    "mixed_precision": "run the forward under torch.autocast",
+    "process_group": "give group=",
+    "static_graph": "nothing is remembered from step to step: leave it out",
+}
 
 # ---- the three -------------------------------------------------------------------------------------------
 
@@ -179,7 +218,8 @@ class Overlapped(DataParallel):
     """Each bucket's all-reduce starts during backward, as soon as its last gradient is there.
 
     The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back, and that nobody may
-    change before sync(), while it travels.  The next backward writes there: keep a gradient with clone().
+    change before sync(), while it travels.  A bucket whose gradients are all gone (`zero_grad()`) takes new memory in
+    the next backward, since somebody may have kept one.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
@@ -194,6 +234,7 @@ class Overlapped(DataParallel):
         """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
         if p.grad is None:  # frozen since the forward
             return
+        require_without_graph(p)
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
             raise RuntimeError(
@@ -233,13 +274,27 @@ class Bucket:
     divided = 1.0
 
     def __init__(self, parameters: list[nn.Parameter]):
-        self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
-        self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
         self.waiting_for = set(parameters)
+        self.take_memory(parameters)
+
+    def take_memory(self, parameters: list[nn.Parameter]) -> None:
+        self.flat, self.views = None, {}  # frees the old memory first
+        self.flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
+        self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
 
     def collect(self, p: nn.Parameter) -> None:
+        if not any(q.grad is view for q, view in self.views.items()):
+            self.take_memory(list(self.views))
         self.views[p].copy_(p.grad)
         p.grad = self.views[p]
+
+
+def require_without_graph(p: nn.Parameter) -> None:
+    if p.grad.requires_grad:
+        raise RuntimeError(
+            "backward(create_graph=True): a mean over the ranks has no graph; for a loss of gradients, make them with "
+            "torch.autograd.grad(..., create_graph=True), and call backward() without it"
+        )
 
 
 def divide_before(x: Tensor, ranks: int) -> float:

@@ -2,6 +2,7 @@
 
     all_gather             gathers every rank's part, all of one size, side by side into one vector
     broadcast              copies the first rank's numbers to all ranks, also between strided views
+    send_buffers           copies the first rank's buffers (running statistics) into every rank's model
     reduce_scatter         returns this rank's part of the sum over all ranks, with the least bytes on any backend
     start_reduce_scatter   does the same in flight, while the rank computes
     divisor_before         returns the part of a mean's divisor that is applied before the sum; above 1 for float16 only
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 # PyTorch 2.13 gave both a new name, and warns about the old one.
@@ -35,6 +36,13 @@ def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
         # Writing would raise the version of `x`, and a backward that saved it would fail: write only what differs.
         if not torch.equal(x[once], numbers[once]):
             x[once].copy_(numbers[once])
+
+
+def send_buffers(model: nn.Module, group: ProcessGroup | None) -> None:
+    """Overwrite the buffers of `model` with the first rank's."""
+    for buffer in model.buffers():
+        if not buffer.is_meta:
+            broadcast(buffer, group)
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:

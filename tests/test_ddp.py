@@ -205,9 +205,28 @@ def test_a_buffer_of_another_rank_is_overwritten():
         model = Naive(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.0)))
         model.module[1].running_mean.fill_(dist.get_rank())
         model(torch.zeros(2, 3))
+        model(torch.zeros(2, 3))
         return model.module[1].running_mean.tolist()
 
     assert run(body, ranks=2) == [[0.0] * 4] * 2
+
+
+def test_all_ranks_evaluate_the_same_model():
+    def body():
+        found = []
+        for wrap in VARIANTS.values():
+            norm = nn.BatchNorm1d(1)
+            norm.running_mean.fill_(dist.get_rank())
+            model = wrap(norm)
+            with model.no_sync():
+                start = norm.running_mean.item()
+                model(torch.tensor([[0.0], [2.0]]) + 10 * dist.get_rank()).sum().backward()
+            model(torch.tensor([[0.0], [2.0]]) + 10 * dist.get_rank()).sum().backward()
+            model.sync()
+            found += [start, norm.running_mean.item(), norm.num_batches_tracked.item()]
+        return found
+
+    assert run(body, ranks=2) == [pytest.approx([0.0, 0.19, 2] * 3)] * 2
 
 
 class Views(nn.Module):
@@ -393,6 +412,70 @@ def test_a_buffer_that_is_a_view_is_not_written_to_where_it_is_the_same():
         return model.weight.grad.sum().item()
 
     assert run(body, ranks=2) == [12, 12]
+
+
+def test_a_gradient_that_was_kept_stays_as_it_was():
+    """Gradient surgery keeps the gradient itself, and SAM's first backward may run within no_sync()."""
+
+    def body():
+        kept = []
+        for wrap in VARIANTS.values():
+            torch.manual_seed(0)
+            model = wrap(nn.Linear(2, 1))
+            for x in (1.0, 10.0, 100.0):
+                model.zero_grad()
+                with model.no_sync() if x == 1.0 else contextlib.nullcontext():
+                    model(torch.full((1, 2), x)).sum().backward()
+                    model.sync()
+                kept.append(model.module.weight.grad.flatten() if x == 1.0 else model.module.weight.grad)
+            model(torch.full((1, 2), 1000.0)).sum().backward()  # without zero_grad, it adds to the last one
+            model.sync()
+            kept.append(model.module.weight.grad)
+        return [gradient.flatten().tolist() for gradient in kept]
+
+    expected = [[x, x] for x in (1.0, 10.0, 1100.0, 1100.0)]
+    assert run(body, ranks=2) == [expected * len(VARIANTS)] * 2
+
+
+def test_a_model_that_is_converted_after_it_was_wrapped():
+    def body():
+        found = []
+        for wrap in VARIANTS.values():
+            torch.manual_seed(0)
+            model = wrap(nn.Linear(1, 1, bias=False))
+            model.bfloat16()
+            model(torch.full((1, 1), 1.0 + 2 * dist.get_rank(), dtype=torch.bfloat16)).sum().backward()
+            model.sync()
+            found.append((model.module.weight.grad.item(), model.module.weight.grad.dtype))
+        return found
+
+    assert run(body, ranks=2) == [[(2.0, torch.bfloat16)] * len(VARIANTS)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_what_pytorchs_has_and_ours_has_not_is_told_with_the_way_out():
+    def body():
+        for wrap in VARIANTS.values():
+            model = wrap(nn.Linear(1, 1))
+            with pytest.raises(RuntimeError, match=r"create_graph=True.*torch.autograd.grad\("):
+                model(torch.ones(1, 1)).pow(2).sum().backward(create_graph=True)
+                model.sync()
+            with pytest.raises(AttributeError, match=r"register_comm_hook: .*all_reduce="):
+                model.register_comm_hook(None, None)
+            with pytest.raises(AttributeError, match=r"has no join: .*as many batches"), model.join():
+                pass
+            with pytest.raises(TypeError, match="has no find_unused_parameters=: give find_unused="):
+                wrap(nn.Linear(1, 1), find_unused_parameters=True)
+            model = wrap(nn.Linear(1, 1, bias=False))
+            torch.func.functional_call(model, {"module.weight": torch.ones(1, 1)}, torch.ones(1, 1, requires_grad=True))
+            with pytest.raises(RuntimeError, match=r"no gradient at all: .*functional_call lends"):
+                model.sync()
+            layer = nn.Linear(1, 1)
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, ["bias"])
+            with pytest.raises(ValueError, match="that DDP is to ignore: all parameters are averaged: freeze"):
+                wrap(layer)
+
+    run(body, ranks=1)
 
 
 def test_complex_parameters_are_averaged():

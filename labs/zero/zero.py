@@ -29,8 +29,9 @@ The parameters of a layer lie in one vector, `full`, padded to a multiple of N; 
 they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must treat each element by itself, and all
 of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
 `labs.clip` clips, and not `nn.utils.clip_grad_norm_`, which ranks see a step later (`labs.zero.scaled`); and what is
-frozen or unfrozen later is a whole layer.  Buffers stay each rank's own.  Where a layer is used, but one of its
-parameters is not, that one's gradient counts as zero, and it takes its step, too.  `labs.checkpoint` saves it.
+frozen or unfrozen later is a whole layer.  Buffers (running statistics) become the first rank's at the start and at the
+end of each `step()`.  Where a layer is used, but one of its parameters is not, that one's gradient counts as zero, and
+it takes its step, too.  `labs.checkpoint` saves it.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,6 +45,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
 from labs.elementwise import shapeless
+from labs.group import send_buffers
 from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
 from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
@@ -81,11 +83,14 @@ class Zero:
         group: ProcessGroup | None = None,
         initial: Callable[[str, torch.Size], Tensor] | None = None,
     ):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Zero takes a model, and not a {type(model).__name__}: Zero(model, stage, optimizer)")
         homes_in = in_layers(model, layers)
         require_trainable(model, stage, initial)
         require_elementwise(optimizer)
         if initial is None:
             require_equal_replicas(model, group)
+        send_buffers(model, group)
         self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
         self.reduced: list[Some | None] = []  # of the shards' gradients, as sync() left them
         self.layers, unit_of, self.order = [], {}, Order(group)
@@ -215,6 +220,7 @@ class Zero:
             self.stepping = False
         self.zero_grad()
         self.refresh(self.trained)
+        send_buffers(self.model, self.order.group)
 
     def refresh(self, units: list[Unit]) -> None:
         """Their shards have changed: let every copy follow, and no backward go through what was computed before."""

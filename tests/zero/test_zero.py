@@ -189,12 +189,13 @@ def test_stages_2_and_3_reduce_every_micro_batch():
     assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen + unused]
     checksum = 8  # a checksum of the order of calls, to the other rank, once per step
     padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
+    once = checksum + sum(x.nbytes for x in model.buffers())  # which become rank 0's at the end of step()
     for micro_batches in (1, 3):
-        assert sent[1, micro_batches] == checksum + 4 * padded // 2 * 2
-        assert sent[2, micro_batches] == checksum + 4 * padded // 2 * (1 + micro_batches)
+        assert sent[1, micro_batches] == once + 4 * padded // 2 * 2
+        assert sent[2, micro_batches] == once + 4 * padded // 2 * (1 + micro_batches)
         # the embedding is gathered by the head, too, and the frozen layer, in forward and in backward
         gathered = 2 * (padded + 78 + frozen)
-        assert sent[3, micro_batches] == checksum + 4 * (gathered + padded) // 2 * micro_batches
+        assert sent[3, micro_batches] == once + 4 * (gathered + padded) // 2 * micro_batches
 
 
 # ---- harder cases for stage 3 ----------------------------------------------------------------------------
@@ -338,6 +339,27 @@ def test_what_cannot_be_trained_is_refused_in_words():
     for words in run(body, ranks=2):
         for word, sentence in zip(words, expected, strict=True):
             assert sentence in (word or ""), (word, sentence)
+
+
+def test_all_ranks_evaluate_the_same_model():
+    def body():
+        found = []
+        for stage in STAGES:
+            norm = nn.BatchNorm1d(1)
+            norm.running_mean.fill_(dist.get_rank())
+            zero = Zero(norm, stage, SGD)
+            found.append(norm.running_mean.item())
+            norm(torch.tensor([[0.0], [2.0]]) + 10 * dist.get_rank()).sum().backward()
+            zero.step()
+            found += [norm.running_mean.item(), norm.num_batches_tracked.item()]
+        return found
+
+    assert run(body, ranks=2) == [pytest.approx([0.0, 0.1, 1] * len(STAGES))] * 2
+
+
+def test_zero_takes_a_model():
+    with pytest.raises(TypeError, match=r"takes a model, and not a list: Zero\(model, stage, optimizer\)"):
+        Zero([nn.Parameter(torch.ones(1))], 1, SGD)
 
 
 def test_between_sync_and_step_gradients_may_be_changed_alike():
