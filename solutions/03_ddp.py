@@ -334,7 +334,7 @@ draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 # ### Exercise 2: gradient accumulation (10 minutes)
 #
 # Budget: as many bytes as with one micro-batch, and the activations of one micro-batch. Two things matter little to
-# `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: a model's buffers, such as
+# `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: a model's buffers, as
 # a BatchNorm's running statistics, become rank 0's at the end of `sync()`, so that all ranks evaluate the same model;
 # outside of `no_sync()` they are sent before each further forward of the step, too, and those bytes count. And the last
 # backward belongs outside: the wrapper that we are coming to begins to send during backward, and has to know which one
