@@ -71,7 +71,7 @@ def slowest(ranks: list[Steps], phase: str) -> list[float]:
     return [max(taken[phase] for taken in turn) for turn in zip(*ranks, strict=True)]
 
 
-# ---- on a rank -------------------------------------------------------------------------------------------
+# ---- work of a rank --------------------------------------------------------------------------------------
 
 
 def sharded(side: str) -> nn.Module:

@@ -40,7 +40,7 @@ providers._get_local_constants = lambda: providers._local_constants
 def pytest_configure(config: pytest.Config) -> None:
     """Restore interrupts, which a script that runs the tests in the background has ignored; some tests wait for one.
 
-    With notebooks, on Linux, also start warm Pythons, so that a kernel need not import what the last one did.   The
+    With notebooks, on Linux, also start warm Pythons, so that a kernel need not import what the last one did.  The
     workers inherit this environment.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,13 +84,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from labs.deepspeed import engine  # these start a fork server, which must know first what to import
+    from labs.deepspeed import engine  # the imports start a fork server, which must know first what to import
     from labs.kit import virtual
 
     items.sort(key=is_alone)
     missing = {"13_gspmd.ipynb": virtual.missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:
-        # in CI it runs, and prints something else
+        # CI runs these cells, whose output differs
         if (reason := missing.get(item.path.name)) and "CI" not in os.environ:
             item.add_marker(pytest.mark.skip(reason))
 

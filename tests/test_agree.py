@@ -195,7 +195,7 @@ class MadeOtherwise(Exception):
 
 
 def errors():
-    return [  # what the ranks raise, and the error that each of them gets
+    return [  # the errors that ranks raise, and the error that each rank gets
         ({1: KeyError("a")}, [KeyError("a")] * 3),
         ({2: OSError(28, "No space left", "file")}, [OSError(28, "No space left", "file")] * 3),
         ({0: TypeError("this"), 2: ValueError("that")}, [TypeError("this")] * 3),

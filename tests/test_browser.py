@@ -1,6 +1,6 @@
 """Tests of what a person sees: a real Chromium opens the JupyterLab that `make learn` starts.
 
-The notebooks are copies in a temporary folder, as shipped.   JupyterLab has a home of its own, and the port and token
+The notebooks are copies in a temporary folder, as shipped.  JupyterLab has a home of its own, and the port and token
 that it chose itself.
 """
 
@@ -128,7 +128,8 @@ def browser():
         reason = f"no Chromium or Chrome found, so no browser test runs. {GET_BROWSER}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     with (
-        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short,  # its socket's path must be short
+        # the path of the browser's socket must be short
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short,
         sync_playwright() as playwright,
         playwright.chromium.launch(
             executable_path=path, args=ARGUMENTS, env={"HOME": short, **os.environ, "TMPDIR": short}

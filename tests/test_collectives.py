@@ -1,7 +1,7 @@
 """Tests of labs.collectives against torch.distributed's own, and of its traffic against the table in its docstring.
 
-Values: the same tensors go through `torch.distributed` and must come out equal.   They are small integers in every
-dtype, so that the order of summation does not matter.   Traffic: a counter wrapped around the sends, which knows
+Values: the same tensors go through `torch.distributed` and must come out equal.  They are small integers in every
+dtype, so that the order of summation does not matter.  Traffic: a counter wrapped around the sends, which knows
 nothing of the algorithms, against formulas written out here with `tensor_split`'s sizes.
 """
 

@@ -9,7 +9,7 @@
     order         a job that ran on gloo would neither hang on NCCL nor be wrong there: labs.kit.nccl
 
 Each strategy trains two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element
-alone, odd sizes).   A row with a plan for the GPT only trains a GPT of odd sizes instead.   Then the claims themselves
+alone, odd sizes).  A row with a plan for the GPT only trains a GPT of odd sizes instead.  Then the claims themselves
 are tested: a strategy that is changed in one place must fail the claim that it breaks.
 """
 
@@ -39,7 +39,7 @@ GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
 RANKS = (2, 3, 4)
 
 
-# Under ZeRO, one vector each: embed (and head), inside, frozen, and the model itself with its scale.
+# ZeRO's vectors, one for each layer: embed (and head), inside, frozen, and the model itself with its scale.
 ODD = Config(vocab=13, dim=8, depth=1, heads=2, kv_heads=2, hidden=6, context=CONTEXT)
 AWKWARD = [
     cost.Layer(((13, 7),), uses=2),
@@ -277,7 +277,7 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "torch-fsdp": chunked,
         "hsdp": in_pairs | {"P": 4 * (pair + (4, 3)[rank % 2] * 7)},
         "torch-hsdp": in_pairs,
-        "fsdp-bf16": unpadded,  # at rest, all is in float32
+        "fsdp-bf16": unpadded,  # everything is in float32 at rest
         "torch-fsdp-bf16": chunked,
         # DeepSpeed keeps one vector of all that is trained, padded to a multiple of 6, and masters. In stage 2 the
         # embedding's gradient, 91, exceeds the shard of 50. Stage 3 pads each to a multiple of 3: 93, 51, 9 and 3.
@@ -332,7 +332,7 @@ def piped_by_hand(rank: int) -> dict[str, dict[str, int]]:
 def composed_by_hand(rank: int) -> dict[str, dict[str, int]]:
     """Return the same on 2 × 2 ranks: 0 and 1 have embedding and 2 layers, 2 and 3 have 2 layers, norm and head.
 
-    Shards of 13, 8 and 6 rows have 7 and 6, 4 and 4, 3 and 3.   Tensor parallelism splits a layer's q, k, v and o by
+    Shards of 13, 8 and 6 rows have 7 and 6, 4 and 4, 3 and 3.  Tensor parallelism splits a layer's q, k, v and o by
     heads, which are 4 wide, its mlp of 6, and embedding and head, of which the ranks have 7 and 6 rows.
     """
     at, first, tensors = rank % 2, rank < 2, 19 if rank < 2 else 20
@@ -366,7 +366,7 @@ def test_bytes_held(strategy):
     """
     ranks = some_ranks(strategy)
     names = models_of(strategy)
-    if strategy in WITH_AN_EXTRA:  # it keeps an engine for good
+    if strategy in WITH_AN_EXTRA:  # DeepSpeed keeps an engine for good
         [gpt], [awkward] = (held(strategy, ranks, name) for name in names)
     else:
         gpt, awkward = held(strategy, ranks, *names)

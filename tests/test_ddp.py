@@ -1,8 +1,8 @@
 """Tests of labs.ddp against one process that sees the same micro-batches one after the other.
 
 The reference never communicates: for each step it computes the gradient of each rank's part of the batch, adds the
-gradients in the order of the ranks, and divides.   Two numbers can be added in only one way, so with two ranks float32
-must be bitwise equal.   With more, rounding depends on the order, and float64 shows that nothing else does.
+gradients in the order of the ranks, and divides.  Two numbers can be added in only one way, so with two ranks float32
+must be bitwise equal.  With more, rounding depends on the order, and float64 shows that nothing else does.
 """
 
 import contextlib
@@ -158,7 +158,7 @@ def test_tied_parameters_travel_once_and_complete():
             sent.append(tensor.numel())
             return dist.all_reduce(tensor, **options)
 
-        # its hook comes before the wrapper's, whose all-reduce changes the gradient at the same time
+        # the hook of `single` comes before the wrapper's, whose all-reduce changes the gradient at the same time
         single = Awkward()
         single.embed.weight.register_post_accumulate_grad_hook(lambda p: states.append(p.grad.clone()))
         model = Overlapped(single, bucket_bytes=1, all_reduce=all_reduce)

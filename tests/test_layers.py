@@ -18,7 +18,7 @@ LEVELS = [
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
-    {"native"},  # and every file of the kit that is not named below
+    {"native"},  # every file of the kit that is not named below belongs here, too
     {"kit.rows", "kit.checks.fsdp.translated"},
     {
         "kit.strategies",

@@ -10,7 +10,7 @@ import pytest
 from tools import leftovers
 
 PYTHON = sys.executable
-pytestmark = pytest.mark.alone  # it looks for what appears on the machine
+pytestmark = pytest.mark.alone  # the tests look for what appears on the machine
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ EIGHT = [
     ((2, 2, 1, 2), {"order": ("tp", "replicate", "shard", "pp")}),
     ((1, 2, 2, 2), TIED | {"sequence": True}),
 ]
-BACKWARDS = 2 * STEPS  # of one case
+BACKWARDS = 2 * STEPS  # each case takes this many
 
 
 def all_differences(references, cases):

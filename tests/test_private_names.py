@@ -93,7 +93,7 @@ NOT_PYTORCHS = {
     "_class_setstate",
     "_lru_cache_wrapper",  # functools has this name
 }
-SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # for a later PyTorch that asks for it
+SET_BY_US = {"_is_param", "_step_supports_amp_scaling"} | set(vars(keep))  # a later PyTorch asks for it
 
 
 def names():
@@ -131,7 +131,7 @@ def test_the_table_names_them_all():
     assert used - own - known - NOT_PYTORCHS == set()
 
 
-# ---- what they do ----------------------------------------------------------------------------------------
+# ---- behaviour -------------------------------------------------------------------------------------------
 
 
 def test_a_version_is_set_back():

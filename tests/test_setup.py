@@ -127,7 +127,7 @@ def test_another_build_than_the_one_asked_for_is_reported(monkeypatch, tmp_path,
     assert re.fullmatch(said, setup.other_build(build))
 
 
-# ---- its output ------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 RESOLVED = "Using Python 3.11.7\nResolved 127 packages in 2.84s\n"
 

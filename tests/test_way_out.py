@@ -30,13 +30,13 @@ SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER
 TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # notebooks 01 to 04 train this
 SMALL = ("small", 16, True, (("lr", 2e-3),))
 TRAINS = {"ddp": TINY}  # the others train SMALL
-DEEPSPEED = "train_with_deepspeed"  # this one trains in no float64
+DEEPSPEED = "train_with_deepspeed"  # DeepSpeed trains in no float64
 LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
 CONFIG = re.compile(r"(?<=config = )PRESETS\S+")
 LOSS = re.compile(r"step (\d+): loss (\S+)")
-# In float32, AdamW turns rounding errors, which differ between CPUs, into full-size steps.
+# AdamW turns rounding errors in float32, which differ between CPUs, into full-size steps.
 IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
-STEPS, CONTEXT = 4, 16  # with texts as long as the scripts', each step would take seconds
+STEPS, CONTEXT = 4, 16  # texts as long as the scripts' would take seconds per step
 
 
 @cache
@@ -76,7 +76,7 @@ def short(script, steps):
     return "import dataclasses\n" + LOOP.sub(rf"\g<1>{steps}", script)
 
 
-SPLIT = ["parallel"]  # in two dimensions of two ranks each, or in three
+SPLIT = ["parallel"]  # two dimensions of two ranks each, or three
 OTHERS = [name for name in SCRIPTS if name not in (*SPLIT, DEEPSPEED)]
 
 
@@ -110,7 +110,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_pat
     expected = one_process(*SMALL)
     assert [*map(float, losses)] == pytest.approx([*expected[:3], *expected[2:]], abs=6e-5)
     more = subprocess.run([*torchrun, "--nproc-per-node=3", "job.py"], **job)
-    assert more.returncode == 0, more.stderr  # this rank has not saved
+    assert more.returncode == 0, more.stderr  # one of these ranks has not saved
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -74,7 +74,7 @@ def zero_stages() -> Drawing:
 SLOTS = {"forward": 2, "backward": 3, "sync": 1, "step": 2}
 COLUMNS = [("forward", "1"), ("forward", "2"), ("forward", "3")]
 COLUMNS += [("backward", "3"), ("backward", "2"), ("backward", "1"), ("sync", ""), ("step", "")]
-EVENTS = {  # what happens in each slot, one after the other
+EVENTS = {  # events of each slot, one after the other
     "stage 1": {
         "forward": ["", "compute"],
         "backward": ["", "compute"],
@@ -92,7 +92,7 @@ EVENTS = {  # what happens in each slot, one after the other
         "step": ["update"],
     },
 }
-DROPPED = {  # what is dropped at the end of a column
+DROPPED = {  # tensors dropped at the end of a column
     "stage 1": {"sync": "drop G"},
     "stage 2": {"backward": "drop G{0}"},
     "stage 3": {"forward": "drop P{0}", "backward": "drop G{0}, P{0}"},
@@ -155,7 +155,7 @@ def happening(canvas: Canvas, box, event: str) -> None:
 
 def stage3_layer() -> Drawing:
     everything = range(RANKS)
-    # of each moment: its name, the quarters of P and of G that rank r holds, and what leads to the next moment
+    # a moment's name, the quarters of P and of G that rank r holds, and what leads to the next moment
     moments = [
         ("at rest", "S", "", "all_gather, P"),
         ("forward", "F", "", "drop, P"),
@@ -272,7 +272,7 @@ def chain(canvas: Canvas, top: float, half: list, colour_kept: bool) -> None:
 
 
 LAYERS = 4
-# For each policy, the share of a layer's activations kept until backward, and of a forward that is recomputed
+# The share of a layer's activations that each policy keeps until backward, and of a forward that it recomputes
 # (labs.memory.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160).
 KEPT = {
     "none": (1286 / 1286, 0.0),

@@ -10,7 +10,7 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
-AXES = {  # of each axis: what differs between its ranks, what travels, and its colour, dark enough for text
+AXES = {  # an axis: what differs between its ranks, what travels, and its colour, dark enough for text
     "pp": ("different layers", "activations at the cut, and their gradients", "#332288"),
     "shard": ("different sequences, different pieces of the state", "parameters and gradients", "#117733"),
     "tp": ("different parts of each matrix", "activations, in every layer", "#A84800"),

@@ -86,7 +86,7 @@ def add(found: Minutes, part: str, length: float) -> None:
     setattr(found, part, getattr(found, part) + length)
 
 
-# ---- where they stand ------------------------------------------------------------------------------------
+# ---- pages and notebooks ---------------------------------------------------------------------------------
 
 
 def of_all(root: Path = notebooks.ROOT) -> dict[str, Minutes]:

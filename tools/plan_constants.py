@@ -18,7 +18,7 @@ from labs.plan.published import Case, read
 
 PLAN = Path(__file__).resolve().parent.parent / "labs" / "plan"
 MOST = 0.5  # most that a run's |log| counts: no arithmetic explains some of the runs
-SPARE, BEYOND = 0.03, 100.0  # in units of the card: how far a run that ran may exceed it, and the penalty for more
+SPARE, BEYOND = 0.03, 100.0  # units of the card: how far a run that ran may exceed it, and the penalty for more
 EVERY = 3  # the playbook has many runs: the fit uses one in this many
 
 PLAYBOOK = ("nanotron_playbook",)

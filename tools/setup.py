@@ -80,7 +80,7 @@ def main(torch: str, *extras: str) -> int:
     return 0
 
 
-# ---- which PyTorch ---------------------------------------------------------------------------------------
+# ---- the build of PyTorch --------------------------------------------------------------------------------
 
 
 def remembered_build() -> str:
@@ -152,7 +152,7 @@ def ask(address: str) -> bool:
         return False
 
 
-# ---- how it is installed ---------------------------------------------------------------------------------
+# ---- installation ----------------------------------------------------------------------------------------
 
 
 def prepare(torch: str, build: str, extras: tuple[str, ...]) -> None:
@@ -212,7 +212,7 @@ def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
     return variables
 
 
-# ---- what is seen of it ----------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 
 def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int:

@@ -2,8 +2,8 @@
 
     python -m tools.teaching
 
-A row is printed if it says what a teacher sees.   The rows follow the order of the course; those that hold everywhere
-come last.   The table stands between two marks; mistakes that no check can recognise stand below it.
+A row is printed if it says what a teacher sees.  The rows follow the order of the course; those that hold everywhere
+come last.  The table stands between two marks; mistakes that no check can recognise stand below it.
 """
 
 import re

@@ -240,7 +240,7 @@ def test_a_stage_may_have_no_parameters_and_so_no_optimizer(tmp_path):
     run(body, ranks=2)
 
 
-# ---- what cannot be saved --------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
 class Extra(nn.Linear):

@@ -293,7 +293,7 @@ def integers_for_hugging_face(where):
     return theirs(do), same(model, other)
 
 
-# ---- when, and from where --------------------------------------------------------------------------------
+# ---- times, and files ------------------------------------------------------------------------------------
 
 
 class Waits(checkpoint.DefaultSavePlanner):

@@ -20,7 +20,7 @@ from tests.recordings import held
 
 ODD = Config(vocab=29, dim=24, depth=5, heads=3, kv_heads=3, hidden=61, context=10)
 TIED = Config(vocab=40, dim=16, depth=4, heads=4, kv_heads=2, hidden=36, context=8, tied=True)
-JOBS = {  # for each number of ranks: config, sequences, schedule, micro-batches, layers of each stage
+JOBS = {  # number of ranks: config, sequences, schedule, micro-batches, layers of each stage
     2: [
         *((ODD, 1, name, 4, 2 if name in ("gpipe", "1f1b", "zb1p") else 4) for name in SCHEDULES),
         (ODD, 3, "1f1b", 3, [4, 1]),

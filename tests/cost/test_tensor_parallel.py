@@ -33,7 +33,7 @@ from tests.models import GPT3Layer
 from tests.recordings import as_predicted, held
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-JOBS = {  # for each number of ranks: config, sequences, micro-batches, precision
+JOBS = {  # number of ranks: config, sequences, micro-batches, precision
     2: [
         (Config(301, 32, 2, 4, 2, 77, context=12), 2, 1, "float32"),  # nothing divides
         (Config(64, 32, 1, 4, 4, 96, context=16, tied=True), 3, 2, "float32"),
@@ -219,7 +219,7 @@ def test_what_a_rank_holds_has_its_limits():
         assert shards.A - one.A / ranks == pytest.approx(others * (2 * x + angles), rel=0.02)
 
 
-# ---- as published ----------------------------------------------------------------------------------------
+# ---- published figures -----------------------------------------------------------------------------------
 
 S, B, H, A = 64, 2, 64, 4
 

@@ -153,7 +153,7 @@ def test_sent_by_hand():
         cost.zero_sent(layers, 2, 5)
 
 
-HELD = {  # for each number of ranks: way, config, accumulation
+HELD = {  # number of ranks: way, config, accumulation
     2: [
         *((stage, "tied", 1) for stage in (1, 2, 3)),
         *((way, "wide mlp", 1) for way in WAYS),

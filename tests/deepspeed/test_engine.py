@@ -148,7 +148,7 @@ CONFIG = replace(PRESETS["tiny"], context=16, depth=1)
 def steps_under_each():
     for settings in SENDS:
         made = engine.initialize(GPT(CONFIG), from_fsdp(*settings) | {MICRO: 1}, partial(torch.optim.AdamW, lr=1e-3))
-        for _ in range(3):  # in the first two steps it observes the order in which parameters are used
+        for _ in range(3):  # DeepSpeed observes the order of parameters in the first two steps
             mark("step")
             x = torch.arange(16)[None] + dist.get_rank()
             made.backward(made(x, x))

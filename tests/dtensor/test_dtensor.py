@@ -142,7 +142,7 @@ def test_gradients_pass_in_and_out_as_torchs_do():
                 y = (x * x if lie != "P" else x * 3).redistribute(placements=[lib.Replicate()])
                 (y.to_local() * weights(y).float()).sum().backward()
                 seen.append(local.grad)
-            whole = torch.ones(2, 4, requires_grad=True)  # its gradient is that of the pieces that were used
+            whole = torch.ones(2, 4, requires_grad=True)  # the gradient is that of the pieces that were used
             cut = lib.distribute_tensor(torch.arange(8.0).view(2, 4), mesh, [lib.Shard(0)])
             product = lib.DTensor.from_local(whole, mesh, [lib.Replicate()]) * cut
             product.redistribute(placements=[lib.Replicate()]).to_local().sum().backward()

@@ -94,7 +94,7 @@ def test_equals_one_process(sizes):
                 torch.testing.assert_close(ours[name][key], value, rtol=1e-12, atol=1e-12, msg=f"{name}: {key}")
 
 
-# ---- beside PyTorch's ------------------------------------------------------------------------------------
+# ---- comparison with PyTorch's ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

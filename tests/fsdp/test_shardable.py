@@ -75,7 +75,7 @@ def trained(do, mesh, inner=linear, inputs=None):
 
 def parameters_in_forward(mesh):
     model = Does(lambda module, x: x @ next(module.parameters()))
-    fully_shard(model.inner, mesh=mesh)  # its parameters are not whole yet
+    fully_shard(model.inner, mesh=mesh)  # the parameters of `inner` are not whole yet
     fully_shard(model, mesh=mesh)(torch.ones(2, 3))
 
 

@@ -16,7 +16,7 @@ from labs.kit.launch import run
 from labs.mesh import Mesh
 from tests.fsdp.common import full, linear, seeded
 
-# ---- in a forward ----------------------------------------------------------------------------------------
+# ---- inside a forward ------------------------------------------------------------------------------------
 
 
 class Lends(nn.Module):
@@ -101,12 +101,12 @@ def test_outside_a_forward_parameters_are_shards():
         loss.backward()
         before = model.weight.grad.full_tensor()
         loss = model(torch.ones(2, 3)).sum()
-        model.zero_grad()  # as is often done between forward and backward
+        model.zero_grad()  # many loops do this between forward and backward
         loss.backward()
         found.append(torch.equal(model.weight.grad.full_tensor(), before))
         model.set_requires_gradient_sync(False)
         model(torch.ones(2, 3)).sum().backward()
-        model.zero_grad()  # also discards the gradients that wait for their reduction
+        model.zero_grad()  # gradients that wait for their reduction are discarded, too
         model.set_requires_gradient_sync(True)
         model.unshard()
         found.append(model.weight.shape == (3, 3) and not hasattr(model.weight, "to_local"))

@@ -264,7 +264,7 @@ def test_methods_beside_forward_find_whole_parameters_if_they_are_registered():
         model, alone = grouped("layers", mesh), seeded(Tied)
         for name in ("generate", "longer"):
             register_fsdp_forward_method(model, name)
-            register_fsdp_forward_method(alone, name)  # this model is not sharded, and stays as it is
+            register_fsdp_forward_method(alone, name)  # a model that is not sharded stays as it is
         tokens = tokens_of(0, 0)
         for _ in range(2):
             found.append(torch.equal(model.generate(tokens, 3), alone.generate(tokens, 3)))

@@ -1,6 +1,6 @@
 """Tests of labs.kit.budget in real jobs: what fits trains as before; what does not ends in one sentence, anywhere.
 
-StorageWatch's peak of the same job, which knows nothing of budgets, says how much fits.   For the system's limit, so
+StorageWatch's peak of the same job, which knows nothing of budgets, says how much fits.  For the system's limit, so
 does the kernel's own count (VmData).
 """
 
@@ -73,7 +73,7 @@ def peak(recomputed=False):
     return max(sum(held.values()) for _, held in later) - parameters
 
 
-# ---- what fits -------------------------------------------------------------------------------------------
+# ---- jobs within the budget ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +139,7 @@ def test_memory_that_was_freed_can_be_used_again(kind):
     assert run(body, ranks=1) == ["done"]
 
 
-# ---- what does not fit -----------------------------------------------------------------------------------
+# ---- jobs beyond the budget ------------------------------------------------------------------------------
 
 
 def message(body, *args, ranks=1):

@@ -65,7 +65,7 @@ def test_config_json_is_read_as_transformers_reads_it(tmp_path, changes, config)
     assert config_of(tmp_path, **changes) == config
 
 
-LLAMA_3 = {  # what the published ones have in common, beyond what the course's GPT always has
+LLAMA_3 = {  # settings that the published ones share, beyond those that the course's GPT always has
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,

@@ -37,7 +37,7 @@ def emptied(config, dtype=torch.float32):
     return model
 
 
-# ---- beside transformers ---------------------------------------------------------------------------------
+# ---- comparison with transformers ------------------------------------------------------------------------
 
 SIZES = {
     "vocab_size": 37,

@@ -1,7 +1,7 @@
 """Tests of labs.memory.disk with damaged files: a training continues bit for bit, or every rank says why not.
 
-Two ranks train to step 3 and leave their folder, which then suffers a random damage.   The training is resumed, and
-taken to step 5.   The reference is the same training with its state in memory.
+Two ranks train to step 3 and leave their folder, which then suffers a random damage.  The training is resumed, and
+taken to step 5.  The reference is the same training with its state in memory.
 """
 
 import json

@@ -362,7 +362,7 @@ def test_one_parameter_is_updated_while_its_neighbours_travel(tmp_path, monkeypa
         assert seen.index(("store over", i - 1)) < seen.index(("fetch", i + 2)), "three parameters at a time"
 
 
-LAYERS = 64  # of 1 MiB each: the claim is many times what a process varies by chance
+LAYERS = 64  # 1 MiB each: the claim is many times what a process varies by chance
 
 
 class Wide(nn.Module):

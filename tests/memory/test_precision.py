@@ -228,7 +228,7 @@ def test_an_argument_that_is_not_a_parameter_is_named(wrong, what):
         Masters(wrong, OPTIMIZERS["sgd"])
 
 
-# ---- with several ranks ----------------------------------------------------------------------------------
+# ---- several ranks ---------------------------------------------------------------------------------------
 
 CONFIG = Config(vocab=17, dim=12, depth=2, heads=2, kv_heads=1, hidden=20, context=6)
 STEPS = 10
@@ -364,7 +364,7 @@ def test_the_step_uses_the_scale_that_its_loss_had():
 def test_one_ranks_overflow_stops_all(value):
     def body():
         scale = LossScale(64.0, interval=2)
-        p, masters = lone(torch.float16, lr=1.0, scale=scale)  # this rank's shard
+        p, masters = lone(torch.float16, lr=1.0, scale=scale)  # p is this rank's shard
         history = []
         for step in range(4):
             p.grad = torch.ones(2).half() * scale.value

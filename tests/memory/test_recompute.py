@@ -282,7 +282,7 @@ def test_arguments_of_a_layer_are_its_own():
     exactly_equal([y, x.grad], [torch.ones(1).sin() + 2, torch.ones(1).cos()])
 
 
-# ---- how often, and when ---------------------------------------------------------------------------------
+# ---- number and time of the runs -------------------------------------------------------------------------
 
 
 class Counting(nn.Linear):
@@ -339,7 +339,7 @@ def test_names_hooks_and_copies_are_those_of_the_module():
     for p in model.parameters():
         p.data.zero_()
     expected = gradients(GPT(TINY), *tokens(TINY))
-    exactly_equal(gradients(copied, *tokens(TINY)), expected)  # its layers run on its own parameters
+    exactly_equal(gradients(copied, *tokens(TINY)), expected)  # the copy's layers run on its own parameters
     assert seen == ["forward"], "a hook of the layer stays outside of the second run"
 
 
@@ -359,8 +359,8 @@ def bytes_held(model, config, batch=2):
 
 
 def a_layer_more(apply):
-    """Return the bytes that one more layer leaves for the backward, without the rotation's tables, which are per
-    sequence.
+    """Return the bytes that one more layer leaves for the backward, without the rotation's tables, which no batch
+    enlarges.
     """
     by_batch = []
     for batch in (2, 4):
@@ -554,7 +554,7 @@ def test_slips_of_the_pen():
     assert isinstance(model.layers["0"], Layer)
 
 
-# ---- under ZeRO ------------------------------------------------------------------------------------------
+# ---- ZeRO ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", ["full", "both"])

@@ -1,6 +1,6 @@
 """Tests of labs.mesh against torch's DeviceMesh, on torch's fake process group: each rank in turn, in one process.
 
-Arithmetic is compared for every rank and every shape of 8 ranks with up to four axes, and some of 12 and 16.   On 8
+Arithmetic is compared for every rank and every shape of 8 ranks with up to four axes, and some of 12 and 16.  On 8
 ranks, a job's groups are compared by their members, and by a message through each.
 """
 
@@ -98,7 +98,7 @@ def test_the_groups_of_a_job_are_those_of_the_grid():
         return total.item(), mesh["cp"].mesh.tolist(), len(mesh.groups)
 
     for total, members, groups in run(body, ranks=8):
-        assert total == sum(members) and groups <= 15  # for four axes
+        assert total == sum(members) and groups <= 15  # four axes need no more
 
 
 def test_one_rank_alone_is_a_mesh():

@@ -20,7 +20,7 @@ from labs.plan.fitted import FITTED, NANOTRON
 from labs.plan.room import held_by, peak
 
 H100 = CLUSTERS["H100, InfiniBand"]
-PLAYBOOK = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)  # its 1B
+PLAYBOOK = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)  # the playbook's 1B model
 EXACT = replace(Setup(PLAYBOOK, H100, 8, 4096).constants, slack=1.0, logit=0.0, reserve=0.0)
 
 
@@ -94,7 +94,7 @@ def test_playbook_memory():
     assert peak(nanotron, without) / 2**30 == pytest.approx(36.7, rel=0.1)
 
 
-LAYOUTS = {  # for 64 ranks: a row of the table and its mesh, and the stage of ZeRO
+LAYOUTS = {  # rows with their meshes of 64 ranks, and their stage of ZeRO
     ("fsdp", (("dp", 64),)): 3,
     ("fsdp-tp", (("dp", 8), ("tp", 8))): 3,
     ("zero-1", (("dp", 64),)): 1,

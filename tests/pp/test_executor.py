@@ -125,7 +125,7 @@ def test_a_tied_embedding_has_the_whole_gradient_wherever_it_is():
     (first, ours), (last, theirs) = run(tied, expected((config, torch.float64, 4)), config, ranks=2)
     assert max(first + last) < 1e-12
     for name, mine, other in zip(SCHEDULES, ours, theirs, strict=True):
-        if name not in V:  # in a V the first rank has both stages
+        if name not in V:  # the first rank of a V has both stages
             assert all(map(torch.equal, mine, other)), name
 
 
@@ -156,9 +156,7 @@ def test_gradients_are_clipped_by_the_norm_of_one_process_after_steps_of_other_s
 
 
 class Odd(nn.Module):
-    """A stage with a matrix that is used twice, one parameter apart from the path of its input, and a width of its
-    own.
-    """
+    """A stage with a matrix that is used twice, a layer whose input has no gradient, and a width of its own."""
 
     def __init__(self, inputs, outputs):
         super().__init__()

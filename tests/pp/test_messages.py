@@ -128,7 +128,7 @@ CROSSED = {"gpipe": 1, "1f1b": 1, "interleaved": 3, "zb1p": 1, "zbv": 2, "dualpi
 def test_what_crosses_a_cut_is_sent_and_nothing_else():
     """Check that a micro-batch sends its activations one way and their gradient the other.
 
-    In the first step, once, each cut is also told the shapes to come.   Before that, the ranks compare their inputs
+    In the first step, once, each cut also carries the shapes to come.   Before that, the ranks compare their inputs
     with an all-gather.   Each rank sends one of the two over each cut.   PyTorch sends the same, and announces shapes
     in its own way.
     """
@@ -140,7 +140,7 @@ def test_what_crosses_a_cut_is_sent_and_nothing_else():
     for number, (name, cuts) in enumerate(CROSSED.items()):
         for rank in (0, 1):
             steady = Counter({x: 4 * cuts})
-            shapes = Counter({80: (cuts + 1 - rank) // 2})  # from the ranks that send forward
+            shapes = Counter({80: (cuts + 1 - rank) // 2})  # sent by the ranks that send forward
             assert sends(recordings["ours"], rank, 2 * number) == steady + shapes
             assert sends(recordings["ours"], rank, 2 * number + 1) == steady
             if name in PYTORCHS:
@@ -166,6 +166,6 @@ def test_a_tied_embeddings_gradient_is_sent_once_by_each_of_its_ranks():
     x, embedding = 2 * 5 * SMALL.dim * 4, SMALL.vocab * SMALL.dim * 4
     for rank in (0, 1):
         assert sends(recording, rank, 1) == Counter({x: 2, embedding: 1})
-        assert sends(recording, rank, 3) == Counter({x: 4})  # in a V one rank has both
+        assert sends(recording, rank, 3) == Counter({x: 4})  # one rank of a V has both ends
     frozen = run(two_tied_steps, config, False, ranks=2, record="communication").recording
     assert [sends(frozen, rank, 1) for rank in (0, 1)] == [Counter({x: 2})] * 2

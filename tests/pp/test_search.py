@@ -126,7 +126,7 @@ def test_it_stops_and_says_so():
     best = search(4, 6, [6, 4, 3, 6], split=True, **HARD)
     assert best.proven and best.simulation.time == 83 and 100 < best.looked_at < 10_000
     assert repr(best).startswith("rank 0   0F0") and repr(best).endswith(f"(beginnings looked at: {best.looked_at})")
-    assert len(search(4, 6, 6, split=True, **HARD, beginnings=0).schedule) == 4  # it always finds some lists
+    assert len(search(4, 6, 6, split=True, **HARD, beginnings=0).schedule) == 4  # the search always finds some lists
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ P_AND_M = [(1, 1), (1, 5), (2, 4), (3, 6), (4, 4), (4, 8), (8, 16)]
 def test_bubbles_are_the_published_ones(p, m):
     """Check (p - 1) / m and (p - 1) / (v m).
 
-    Source: Narayanan et al.  2021, arXiv 2104.04473, section 2.2, equations of t_pb / t_id.   ZB-H1, (p - 1)(F + I -
-    W): Qi et al.  2023, arXiv 2401.10241, table 2, and the README of DeepSeek's DualPipe, which writes it (PP - 1)(F +
-    B - 2W).   It holds if W is not longer than F, nor than I.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2, equations of t_pb / t_id.  ZB-H1, (p - 1)(F + I -
+    W): Qi et al. 2023, arXiv 2401.10241, table 2, and the README of DeepSeek's DualPipe, which writes it (PP - 1)(F +
+    B - 2W).  It holds if W is not longer than F, nor than I.
     """
     for forward, half, weights in [(1, 1, 1), (2, 2, 1), (3, 4, 2), (2, 1, 1), (5, 4, 3)]:
         costs = {"F": forward, "B": half + weights, "I": half, "W": weights}
@@ -54,8 +54,8 @@ def test_the_schedules_in_a_v(p, m):
 def test_activations_alive_are_the_published_ones(p, m):
     """Check the peaks of 1F1B, interleaved, ZB-H1, ZB-V and DualPipeV.
 
-    1F1B: arXiv 2104.04473, section 2.2.1.   Interleaved, on the first rank L (1 + (p - 1) / (p v)) layers: Korthikanti
-    et al.  2022, arXiv 2205.05198, section 4.2.3.   ZB-H1 and ZB-V, as 1F1B: arXiv 2401.10241, table 2 and section 6.
+    1F1B: arXiv 2104.04473, section 2.2.1.  Interleaved, on the first rank L (1 + (p - 1) / (p v)) layers: Korthikanti
+    et al. 2022, arXiv 2205.05198, section 4.2.3.  ZB-H1 and ZB-V, as 1F1B: arXiv 2401.10241, table 2 and section 6.
     DualPipeV, PP + 1 where PP = 2 p: the README of DeepSeek's DualPipe.
     """
 

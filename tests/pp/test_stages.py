@@ -1,6 +1,6 @@
 """Tests of labs.pp with stages as somebody else would write them.
 
-The reference is one process with the same micro-batches one after another, bit by bit.   A parameter with two uses
+The reference is one process with the same micro-batches one after another, bit by bit.  A parameter with two uses
 agrees within 1e-12, because one process adds them up in another order.
 """
 

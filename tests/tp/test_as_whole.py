@@ -164,7 +164,7 @@ def parts_for_the_whole():
         lambda m: m.up.bias.std(),
     ):
         refuse(lambda penalty=penalty: taken(penalty), "is split, and was used outside of its module", RuntimeError)
-    taken(lambda m: m.down.bias.norm())  # this is whole
+    taken(lambda m: m.down.bias.norm())  # the bias is whole
     own_norm = partial(clip_each, max_norm=0.01)
     refuse(lambda: taken(between_steps=own_norm), "and each has a part of one parameter: clip with", RuntimeError)
     for way in (

@@ -106,7 +106,7 @@ def test_a_model_under_other_names_with_biases(ranks):
     assert max(run(brought, ranks=ranks)) < 1e-12
 
 
-# ---- on a grid -------------------------------------------------------------------------------------------
+# ---- a grid of ranks -------------------------------------------------------------------------------------
 
 
 def on_a_grid():

@@ -89,7 +89,7 @@ def test_the_same_numbers_as_the_model_of_torch():
     models = [GPT(config) for config in ODD]
     for model in models:
         with torch.no_grad():
-            model.norm.weight += torch.linspace(-0.5, 0.5, 12)  # it starts from ones
+            model.norm.weight += torch.linspace(-0.5, 0.5, 12)  # norms start from ones
     jobs = [(c, as_arrays(m), *(part.numpy() for part in tokens(c, 3))) for c, m in zip(ODD, models, strict=True)]
     for model, (config, _, x, y), (logits, loss) in zip(
         models, jobs, on_devices(forward, jobs, devices=1), strict=True

@@ -5,7 +5,7 @@ of the ranks, divides, and steps torch's own optimizer on the whole parameters. 
 float64 they must agree within 1e-12, and on two ranks bit by bit, because two numbers can be added in only one way.
 
 Bytes held: a dispatch mode of this file looks at the memory behind every layer's vectors at every single operator of
-the step, and knows nothing of the recorder.   Bytes sent: the recorder.
+the step, and knows nothing of the recorder.  Bytes sent: the recorder.
 """
 
 import functools
@@ -185,7 +185,7 @@ def test_stages_2_and_3_reduce_every_micro_batch():
     model = Awkward()
     whole = {flag: [p for p in model.parameters() if p.requires_grad is flag] for flag in (True, False)}
     trained, frozen = 77 + 2 * (7 * 13 + 13 + 13 * 7 + 7) + 14 + 1, 56
-    unused = 56  # also frozen: nobody gathers it
+    unused = 56  # frozen, too: nobody gathers it
     assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen + unused]
     checksum = 8  # a checksum of the order of calls, to the other rank, once per step
     padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
@@ -312,7 +312,7 @@ def reading(read):
     return lambda zero, x: read(zero.model.layers[0][0].weight)
 
 
-CANNOT_BE_TRAINED = [  # with the stages in which they cannot
+CANNOT_BE_TRAINED = [  # trainings, with the stages in which they are refused
     (changed_shard, (1, 2), "was changed, and other ranks have what it was: after such a change, call zero.refresh("),
     (hooked_later, (3,), "has a hook, which backward does not call"),
     (loaded_later, STAGES, "load it before Zero shards it, or load what labs.checkpoint"),

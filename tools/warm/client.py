@@ -19,7 +19,7 @@ from pathlib import Path
 READ_BY_IMPORTS = ("PYTHON", "LABS_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "ATEN_", "CUDA_")
 ORIGIN = {
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
-    "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # as a kernel sets it
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # a kernel sets this
     # otherwise labs.kit.launch would start a fork server, whose socket a forked process would close later
     "LABS_RANK": "",
 }

@@ -1,8 +1,8 @@
 """A store of jobs: a job that one notebook of a suite has run is not run again by another, which takes its values.
 
-Each notebook runs solved and as shipped, and most of its time goes into jobs that are the same in both.   Two jobs are
+Each notebook runs solved and as shipped, and most of its time goes into jobs that are the same in both.  Two jobs are
 the same if these are equal: the function with everything that it uses and is given, byte by byte; the other arguments
-of `run`; and how many such jobs their notebook ran before, so a job that runs twice still does.   A job that printed,
+of `run`; and how many such jobs their notebook ran before, so a job that runs twice still does.  A job that printed,
 warned or failed is run again.
 """
 

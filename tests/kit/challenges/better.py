@@ -215,7 +215,7 @@ def stops(spec, target):
 
 # ---- 06 --------------------------------------------------------------------------------------------------
 
-# For each use, forward then backward: the use before which its layer is gathered; None if it has stayed.
+# The use before which each use's layer is gathered, forward then backward; None if the layer has stayed.
 LEADS = (
     [0, 0, 1, 2, 2, 3, 4, 4, 4, 8, None, 10, None, 8, 13, 12, 14, 15, 16, 17],
     [0, 0, 1, 2, 2, 1, 2, 1, 6, 6, None, 9, None, 7, 9, 12, None, 14, None, 16],
@@ -243,7 +243,7 @@ def led(leads):
 
 # ---- 07 --------------------------------------------------------------------------------------------------
 
-# For each limit, the kept ones of q, k, v, attention, o, gate and up in each layer but the last; found by a knapsack.
+# The tensors kept of q, k, v, attention, o, gate and up in each layer but the last, by limit; found by a knapsack.
 FULL = "1111111"
 KEPT = {
     0.56: [FULL] * 7,
@@ -268,7 +268,7 @@ def checkpointed(module, kept):
 
 
 def counting(kept):
-    left = {False: iter(kept), True: iter(kept)}  # for the forward, and for the recomputed one
+    left = {False: iter(kept), True: iter(kept)}  # one for the forward, one for the recomputed forward
 
     def policy(context, operator, *args, **kwargs):
         product = str(operator.overloadpacket) in MATMULS | ATTENTION
@@ -280,7 +280,7 @@ def counting(kept):
 
 # ---- 07b -------------------------------------------------------------------------------------------------
 
-LISTS = (  # for each training: the operations, each with its layer
+LISTS = (  # one list per training: the operations, each with its layer
     "r7r0u7r6r2w7u6r3w6r4u3u2w3r1w2u4r5u0w0u1r7u5u7w7u5u4r6w5u6r0w6r3u1u0w4r2u2u3w1w2w3w0",
     "r6r7u6u7r0w6r3w7u0r1u1r2u3r4u2r5w0u4u5u5r7u4u7w5u1w4r6u6w7r0u2u0u3w2w1w0w3w6",
     "r4r3r7r0u4u7w4r2r1u3u2u0w3u1r5u5r6u6u7u6w7u5w6u1u0w5u2r3u3w2w3r4w1u4w0w4",

@@ -35,7 +35,7 @@ def said(answer):
     return float(re.search(r"([\d.]+) points", str(answer))[1])
 
 
-# ---- what is shipped -------------------------------------------------------------------------------------
+# ---- the course's answers --------------------------------------------------------------------------------
 
 STRAIGHTFORWARD = {
     "slow_wire": poor.ring,

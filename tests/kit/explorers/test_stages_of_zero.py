@@ -181,7 +181,7 @@ CONFIG = replace(PRESETS["tiny"], depth=2, context=16)
 
 
 def test_a_recording_lies_on_the_bar_that_the_formula_has_for_it():
-    """Check on the CPU, where norms are not one kernel, and call the formula for that."""
+    """Compare with the formula on a CPU, where norms are not one kernel."""
     measured = run(two_layers, ranks=2, device="cpu", record="memory").recording
     widget = play.memory({"stage 3": measured}, CONFIG, precision="float32", ranks=2, context=16)
     assert widget.settings["model"] == explorer.YOURS

@@ -587,7 +587,7 @@ def looked_at_and_sent_from(rank, g):
     gathering = all_gather(x(16), mine, group=g.world, async_op=True)
     mine.sum()  # both may read it
     gathering.wait()
-    data.sum()  # this also completes the earlier calls on the same communicator
+    data.sum()  # the wait also completes the earlier calls on the same communicator
     work.wait()
 
 

@@ -1,6 +1,6 @@
 """Tests of the checker against a theorem: calls in one order, in which each rank issues its own, never hang.
 
-The first call that is not done waits for no other one, so the order is sound under any rules.   Without one of its
+The first call that is not done waits for no other one, so the order is sound under any rules.  Without one of its
 parts, it is not.
 """
 

@@ -350,7 +350,7 @@ def test_a_collective_that_fails_late_raises_where_it_is_waited_for():
         with pytest.raises(RuntimeError, match=r"Connection closed|closed by peer|Connection reset"):
             if dist.get_rank() == 0:
                 dist.all_reduce(torch.ones(4), async_op=True).wait()
-            else:  # this one waits in C++
+            else:  # the other ranks wait in C++
                 functional.wait_tensor(functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD))
         time.sleep(5)
 

@@ -47,7 +47,7 @@ def test_tensors_of_all_kinds_come_back_as_they_were():
             assert back.stride() == here.stride()
         assert torch.equal(back.to_dense(), here.to_dense())
         if not here.requires_grad and here.layout == torch.strided:
-            back.resize_(100)  # it owns its memory
+            back.resize_(100)  # the tensor owns its memory
 
 
 def test_large_values_do_not_pass_through_a_socket():

@@ -159,7 +159,7 @@ DETACHED = "import os, time; os.setsid(); print('pid', os.getpid(), flush=True);
 def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
     def job():
         process = subprocess.Popen([sys.executable, "-c", DETACHED], stdout=subprocess.PIPE)
-        process.stdout.readline()  # it has a session of its own
+        process.stdout.readline()  # the process has a session of its own by now
         return process.pid
 
     assert gone_within(run(job, ranks=1), 20)

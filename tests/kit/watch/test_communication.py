@@ -314,7 +314,7 @@ def test_clock_waits_and_ends():
     assert seen.events == sorted(seen.events, key=lambda event: event.start)
     assert all(0 <= event.start <= event.end for event in seen.events)
     _, first, hidden, message = seen.select(rank=0)
-    assert first.end - first.start > 0.2 and first.waited > 0.2  # it waited for the late one
+    assert first.end - first.start > 0.2 and first.waited > 0.2  # rank 0 waited for the late rank
     other = seen.select(rank=1)[1]
     assert other.start > first.start + 0.2 and abs(other.end - first.end) < 0.15  # both use one clock
     # hidden behind the sleep: this is its own end, not wait's
@@ -336,7 +336,7 @@ def test_a_work_that_nobody_waits_for_or_that_fails_does_no_harm():
     assert seen.counts()["all_reduce"] == 3 and all(event.end >= event.start for event in seen.events)
 
 
-# ---- on the wire -----------------------------------------------------------------------------------------
+# ---- bytes on the wire -----------------------------------------------------------------------------------
 WIRE = """
     import json
     import torch, torch.distributed as dist

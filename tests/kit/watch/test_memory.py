@@ -369,7 +369,7 @@ def test_no_hook_stays_behind():
     assert len(timeline(StorageWatch().tape)) == 0
 
 
-# ---- in jobs ---------------------------------------------------------------------------------------------
+# ---- jobs ------------------------------------------------------------------------------------------------
 
 
 def sizes(model, optimizer):
@@ -460,7 +460,7 @@ def overtaken(frame, event, argument):
 
 def gather_in_a_row(late):
     if late:
-        # after the recorder's own listener, so that it holds what that one gave to the backend
+        # added after the recorder's own listener, so that it holds what that one gave to the backend
         tap.listeners.append(KeepsLonger())
         threading.settrace(overtaken)
     mark("step")
@@ -500,7 +500,7 @@ def gather_with_one_that_keeps():
 
 def test_a_backend_that_keeps_is_waited_for_once():
     for seconds in run(gather_with_one_that_keeps, ranks=2, device="cpu", record="memory"):
-        assert 1 < seconds < 59  # and not 60 times
+        assert 1 < seconds < 59  # one wait, not 60
 
 
 def keep_handles():

@@ -50,7 +50,8 @@ def functional(pairs):
         "irecv": lambda x: ops.isend(x, 0, 0, name) if rank == 1 else ops.irecv(x, 1, 0, name),
         "batch_p2p_ops": lambda x: ops.batch_p2p_ops(["isend"] if rank else ["irecv"], [1 - rank], [0], [x], name),
     }
-    there = [each for each in pairs if not each.startswith(("wait", "_wrap_tensor"))]  # these two send nothing
+    # the two excluded ones send nothing
+    there = [each for each in pairs if not each.startswith(("wait", "_wrap_tensor"))]
     for each in there:
         mark("step")
         waited = calls[each](torch.ones(4))
