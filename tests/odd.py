@@ -433,7 +433,7 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     if said:
         return {odd.name: "was not refused"}
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
-    # a pipeline has as many micro-batches
+    # stages multiply the micro-batches of a pipeline
     stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1
     expected = reference(odd, parts, odd.micro_batches * stages)
     off = {name: (came[name] - p).abs().max().item() for name, p in expected.items() if p.numel()}

@@ -1,4 +1,4 @@
-"""Reference: the rule that stands at the head of tools/minutes.py, on a small notebook and on those of the course."""
+"""Tests of the rule at the head of tools/minutes.py, on a small notebook and on those of the course."""
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -29,7 +29,7 @@ def test_a_notebook_takes_an_hour_and_half_of_one_more_with_its_exercises(stem):
 def test_the_rule():
     found = minutes.minutes(
         notebook(
-            f"# A {PROSE}",  # 200 words, as `#` is one
+            f"# A {PROSE}",  # 200 words: `#` is one
             "### Exercise 1: b (10 minutes)",
             "### Exercise 2 (optional): c (5 minutes)",
             "after an exercise",
@@ -39,7 +39,7 @@ def test_the_rule():
             "## Say it back",
         )
     )
-    heading = 6 / 200  # with `###`, as a word
+    heading = 6 / 200  # the heading's `###` is a word
     assert found.required == pytest.approx(2 + 1 + 0.5 + heading + 0.5 + 3 / 200 + 0.5 + 4 / 200 + 0.5)
     assert found.exercises == 10
     assert found.optional == pytest.approx(5 + 7 / 200 + 0.5 + 201 / 200 + 0.5 + 7 + heading + 0.5)

@@ -247,7 +247,7 @@ def state_by_number(where):
 
 
 def rows_in_strided_order(where):
-    """Load rows of FSDP after tensor parallelism that do not divide into whole tensors, and back."""
+    """Load uneven rows of FSDP after tensor parallelism into whole tensors, and whole tensors into such rows."""
     config = Config(vocab=14, dim=12, depth=1, heads=2, kv_heads=2, hidden=10, context=6)
     expected = GPT(config, seed=1).state_dict()
 

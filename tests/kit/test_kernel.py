@@ -62,7 +62,7 @@ def execute(client, code, until=None):
 def reply_to(client, message):
     """Return the reply to a message.
 
-    A slow kernel's queue may hold answers to earlier questions whether it is ready.
+    A slow kernel's queue may still hold answers to earlier checks of whether it is ready.
     """
     while (reply := client.get_shell_msg(timeout=300))["parent_header"].get("msg_id") != message:
         pass

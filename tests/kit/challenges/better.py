@@ -497,8 +497,8 @@ def received(like, mesh):
 # ---- 10 --------------------------------------------------------------------------------------------------
 
 V = 0, 1, 2, 3, 3, 2, 1, 0
-# The ranks of the stages, and the weights of a rank's preferences, which takes the smallest; near: how close to its
-# limit a rank prefers a W.
+# The ranks of the stages, and a rank's preferences, of which it takes the smallest; near: a rank this close to its
+# limit prefers a W.
 GROWN = (
     (V, {"F": 1.4247, "I": -2.2459, "W": 0.8485, "deep": -0.5431, "near": 1, "wait": 0}),
     (V, {"F": -1.3948, "I": 2.4772, "W": 3.8378, "deep": -0.4330, "near": 3, "wait": 0}),

@@ -38,7 +38,7 @@ def part(rank, op, group, peer, now, is_waited_for, batch=None):
 
 def events_of(order, waited):
     """Yield the recorded events of all ranks, which issue all their calls in this order. waited: whether they wait for
-    each
+    each.
     """
     # otherwise a batch of a few ranks may be the first call of its group
     used = [("barrier", group) for group in GROUPS]

@@ -83,9 +83,7 @@ def test_500_launches_leave_nothing_behind(own_folder):
 
 
 def spurious(times):
-    """Count the failures of good jobs that end with DDP, where torch's own teardown aborts now and then: none may
-    fail.
-    """
+    """Run good jobs that end with DDP, where torch's own teardown aborts now and then: all must succeed."""
 
     def job():
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
