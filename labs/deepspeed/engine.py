@@ -97,7 +97,7 @@ def imported() -> ModuleType:
 
 
 def choose_accelerator() -> None:
-    """Set the device that DeepSpeed looks for during its import: PyTorch's default device."""
+    """Make DeepSpeed, which looks for an accelerator during its import, use PyTorch's default device."""
     os.environ.setdefault("DS_ACCELERATOR", torch.get_default_device().type)
 
 

@@ -63,7 +63,7 @@ class Problem:
 
 
 class RankError(RuntimeError):
-    """A job failed.
+    """The failure of a job.
 
     kind   "raised", "interrupted", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
     ranks  the ranks that are the cause

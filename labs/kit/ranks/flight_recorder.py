@@ -268,7 +268,7 @@ class FlightRecorder(tap.Listener):
     def text(self, text: str, otherwise: str = "", room: int = TEXT - GROUP_TEXT) -> int:
         """Return the number of a text, which is appended if it is new.
 
-        If fewer than `room` bytes are left for it, the number of `otherwise` is returned instead.
+        If all texts together would then have more than `room` bytes, the number of `otherwise` is returned instead.
         """
         number = self.ids.get(text)
         if number is None:

@@ -277,11 +277,11 @@ def become_rank(fds: list[int], not_mine: list[int], anew: bool) -> None:
 
 
 def let_the_other_finish() -> None:
-    """Keep a process from preempting the one that wakes it, in both directions (Linux, for ranks that share cores).
+    """Keep this process and one that it wakes, or that wakes it, from preempting each other (only on Linux).
 
-    Otherwise the rank that gloo's sender has just woken often preempts the sender, which still holds a lock, and
-    another thread spins until it gets that lock (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks on two
-    cores a small all-reduce took 2.4 times as long.
+    Where ranks share cores, the rank that gloo's sender has just woken often preempts the sender, which still holds a
+    lock, and another thread spins until it gets that lock (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks
+    on two cores a small all-reduce took 2.4 times as long.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(PermissionError):  # a sandbox may forbid it, which costs only speed

@@ -123,7 +123,7 @@ def unpack(file: int, sizes: list[int]) -> Any:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that leaves a class which this process had sent as the class is here now.
+    """An unpickler that does not change the classes of this process, even if a rank sends one of them back.
 
     cloudpickle finds such a class by its number, and would then set its whole state again: its methods would use the
     rank's copies of the notebook's variables, and its attributes would be the rank's.

@@ -380,9 +380,9 @@ def is_by_cpp(frame: FrameType | None) -> bool:
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the program, which is outside this kit and outside of what its dispatch modes call.
+    """Return the innermost frame of the program, which is neither in this kit nor below one of its dispatch modes.
 
-    A dry run's modes, for example, pass operators on to fake tensors.
+    The modes of a dry run, for example, pass operators on to fake tensors.
     """
     inner = frame
     while frame is not None:

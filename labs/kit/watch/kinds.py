@@ -211,7 +211,7 @@ class Finders:
         original(thread)
 
     def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
-        """Warn when a compiled function is called; `callback` is None if compilation is turned off anyway."""
+        """Warn when a compiled function is called; without a callback, the function must not be compiled anyway."""
         if callback:
             self.ledger.warn("compiled functions run uncompiled, since generated code has no operators to see")
         return original(callback)
