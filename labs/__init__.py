@@ -3,8 +3,8 @@
 Each name in labs/ is a chapter, taught from scratch on torch.distributed: a file, or a folder with a file for each idea
 and an outline in its `__init__`.  Read the chapters in this order; each one imports only chapters above it.
 
-    rope         rotary positions: where a token stands is an angle
-    model        a small GPT for one device; knows nothing of parallelism
+    rope         rotary positions: a token's position as an angle
+    model        a small GPT for one device, which knows nothing of parallelism
     data         the corpus, this Python's own standard library as bytes, and the sampler
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
@@ -12,21 +12,21 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     agree        comparisons between ranks of what must be the same on all of them
     mesh         ranks as a grid with named axes, and a process group along each
     dtensor      a tensor that knows its layout, and computes as if it were whole
-    hooks        the moments at which a layer's backward begins and ends, as autograd tells them
+    hooks        the moments at which a layer's backward begins and ends, as autograd reports them
     dropped      placeholders for parameters whose memory is freed, so that nobody reads it
     elementwise  the check that an optimizer treats each element by itself, so that it can update shards
-    ddp          copies that agree: average the gradients; in buckets; while backward runs
-    zero         the spare copies removed, stage by stage, a layer at a time
+    ddp          replicas that stay equal: gradients are averaged, in buckets, while backward runs
+    zero         data parallelism without redundant copies, stage by stage, a layer at a time
     fsdp         stage 3 parameter by parameter, gathered before it is needed
-    memory       hold less: precision, recomputation, offload
+    memory       fewer bytes held: mixed precision, recomputation, offload
     clip         the norm of the gradients, wherever their shards are
-    tp           every matrix split, by a plan
+    tp           every weight matrix split between ranks, by a plan
     pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
     gspmd        a whole program's layouts and communication, found from a few annotations
-    generate     one token after the other, with the keys and values of the past at hand
-    llama        weights as they are published: a Llama's, under Hugging Face's names
-    checkpoint   a training that survives: saved by all ranks, and loaded in any other layout
-    parallel     all of it on one mesh: stages that are split and sharded
+    generate     one token after the other, with a cache of keys and values
+    llama        a Llama's published weights, under Hugging Face's names
+    checkpoint   a training's state, saved by all ranks, and loaded in any other layout
+    parallel     all strategies on one mesh: stages that are split and sharded
     plan         every layout in which a model fits on given machines, the fastest first
     native       the same strategies as PyTorch ships them
     deepspeed    the same strategies in DeepSpeed, chosen by a configuration (extra deepspeed)

@@ -142,7 +142,7 @@ class CachedCore(Core):
 def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> None:
     """Raise TypeError or ValueError for arguments from which nothing can be generated."""
     if not isinstance(model, GPT):
-        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: for a wrapper, give what it wraps")
+        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: for a wrapper, give the model in it")
     if not isinstance(prompt_BT, Tensor) or prompt_BT.ndim != 2 or prompt_BT.dtype not in (torch.int64, torch.int32):
         given = f"{prompt_BT.dtype} {tuple(prompt_BT.shape)}" if isinstance(prompt_BT, Tensor) else f"{prompt_BT!r:.60}"
         raise ValueError(f"the prompt is {given}: it must be int64 in the shape [batch, tokens]; give one as x[None]")

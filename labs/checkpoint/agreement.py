@@ -200,15 +200,15 @@ def differ_in_kept(name: str, rank: int, its: set[str], other: int, others: set[
     what = min(its ^ others)
     has, lacks = (rank, other) if what in its else (other, rank)
     return (
-        f"the optimizer keeps {what!r} of {name!r} on rank {has}, but not on rank {lacks}, which has the same of it: "
-        "take the same steps on all replicas"
+        f"the optimizer keeps {what!r} of {name!r} on rank {has}, but not on rank {lacks}, which holds the same "
+        "part of it: take the same steps on all replicas"
     )
 
 
 def differ_in_numbers(key: str, rank: int, its: str, other: int, others: str) -> str:
     return (
-        f"{key!r} differs on ranks {rank} and {other}, which both have it, and a checkpoint has it once: make it equal "
-        "before (a buffer: broadcast or average it)"
+        f"{key!r} differs on ranks {rank} and {other}, which both hold it, but a checkpoint stores it once: make it "
+        "equal before (a buffer: broadcast or average it)"
     )
 
 

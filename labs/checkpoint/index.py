@@ -114,7 +114,7 @@ def to_json(name: str, value: Any) -> str:
         raise ValueError(f"{name}= is not for JSON ({error}): give numbers, strings, lists and dicts") from error
     for key in keys_in(value):
         if not isinstance(key, str):
-            raise ValueError(f"{name}= has a key {key!r}, which JSON would bring back as a string: make it one before")
+            raise ValueError(f"{name}= has a key {key!r}, which JSON would load as a string: make it a string before")
     return json.dumps(value, sort_keys=True)
 
 
@@ -195,7 +195,7 @@ def lock(file: IO[str]) -> None:
 
 
 def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
-    """Write the index, flush it, and rename the folder."""
+    """Write the index, flush it, rename the folder, and remove the drafts that killed jobs have left."""
     (draft / INDEX).write_text(json.dumps(sealed(record)))
     flush(draft / INDEX)
     rename(draft, final, record["files"])

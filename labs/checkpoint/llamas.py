@@ -68,7 +68,9 @@ def require_tied_or_not(ours: Parts, config: Config) -> None:
     ends = [ours[name].blocks.values() for name in ("embed.weight", "head.weight") if name in ours]
     places = [[x.data_ptr() for x in blocks] for blocks in ends]
     if len(places) == 2 and all(places) and (places[0] == places[1]) != config.tied:
-        raise ValueError(f"the config has tied={config.tied}, and the model has not: give the model's own config")
+        raise ValueError(
+            f"the config has tied={config.tied}, but the model has tied={not config.tied}: give the model's own config"
+        )
 
 
 def require_all(config: Config, everyones: Iterable[Collection[str]]) -> None:

@@ -102,7 +102,9 @@ def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dic
 
     def look() -> int:
         if where is None:
-            raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
+            raise ValueError(
+                "there is no checkpoint: newest(folder) returns None before the first save, so check for it"
+            )
         path = Path(where).expanduser()
         found, its = opened(path)
         pieces = in_files(its)
@@ -185,13 +187,15 @@ def require_optimizer(where: Path, kept: Kept, options: Mapping[str, Options], g
         for name, other in pairwise(names):
             if options[name] != options[other]:
                 what = first_difference(options[name], options[other])
-                differ.append(f"{name!r} and {other!r} have a {what!r} of their own in it, and share one here")
+                differ.append(f"{name!r} and {other!r} have different values of {what!r} in it, but share one here")
         for name in names:
             if options[name]["optimizer"] != own["optimizer"]:
                 differ.append(f"{name!r} was trained with {options[name]['optimizer']}, not {own['optimizer']}")
         for name, other in (pair for names in parameters for pair in pairwise(names)):
             if kept.get(name, {}).keys() != kept.get(other, {}).keys():
-                differ.append(f"{name!r} and {other!r} are trained as one here, and in it more is kept of one")
+                differ.append(
+                    f"{name!r} and {other!r} are one parameter here, but have different optimizer state in it"
+                )
     refuse(f"{where} is of another training", differ)
 
 

@@ -62,7 +62,7 @@ Groups = list[tuple[Options, list[list[str]]]]  # options, and the names of each
 
 
 class Savable(Protocol):
-    """An object that `save` can save.  Once it is made, only the numbers in its tensors may change."""
+    """An object that `save` can save.  What it has returned changes no more, except for the numbers in the tensors."""
 
     def parts(self) -> Parts: ...
 

@@ -44,7 +44,7 @@ def set_random_state(state: dict[str, Any]) -> None:
         random.Random().setstate(python)
         if "cuda" in state:
             if not torch.cuda.is_available():
-                raise ValueError("it has a GPU's, and there is no GPU")
+                raise ValueError("it has a GPU's state, but there is no GPU")
             cuda = tensor(state["cuda"])
             torch.Generator("cuda").set_state(cuda)
         if "numpy" in state:

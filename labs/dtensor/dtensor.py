@@ -99,8 +99,8 @@ class DTensor(Tensor):
         block = Spec(shape, device_mesh.shape, placements).block(device_mesh.get_coordinate())
         if block.shape != tuple(local_tensor.shape):
             raise ValueError(
-                f"rank {device_mesh.rank} brings a block of shape {tuple(local_tensor.shape)}, but of {shape} "
-                f"in {list(placements)} it holds {block.shape}"
+                f"rank {device_mesh.rank} gave a block of shape {tuple(local_tensor.shape)}, but its block of a tensor "
+                f"of shape {shape} in {list(placements)} has shape {block.shape}: give that block, or another shape="
             )
         if run_check:
             require_one_whole(shape, local_tensor, device_mesh, placements)

@@ -1,6 +1,6 @@
 """Optimizer state on disk that no crash can damage; files that were changed otherwise are detected.
 
-A committed file is never overwritten.  Each step makes a new generation, which has its own files:
+A committed file is never overwritten.  Each commit makes a new generation, which has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
     (update)  the caller changes the numbers in place, like those of any tensor

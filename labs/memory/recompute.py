@@ -89,7 +89,9 @@ def checkpoint(fn: Callable[..., Any], /, *args: Any, keep: Iterable[str] = (), 
     for arguments that only torch's checkpoint has.
     """
     if theirs := TORCHS & kwargs.keys():
-        raise TypeError(f"{min(theirs)}= is for torch.utils.checkpoint: leave it out here, where keep= alone is there")
+        raise TypeError(
+            f"{min(theirs)}= is for torch.utils.checkpoint: leave it out here, since this function has keep= alone"
+        )
     return run_twice(fn, operations(keep), *args, **kwargs)
 
 

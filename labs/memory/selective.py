@@ -44,7 +44,7 @@ def operations(keep: Iterable[str]) -> frozenset[str]:
         if not hasattr(getattr(torch.ops, library), op):
             raise ValueError(f'keep= names operations of the dispatcher, "aten.mm" for one; {name!r} is not among them')
         if op.endswith(("_", "_like")):
-            raise ValueError(f"keep= is for operations that compute what they give: {name!r} fills or changes a tensor")
+            raise ValueError(f"keep= is for operations that compute a new output: {name!r} fills or changes a tensor")
     return names
 
 
@@ -95,7 +95,7 @@ class HandOut(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         kept, drew, output = next(self.kept, (None, None, None))
         if kept is not func:
-            raise RuntimeError(f"recomputed, {func} was called where the forward had called {kept}")
+            raise RuntimeError(f"in recomputation, {func} was called where the forward had called {kept}")
         if drew is not None:  # the next random numbers follow those that this operation drew
             set_random_state(args, drew)
         return tree_map_only(Tensor, Tensor.detach, output)

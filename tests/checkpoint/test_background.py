@@ -162,7 +162,7 @@ def test_what_several_ranks_hold_is_compared_in_the_copies(tmp_path):
 
     for first, second, third in run(body, ranks=2):
         assert first is third is None
-        assert "'a' differs on ranks 0 and 1, which both have it" in second
+        assert "'a' differs on ranks 0 and 1, which both hold it" in second
 
 
 def test_a_saver_that_is_dropped_frees_its_copies_and_reports_errors(tmp_path, capfd):

@@ -118,7 +118,7 @@ def test_damaged_files_are_reported_on_all_ranks_before_a_tensor_has_changed(tmp
     for said, changed, two, none in run(body, ranks=2):
         assert changed == 0
         assert "ranks 0 and 1 found two different checkpoints" in two
-        assert "there is no checkpoint: newest(folder) gives None" in none
+        assert "there is no checkpoint: newest(folder) returns None" in none
         for words, (_, sentence) in zip(said, DAMAGES, strict=True):
             assert sentence in (words or ""), (words, sentence)
 

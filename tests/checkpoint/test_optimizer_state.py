@@ -198,7 +198,10 @@ REFUSED = [
     (of_one_rank, "LBFGS keeps 'func_evals', of type int: only tensors can be saved"),
     (offloaded, "Offloaded keeps its state in a place of its own: train with one of torch's, or with"),
     (of_each_rank, "'lr' of 'scale' is 0.5 on rank 0 and 1.5 on rank 1: give the optimizer the same options"),
-    (of_two_groups, "is of another training: 'scale' and 'none' have a 'lr' of their own in it, and share one here"),
+    (
+        of_two_groups,
+        "is of another training: 'scale' and 'none' have different values of 'lr' in it, but share one here",
+    ),
     (
         lambda folder: load(saved("kind", folder), laid_out("one", Net(2), partial(optim.SGD, lr=0.1))[0]),
         "is of another training: 'scale' was trained with AdamW, not SGD",
@@ -211,7 +214,7 @@ REFUSED = [
         lambda folder: load(saved("none", folder, Held(Net(1))), laid_out("one", Net(2), ADAMW)[0]),
         "was saved without an optimizer: load it into Held(model)",
     ),
-    (more_of_one, "'later.weight' are trained as one here, and in it more is kept of one"),
+    (more_of_one, "'later.weight' are one parameter here, but have different optimizer state in it"),
     (another_count, "are one tensor here, and differ in it"),
 ]
 
