@@ -220,10 +220,14 @@ def rounding(x: Tensor) -> float:
 
 
 def require_all_averaged(owner: Any, is_averaged: Callable[[Tensor], bool], groups: list[ProcessGroup | None]) -> None:
-    """While the owner lives, raise RuntimeError in an optimizer's first step where a gradient was averaged by nobody.
+    """Raise RuntimeError in an optimizer's first step if ranks differ in a gradient that nobody averaged.
 
-    is_averaged: whether the owner averages a parameter.  What else an optimizer has that steps one of those, as the
-    parameters of a loss, must have the same gradient on every rank.
+    The check is for optimizers that also have a parameter which the owner averages.  Their other parameters, such as
+    those of a loss, must have the same gradient on every rank.
+
+    owner: the strategy; the check ends when it is freed
+    is_averaged: function that returns whether the owner averages a parameter's gradient
+    groups: the process groups over which gradients are compared
     """
     compared: WeakSet[Optimizer] = WeakSet()
 

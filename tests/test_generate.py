@@ -183,7 +183,7 @@ def test_a_split_model_generates_the_same_and_holds_and_sends_what_was_predicted
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"model": nn.Linear(2, 2)}, TypeError, "generate() takes a GPT, not a Linear: for a wrapper, give what it"),
+        ({"model": nn.Linear(2, 2)}, TypeError, "generate() takes a GPT, not a Linear: for a wrapper, give the"),
         ({"prompt_BT": [1, 2]}, ValueError, "the prompt is [1, 2]: it must be int64 in the shape [batch, tokens]"),
         ({"prompt_BT": PROMPT[0]}, ValueError, "the prompt is torch.int64 (5,): it must be int64 in the shape"),
         ({"prompt_BT": PROMPT.float()}, ValueError, "the prompt is torch.float32 (3, 5): it must be int64"),
