@@ -244,7 +244,7 @@ def test_every_rank_names_the_first_rank_that_differs():
 
 
 def step_of_a_layer_and_a_loss(wrap, average):
-    """A layer is wrapped, and the weights of its loss are not; on all ranks, these after a step."""
+    """Wrap a layer, but not the weights of its loss, and return these weights after the steps."""
     torch.manual_seed(0)
     layer, loss = nn.Linear(4, 4).double(), nn.Linear(4, 2).double()
     layer, rank, ranks = wrap(layer), dist.get_rank(), dist.get_world_size()
@@ -262,7 +262,7 @@ def step_of_a_layer_and_a_loss(wrap, average):
     return loss.weight.tolist()
 
 
-def test_what_an_optimizer_steps_and_nobody_averages_is_told():
+def test_a_parameter_that_is_stepped_but_not_averaged_is_refused():
     def wrapped_in_turn():
         ways = [Overlapped, lambda layer: fully_shard(layer, mesh=Mesh((2,), ("dp",)))]
         for wrap in ways:
@@ -270,7 +270,7 @@ def test_what_an_optimizer_steps_and_nobody_averages_is_told():
                 step_of_a_layer_and_a_loss(wrap, average=False)
         return [step_of_a_layer_and_a_loss(wrap, average=True) for wrap in ways]
 
-    [due] = run(lambda: step_of_a_layer_and_a_loss(nn.Identity().__call__, average=True), ranks=1)
+    [expected] = run(lambda: step_of_a_layer_and_a_loss(nn.Identity().__call__, average=True), ranks=1)
     for found in run(wrapped_in_turn, ranks=2):
         for weights in found:
-            assert torch.allclose(torch.tensor(weights), torch.tensor(due), atol=1e-12)
+            assert torch.allclose(torch.tensor(weights), torch.tensor(expected), atol=1e-12)

@@ -135,7 +135,7 @@ def by_size(params):
 
 
 def sized(params):
-    """A factory that reads shapes, and is right."""
+    """Return an optimizer after reading shapes in ways that are right."""
     assert all(torch.zeros(p.shape).numel() == p.size(0) == p.shape[0] for p in params)
     return torch.optim.SGD(params, lr=0.1)
 
