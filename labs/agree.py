@@ -6,7 +6,7 @@ adds it up or lays it side by side.  Each caller gives the sentence that the err
     require_same             compares any value, and raises on every rank if one rank's differs from the first rank's
     require_equal            compares parameters, bit by bit
     require_equal_replicas   compares all parameters of a model
-    require_all_averaged     compares gradients of what an optimizer steps beside a strategy's parameters
+    require_all_averaged     compares the gradients of an optimizer's parameters that the strategy does not average
     Order                    compares which layers the ranks gathered and reduced: eight bytes per rank and step
 
     everybodys               gathers each rank's value, for callers that need more than whether the values are equal

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
-    """Let parts that do not share the whole's memory know its version and spec, as long as the whole exists."""
+    """Let copied parts know the whole's version and spec, and whether it is a parameter, as long as the whole exists."""
     memory = StorageWeakRef(whole._local_tensor.untyped_storage())
     now = version(whole), whole.spec, whole.is_leaf and whole.requires_grad
     for part in parts:
@@ -39,7 +39,10 @@ def require_as_shared(x: Tensor, written_by: str = "") -> None:
 
 
 def require_no_part_of_parameter(x: Tensor) -> None:
-    """Raise RuntimeError where somebody asks, without a graph, for the memory of such a part of a parameter."""
+    """Raise RuntimeError if `x` is a copied part of a parameter, and its memory is asked for while autograd is off.
+
+    A write to that memory would not reach the parameter.
+    """
     if not torch.is_grad_enabled() and (whole := x.copied()) and whole[2]:
         raise RuntimeError(
             f"to_local() of a part of a parameter, a copy of shape {tuple(x.shape)}: what is written there would not "

@@ -52,7 +52,7 @@ class DTensor(Tensor):
     device_mesh: Mesh
     placements: tuple[Placement, ...]
     spec: Spec
-    copied: Callable[[], Any] = staticmethod(lambda: None)  # for a part that is a copy: its whole's version and spec
+    copied: Callable[[], Any] = staticmethod(lambda: None)  # for a part that is a copy: what it knows of its whole
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
