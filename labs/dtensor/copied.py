@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
-    """Let copied parts know the whole's version and spec, and whether it is a parameter, as long as the whole exists."""
+    """Let copied parts know the whole's version and spec, and whether it is a parameter, while the whole exists."""
     memory = StorageWeakRef(whole._local_tensor.untyped_storage())
     now = version(whole), whole.spec, whole.is_leaf and whole.requires_grad
     for part in parts:
