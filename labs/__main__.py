@@ -56,11 +56,11 @@ def main(arguments: list[str]) -> int:
 
             return doctor()
         case ["progress", *rest]:
-            from labs.kit.progress import main as progress
+            from labs.kit.standings import progress_main as progress
 
             return progress(rest)
         case ["challenges", *rest]:
-            from labs.kit.challenges.scores import main as challenges
+            from labs.kit.standings import challenges_main as challenges
 
             return challenges(rest)
         case ["dryrun", *rest]:

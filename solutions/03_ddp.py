@@ -1174,7 +1174,7 @@ check.started_when(started_when)
 # Two ranks really send your buckets. More ranks would change nothing: what an all-reduce takes is given here.
 
 # %%
-from labs.kit.challenges.early_start import STEPS, bound, step_seconds
+from labs.exercises.ddp.early_start import STEPS, bound, step_seconds
 
 
 def in_ms(given):

@@ -829,7 +829,7 @@ check.held_and_sent(held_and_sent)
 # process's.
 
 # %%
-from labs.kit.challenges.in_time import STEPS, measured
+from labs.exercises.fsdp.in_time import STEPS, measured
 
 rows = []
 for name, given in STEPS.items():

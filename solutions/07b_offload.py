@@ -660,7 +660,7 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # A score is 100 × bound / time.
 
 # %%
-from labs.kit.challenges.hidden_disk import TRAININGS, measured
+from labs.exercises.offload.hidden_disk import TRAININGS, measured
 
 rows = []
 for name, given in TRAININGS.items():

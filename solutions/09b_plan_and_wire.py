@@ -33,8 +33,8 @@ import torch.nn.functional as F
 
 from labs import cost
 from labs.data import Batches, corpus
+from labs.exercises.tensor_parallel.conjugate import courses_reduce as reduce
 from labs.kit import beat, check, draw, play, strategies
-from labs.kit.checks.tensor.border import courses_reduce as reduce  # exercise 1 of notebook 09
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
@@ -164,7 +164,7 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # ranks, and over 4, without a change to its code:
 
 # %%
-from labs.kit.checks.tensor.block import FeedForward, Mixer, Stranger
+from labs.exercises.plan_and_wire.block_plan import FeedForward, Mixer, Stranger
 
 print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
 
@@ -733,7 +733,7 @@ draw.table(rows)
 # A score is 100 × bound / time.
 
 # %%
-from labs.kit.challenges.boundary import BLOCKS, bound
+from labs.exercises.plan_and_wire.boundary import BLOCKS, bound
 
 rows = []
 for name, block in BLOCKS.items():

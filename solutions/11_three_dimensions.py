@@ -679,8 +679,8 @@ draw.table(rows)
 # A score is 100 × bound / bytes.
 
 # %%
-from labs.kit.challenges.best_mesh import CASES as FOUR
-from labs.kit.challenges.best_mesh import bound
+from labs.exercises.three_dimensions.best_mesh import CASES as FOUR
+from labs.exercises.three_dimensions.best_mesh import bound
 
 rows = []
 for name, case in FOUR.items():

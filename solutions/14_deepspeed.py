@@ -740,7 +740,7 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 from itertools import pairwise
 
 from labs.kit import beat
-from labs.kit.challenges.knobs import SETUPS, measured
+from labs.exercises.deepspeed.knobs import SETUPS, measured
 
 rows = []
 for name, setup in SETUPS.items():

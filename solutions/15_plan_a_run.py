@@ -598,7 +598,7 @@ check.bottlenecks(bottlenecks)
 # A score is 100 × bound / time.
 
 # %%
-from labs.kit.challenges.five_questions import SEEDS, drawn
+from labs.exercises.plan_a_run.five_questions import SEEDS, drawn
 
 rows = []
 for each in map(drawn, SEEDS):

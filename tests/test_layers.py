@@ -18,9 +18,13 @@ LEVELS = [
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
-    {"native"},  # every file of the kit that is not named below belongs here, too
-    {"kit.rows", "kit.checks.fsdp.translated"},
+    {"native"},  # and every file of the kit that is not named below
+    {"kit.rows"},
+    {"exercises"},
     {
+        "kit.exercises",
+        "kit.beat",
+        "kit.standings",
         "kit.strategies",
         "kit.side_by_side",
         "kit.check",
@@ -89,7 +93,10 @@ def test_only_xla_needs_jax():
         for at_top in (False, True)
     )
     assert {folder(name) for name in needs} == {"xla"}
-    in_another_process = {"kit.virtual", "kit.checks.mapped.by_shard_map", "kit.challenges.fewest_bytes"}
+    in_another_process = {
+        "kit.virtual",
+        *(f"exercises.gspmd.{name}" for name in ("fewest_bytes", "pipelined", "sharded_gradients")),
+    }
     assert anywhere - needs == in_another_process
     for path in FILES:
         assert not (own(imports(path, at_top=True)) & needs) or name_of(path) in needs, f"{path} cannot do without JAX"
@@ -112,7 +119,8 @@ def test_an_outline_names_every_file_of_its_chapter():
 
 
 def test_no_two_files_share_a_name():
-    stems = Counter(path.stem for path in FILES if path.stem != "__init__")
+    """An exercise bears the name of the learner's function, and may share it with a file of the textbook."""
+    stems = Counter(path.stem for path in FILES if path.stem != "__init__" and folder(name_of(path)) != "exercises")
     assert [stem for stem, files in stems.items() if files > 1] == []
 
 

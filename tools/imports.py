@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = ROOT / "labs"
-EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}
+EMPTY = {LABS / "__init__.py", LABS / "exercises/engine/__init__.py", *(LABS / "kit").rglob("__init__.py")}
 FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from labs.exercises.engine.answer import Mistake
 from labs.kit import check, checks
-from labs.kit.checks.answer import Mistake
 
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labs.exercises.deepspeed.left_out import missing_bytes
+from labs.exercises.offload.step_seconds import slots
+from labs.exercises.one_device.bytes_by_kind import by_kind
+from labs.exercises.plan_a_run.bottlenecks import REPORTS
+from labs.exercises.plan_a_run.exposed import waits
+from labs.exercises.plan_a_run.forecast import Published, published, seconds
+from labs.exercises.plan_a_run.fullest_rank import held
+from labs.exercises.plan_a_run.mesh_sizes import meshes
+from labs.exercises.resume.interval import young
 from labs.fsdp.parameter_group import ParameterGroup
-from labs.kit.checks.pencil.bottlenecks import REPORTS
-from labs.kit.checks.pencil.bytes_by_kind import by_kind
-from labs.kit.checks.pencil.exposed import waits
-from labs.kit.checks.pencil.forecast import Published, Run, published, seconds  # noqa: F401 (a notebook makes a Run)
-from labs.kit.checks.pencil.fullest_rank import held
-from labs.kit.checks.pencil.interval import young
-from labs.kit.checks.pencil.left_out import missing_bytes
-from labs.kit.checks.pencil.mesh_sizes import meshes
-from labs.kit.checks.pencil.step_seconds import slots
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -210,18 +209,3 @@ def course_here() -> Path:
     if course is None:
         raise ValueError(f"there are no {FOLDER} in {here}: call it in the course's folder")
     return course
-
-
-def main(learners: Sequence[str]) -> int:
-    """Print the report of the course in or around this folder, or a short one of the learners in these folders."""
-    from labs.kit.challenges import scores  # imported here, since it imports this module
-
-    try:
-        course = course_here()
-        print(classroom(course, [Path(each) for each in learners]) if learners else report(course))
-        if not learners and (tried := scores.tried(course)):
-            print(f"\n{tried}")
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0

@@ -38,8 +38,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from labs.kit.checks.answer import Answer as Said
-from labs.kit.checks.answer import Mistake
+from labs.exercises.engine.answer import Answer as Said
+from labs.exercises.engine.answer import Mistake
 from tests.answers.together import SEED, together
 
 EVERYWHERE = 3

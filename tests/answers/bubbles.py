@@ -1,7 +1,7 @@
 """Answers to `bubbles` of notebook 10."""
 
 from labs import pp
-from labs.kit.checks.pencil.said import BUBBLES
+from labs.exercises.pipeline.bubbles import BUBBLES
 from tests.answers import Exercise
 
 answers = Exercise("bubbles")

@@ -7,7 +7,7 @@ import operator
 import numpy as np
 import torch
 
-from labs.kit.checks.pencil.bytes_by_kind import MISTAKES
+from labs.exercises.one_device.bytes_by_kind import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off

@@ -1,7 +1,7 @@
 """Answers to exposed (15): what a step waits for gradients after its last backward."""
 
+from labs.exercises.plan_a_run.exposed import MISTAKES
 from labs.kit import exercises
-from labs.kit.checks.pencil.exposed import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("exposed")

@@ -5,7 +5,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from labs.kit.checks.pencil.fill_buckets import MISTAKES
+from labs.exercises.ddp.fill_buckets import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off

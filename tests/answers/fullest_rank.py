@@ -1,7 +1,7 @@
 """Answers to fullest_rank (15): the bytes on the first rank of a pipeline."""
 
+from labs.exercises.plan_a_run.fullest_rank import MISTAKES
 from labs.kit import exercises
-from labs.kit.checks.pencil.fullest_rank import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("fullest_rank")

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from labs.kit.checks.pencil.held import MISTAKES
+from labs.exercises.zero.held_per_rank import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
+from labs.exercises.resume.interval import MISTAKES
 from labs.kit import exercises
-from labs.kit.checks.pencil.interval import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("interval")

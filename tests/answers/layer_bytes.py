@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from labs.kit.checks.pencil.layer_bytes import MISTAKES
+from labs.exercises.memory.layer_bytes import MISTAKES
 from labs.model import GPT, Config
 from tests.answers import Exercise
 

@@ -1,6 +1,6 @@
 """Answers to left_out (14): bytes on a rank that DeepSpeed's estimate of stage 2 does not count."""
 
-from labs.kit.checks.pencil.left_out import OUT
+from labs.exercises.deepspeed.left_out import OUT
 from tests.answers import Exercise
 
 answers = Exercise("left_out")

@@ -1,6 +1,6 @@
 """Answers to meet (13): of two letters that are cut along the same axis, the one that an operation follows."""
 
-from labs.kit.checks.pencil.along_letters import MET
+from labs.exercises.gspmd.meet import MET
 from tests.answers import Exercise
 
 answers = Exercise("meet")

@@ -1,6 +1,6 @@
 """Answers to mend (14): three batch sizes that do not agree on the ranks that are here."""
 
-from labs.kit.checks.pencil.in_a_file import CONTRADICT
+from labs.exercises.deepspeed.mend import CONTRADICT
 from tests.answers import Exercise
 
 answers = Exercise("mend")

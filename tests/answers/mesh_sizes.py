@@ -2,8 +2,8 @@
 
 from itertools import product
 
+from labs.exercises.plan_a_run.mesh_sizes import MISTAKES
 from labs.kit import exercises
-from labs.kit.checks.pencil.mesh_sizes import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("mesh_sizes")

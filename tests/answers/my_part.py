@@ -2,7 +2,7 @@
 
 import torch
 
-from labs.kit.checks.pencil.my_part import MISTAKES
+from labs.exercises.three_dimensions.my_part import MISTAKES
 from labs.mesh import Mesh
 from labs.parallel import AXES
 from tests.answers import Exercise

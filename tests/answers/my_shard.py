@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from labs.kit.checks.pencil.shard import MISTAKES
+from labs.exercises.start_here.my_shard import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off

@@ -8,7 +8,8 @@ import numpy as np  # noqa: F401  (as above)
 import torch  # noqa: F401  (as above)
 
 from labs import cost
-from labs.kit.checks.pencil.seconds import RING, TREE
+from labs.exercises.collectives.ring_seconds import RING
+from labs.exercises.collectives.tree_seconds import TREE
 from tests.answers import Exercise
 
 # fmt: off

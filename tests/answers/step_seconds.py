@@ -4,8 +4,8 @@ from functools import cache
 
 import torch
 
+from labs.exercises.offload.step_seconds import MISTAKES
 from labs.kit import exercises
-from labs.kit.checks.pencil.step_seconds import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off

@@ -24,8 +24,10 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labs.exercises.engine import in_acts as acts
+from labs.exercises.engine import launching, scripts
+from labs.exercises.engine import on_ranks as ranks
 from labs.kit import check
-from labs.kit.checks import acts, launching, ranks, scripts
 from labs.kit.launch import RankError, Results, run
 from labs.kit.ranks import worker
 from labs.kit.ranks.team import Failure, caused

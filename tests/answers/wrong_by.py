@@ -2,7 +2,7 @@
 
 from math import prod
 
-from labs.kit.checks.pencil.wrong_by import MISTAKES
+from labs.exercises.three_dimensions.wrong_by import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("wrong_by")

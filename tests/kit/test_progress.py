@@ -9,8 +9,8 @@ from datetime import datetime
 import pytest
 
 from labs.__main__ import main
+from labs.exercises.engine.answer import Wrong, answered
 from labs.kit import check, progress
-from labs.kit.checks.answer import Wrong, answered
 from tools import notebooks
 
 WHEN = "2026-11-20 14:05"

@@ -13,10 +13,10 @@ from labs import collectives, cost, plan, pp
 from labs.deepspeed.configuration import MICRO
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
-from labs.kit.challenges import shared_disk
-from labs.kit.challenges.early_start import step_seconds
-from labs.kit.challenges.hidden_disk import measured as hidden_disk_takes
-from labs.kit.challenges.in_time import measured
+from labs.exercises.checkpoint import _shared_disk as shared_disk
+from labs.exercises.ddp.early_start import step_seconds
+from labs.exercises.fsdp.in_time import measured
+from labs.exercises.offload.hidden_disk import measured as hidden_disk_takes
 from labs.memory.selective import ATTENTION, MATMULS
 
 # ---- 02 --------------------------------------------------------------------------------------------------

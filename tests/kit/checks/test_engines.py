@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from labs.kit.checks.answer import Mistake, Wrong, refuse
-from labs.kit.checks.collectives import by_hand, mean
-from labs.kit.checks.meshes import scatter
-from labs.kit.checks.one import One, as_if
-from labs.kit.checks.ranks import Exercise, Given, part_of
-from labs.kit.checks.rows import VALUES
-from labs.kit.checks.scripts import Done, Seen, parts
+from labs.exercises.collectives import _by_hand as by_hand
+from labs.exercises.engine.answer import Mistake, Wrong, refuse
+from labs.exercises.engine.common_mistakes import VALUES
+from labs.exercises.engine.on_ranks import Exercise, Given, part_of
+from labs.exercises.engine.scripts import Done, Seen, parts
+from labs.exercises.engine.value import One, as_if
+from labs.exercises.mesh_and_dtensor import partial_to_shard as scatter
+from labs.exercises.start_here import mean_on_rank_0 as mean
 
 
 def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.collectives import exchange, group_rank, place, powers_of_two
+from labs.exercises.ddp._wrong_gradients import Gradient
+from labs.exercises.engine.scripts import Done, Seen, World
 from labs.kit import check
-from labs.kit.checks.gradients.wrong_gradients import Gradient
-from labs.kit.checks.scripts import Done, Seen, World
 from tests.answers import mean_on_rank_0
 from tests.answers.average_gradients import one_vector
 from tests.answers.mean_on_rank_0 import by_all_reduce

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from labs import cost
-from labs.kit.checks.pencil.bottlenecks import REPORTS
-from labs.kit.checks.pencil.forecast import TABLE
-from labs.kit.checks.pencil.held import held
+from labs.exercises.plan_a_run.bottlenecks import REPORTS
+from labs.exercises.plan_a_run.forecast import TABLE
+from labs.exercises.zero.held_per_rank import held
 from labs.model import PRESETS
 from tests.answers.held_per_rank import table
 from tests.answers.together import together

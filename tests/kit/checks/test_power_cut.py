@@ -1,6 +1,6 @@
 """What a power cut may leave (08), by hand, for a few calls; the answers to `replace` are in tests/answers."""
 
-from labs.kit.checks.surviving.power_cut import Disk
+from labs.exercises.checkpoint._power_cut import Disk
 
 
 def left(disk):

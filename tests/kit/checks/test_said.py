@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from labs import collectives, ddp
+from labs.exercises.engine import launching
+from labs.exercises.engine.launching import failed
 from labs.kit import check
-from labs.kit.checks import launching
-from labs.kit.checks.launching import failed
 from labs.kit.launch import RankError
 from tests.answers import exercises
 from tests.answers.together import together

@@ -1,8 +1,8 @@
 """The checks of notebook 04: what is told beside a mistake's name. Right and wrong answers: tests/answers."""
 
+from labs.exercises.engine.answer import Wrong
+from labs.exercises.zero._pieces import hinted
 from labs.kit import check
-from labs.kit.checks.answer import Wrong
-from labs.kit.checks.zero.pieces import hinted
 
 
 def test_a_parameter_where_plain_tensors_are_wanted():

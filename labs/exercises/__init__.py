@@ -1,0 +1,41 @@
+"""The exercises and challenges of the notebooks: one file each, in a folder per notebook, beside their engine.
+
+Each folder bears the name of its notebook, in the course's order:
+
+    start_here  one_device  collectives  ddp  zero  mesh_and_dtensor  fsdp  memory  offload  checkpoint  resume
+    tensor_parallel  plan_and_wire  pipeline  three_dimensions  gspmd  deepspeed  plan_a_run
+
+A file `<chapter>/<name>.py` defines `<name>`: the check of an exercise, a function, which `labs.kit.check` offers as
+`check.<name>`; or a `Challenge`, which `labs.kit.beat` offers as `beat.<name>`.  A file whose name begins with `_` is
+shared by the exercises of its folder.  `engine/` has what runs them.
+"""
+
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+HERE = Path(__file__).parent
+CHAPTERS = re.findall(r"\w+", re.search(r"order:\n\n(.*?)\n\n", __doc__, re.DOTALL)[1])
+
+
+def names(chapter: str) -> list[str]:
+    """Return the names of a chapter's exercises and challenges, in alphabetical order."""
+    return sorted(path.stem for path in (HERE / chapter).glob("[a-z]*.py"))
+
+
+@cache
+def found() -> dict[str, Any]:
+    """Import all files; return `{name: what the file defines by its own name}` in the order of the course."""
+    return {
+        name: getattr(import_module(f"{__name__}.{chapter}.{name}"), name)
+        for chapter in CHAPTERS
+        for name in names(chapter)
+    }
+
+
+def of_kind(kind: type = FunctionType) -> dict[str, Any]:
+    """Return the exercises' checks, which are functions, or all that is of another kind."""
+    return {name: value for name, value in found().items() if isinstance(value, kind)}

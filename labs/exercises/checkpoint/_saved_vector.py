@@ -1,0 +1,123 @@
+"""A vector in files, as some ranks have saved it, and which of its elements a rank of another job has.
+
+All numbers of a vector differ: each says where in the vector it lies.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+from math import ceil, floor
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine.in_acts import on_each_rank
+from labs.exercises.engine.scripts import Seen, World
+
+
+@dataclass(frozen=True)
+class Saved(World):
+    """files: how many elements of the vector lie in each, one after the other."""
+
+    files: tuple[int, ...] = ()
+
+    whole: ClassVar[str] = "the part"
+
+    @property
+    def vector(self) -> Tensor:
+        """1, 2, 3, ..., shuffled."""
+        return (torch.randperm(sum(self.files), generator=self.generator()) + 1).to(self.dtype)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each file, where it begins in the vector, and how long it is."""
+        return list(zip(accumulate(self.files, initial=0), self.files, strict=False))
+
+    @property
+    def names(self) -> list[str]:
+        return [f"rank-{i}-of-{len(self.files)}" for i in range(len(self.files))]
+
+    @property
+    def parts(self) -> list[range]:
+        """By member."""
+        size = sum(self.files) // self.n
+        return [range(i * size, (i + 1) * size) for i in range(self.n)]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.parts[0]) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.within}, files of {', '.join(map(str, self.files))} elements of {self.dtype_name}"
+
+
+class Lay:
+    """Where in the vector the numbers lay that a rank has, and all ranks; -1 for what is not in it."""
+
+    def __init__(self, seen: Seen, place: int) -> None:
+        self.world, self.own = seen.world, list(seen.world.parts[place])
+        places = {x: at for at, x in enumerate(seen.world.vector.tolist())}
+        self.everywhere = [[places.get(x, -1) for x in done.values[""].tolist()] for done in seen.done]
+        self.at = self.everywhere[place]
+
+
+def elements(seen: Seen) -> Iterator[tuple[str, Lay]]:
+    for place, (where, _) in enumerate(on_each_rank(seen)):
+        its = Lay(seen, place)
+        if its.at != its.own:
+            yield f"{where}elements {runs(its.at)} of the vector are there; {runs(its.own)} are due\n", its
+
+
+def runs(at: list[int]) -> str:
+    """[0, 1, 2, 7, 8]: 0:3, 7:9"""
+    at = [i for i in at if i >= 0]
+    begins = [i for i, x in enumerate(at) if not i or x != at[i - 1] + 1]
+    return ", ".join(f"{at[i]}:{at[j - 1] + 1}" for i, j in pairwise([*begins, len(at)])) or "0:0"
+
+
+def as_if(others: Callable[[Saved], Iterable[Sequence[Iterable[int]]]]) -> Callable[[Lay], bool]:
+    """Whether all ranks have what they would have, were one of these due."""
+    return lambda its: any(list(map(list, other)) == its.everywhere for other in others(its.world))
+
+
+def of_other_ranks(world: Saved) -> Iterator[list[range]]:
+    """So many ranks on, in the other direction, or one rank's for all."""
+    for rank in range(1, world.n):
+        yield world.parts[rank:] + world.parts[:rank]
+        yield [world.parts[rank]] * world.n
+    yield world.parts[::-1]
+
+
+def as_they_were_saved(world: Saved) -> Iterator[list[range]]:
+    """File r, or a part of as many as there are files."""
+    size = sum(world.files) // len(world.files)
+    yield [range(a, a + n) for a, n in world.places][: world.n]
+    yield [range(r * size, (r + 1) * size) for r in range(world.n)]
+
+
+def begun_anew(world: Saved) -> Iterator[list[list[int]]]:
+    yield [[a + i for a, n in world.places for i in range(n) if i in own] for own in world.parts]
+
+
+def of_equal_size(world: Saved) -> Iterator[list[list[int]]]:
+    """As the first one, or as the mean; and no more is read of any."""
+    mean = sum(world.files) / len(world.files)
+    for size, most in product((world.files[0], floor(mean), ceil(mean)), (True, False)):
+        files = [(i * size, a, min(n, size) if most else n) for i, (a, n) in enumerate(world.places)]
+        yield [[a + i for first, a, n in files for i in range(n) if first + i in own] for own in world.parts]
+
+
+def in_another_order(world: Saved) -> Iterator[list[list[int]]]:
+    """Of the files: by name, by size, from the last one."""
+    by_name = [place for _, place in sorted(zip(world.names, world.places, strict=True))]
+    for places in (by_name, sorted(world.places, key=lambda place: place[1]), world.places[::-1]):
+        vector = [a + i for a, n in places for i in range(n)]
+        yield [vector[own.start : own.stop] for own in world.parts]
+
+
+def off_by_one(world: Saved) -> Iterator[list[range]]:
+    """Where a part begins, or ends, or both."""
+    vector = range(sum(world.files))
+    for more, less in product((-1, 0, 1), repeat=2):
+        yield [vector[max(own.start + more, 0) : own.stop + less] for own in world.parts]

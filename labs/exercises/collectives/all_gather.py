@@ -1,0 +1,61 @@
+"""all_gather: a ring, in place, after which every rank holds all pieces.
+
+It cannot send less than N - 1 tensors in all.  A rank sends N - 1 messages, in at most 2 (N - 1) rounds.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from labs.exercises.collectives._by_hand import (
+    NOTHING,
+    SAME_ROUND,
+    TURNS,
+    WHOLE,
+    in_place,
+    right_on_one,
+    ring,
+    sent_line,
+    wide,
+    worlds,
+)
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_ranks import Exercise, checked
+from labs.exercises.engine.value import One
+
+
+def another_piece(one: One) -> str | None:
+    pairs = list(enumerate(zip(one.world.pieces(one.found), one.world.pieces(one.due), strict=True)))
+    for place, (piece, _) in pairs:
+        for other, (_, due) in pairs:
+            if other != place and piece.numel() and torch.equal(piece, due[: len(piece)]):
+                return f"Piece {other} stands in the place of piece {place}."
+    return None
+
+
+# fmt: off
+ALL_GATHER = Exercise(
+    worlds,
+    due=lambda world: [world.gathered] * world.n,
+    script=partial(in_place, brings="only_my_piece"),
+    sends=ring(1), wide=wide, most=1, rest=0,
+    question="Which piece did you receive in the round before, and who lacks it now?",
+    mistakes=(
+        Mistake("right on one rank only", "How do the others learn it?", right_on_one),
+        NOTHING,
+        Mistake("a piece is missing", "", lambda one: one.found.isnan().any() and "A piece never arrived there."),
+        Mistake("a piece in another's place", "Whose piece has just arrived, and where does that one belong?",
+                another_piece),
+    ),
+    sending=(WHOLE, TURNS),
+    asks=SAME_ROUND,
+)
+# fmt: on
+
+
+@answered
+def all_gather(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(x, group=None)`: rank r brings piece r of x; afterwards every rank has all of them, in place."""
+    return sent_line(checked(ALL_GATHER, (fn,), seed).recording, least=0.75)

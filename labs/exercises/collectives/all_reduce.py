@@ -1,0 +1,70 @@
+"""all_reduce: two rings, in place, after which every rank holds the sum.
+
+It cannot send less than 2 (N - 1) tensors in all.  A rank sends 2 (N - 1) messages, in at most 4 (N - 1) rounds.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from labs.exercises.collectives._by_hand import (
+    NOTHING,
+    SAME_ROUND,
+    TURNS,
+    WHOLE,
+    InPlace,
+    in_place,
+    right_on_one,
+    ring,
+    sent_line,
+    too_many_rounds,
+    wide,
+    worlds,
+)
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.common_mistakes import Sent
+from labs.exercises.engine.on_ranks import Exercise, checked
+from labs.exercises.engine.value import One
+
+
+def own_piece_only(one: One) -> str | bool:
+    found, due = (one.world.pieces(x)[one.index] for x in (one.found, one.due))
+    rounded = one.near(one.found, one.due, 2e-2)
+    return one.near(found, due, 1e-5) and not rounded and f"Piece {one.index}, its own, is right."
+
+
+def other_bits(sent: Sent) -> str | bool:
+    first, *others = (done.values[""] for done in sent.seen.done)
+    return not all(torch.equal(first, x) for x in others) and "the sums differ between ranks in their last bits"
+
+
+# fmt: off
+ALL_REDUCE = Exercise(
+    worlds,
+    due=lambda world: [world.total] * world.n,
+    script=in_place,
+    summands=lambda world, index: world.xs,
+    pieces=InPlace.pieces,
+    sends=ring(2), wide=wide, most=1, rest=0,
+    question="What if each rank first became responsible for the sum of one piece only?",
+    mistakes=(
+        Mistake("right on one rank only", "How do the others learn it?", right_on_one),
+        NOTHING,
+        Mistake("pieces that nobody gathered", "Who knows the sum of the other pieces?", own_piece_only),
+    ),
+    sending=(
+        WHOLE,
+        replace(TURNS, fits=too_many_rounds(lambda n: 4 * (n - 1))),
+        Mistake("not the same bits on every rank", "Does every rank add up in the same order?", other_bits),
+    ),
+    asks=SAME_ROUND,
+)
+# fmt: on
+
+
+@answered
+def all_reduce(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(x, group=None)`: every rank's x becomes the sum over all ranks, in place."""
+    return sent_line(checked(ALL_REDUCE, (fn,), seed).recording, least=1.5)

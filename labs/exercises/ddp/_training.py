@@ -1,0 +1,250 @@
+"""What is trained in the exercises on gradients, and how: an awkward model, its batches, and a step of all exercises.
+
+A step's reference is plain: before it, each rank takes the gradient of each of its micro-batches on a copy of its own
+that nobody has wrapped.  Then comes, watched, what is done with the exercise's function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labs.exercises.engine.answer import show
+from labs.exercises.engine.on_ranks import F32, Draw
+from labs.exercises.engine.scripts import Look, World
+from labs.kit.watch import tap
+
+LEARNING_RATE = 0.1
+WIDE = 64  # dimensions of the model whose bytes held are measured
+SHORT, LONG = 5, 6  # tokens of a sequence
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks", "_forward_hooks", "_forward_pre_hooks")
+Gradients = dict[str, Tensor | None]
+MicroBatch = tuple[Tensor, Tensor]
+
+
+# ---- what is trained -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training(World):
+    """One model and what it is trained on.  Where it is refusable, a gradient is not contiguous."""
+
+    micro_batches: int = 1
+    sizes: tuple[int, int, int] = (11, 7, 13)  # vocabulary, dim, hidden
+    spare: bool = False  # a trainable parameter that nobody uses,
+    late: bool = False  # or nobody before the second step
+    mixed: bool = False  # parameters of another dtype
+    evaluating: bool = False
+    buffers: bool = False
+    repeated: bool = False  # the first micro-batch is the last one, too
+    overlapped: bool = False
+    frozen_late: bool = False  # a parameter is frozen when it has its gradient
+
+    def model(self) -> Awkward:
+        return Awkward(self, self.generator(0))
+
+    def batch(self, rank: int, step: int) -> list[MicroBatch]:
+        """The micro-batches of a rank, of 2 sequences each: (inputs, targets).  Rank 0 never reads token 0."""
+        shape = self.micro_batches, 2, (LONG if self.late and step else SHORT) + 1
+        tokens = torch.randint(1, self.sizes[0], shape, generator=self.generator(rank, step + 1))
+        if rank:
+            tokens[..., 0] = 0
+        batch = [(x[:, :-1], x[:, 1:]) for x in tokens]
+        return [batch[-1], *batch[1:]] if self.repeated else batch
+
+    def __str__(self) -> str:
+        times = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        odd = ", a gradient that is not contiguous" * self.refusable + ", and parameters of float32" * self.mixed
+        odd += ", in evaluation mode" * self.evaluating + ", the first micro-batch also the last" * self.repeated
+        odd += ", and a buffer" * self.buffers + ", and a parameter that is used from step 1 on" * self.late
+        odd += ", and a parameter that is frozen when it has its gradient" * self.frozen_late
+        return f"{self.within}{times}, {self.dtype_name}{odd}{', an unused parameter' * (self.spare and not self.late)}"
+
+
+def odd(draw: Draw, ranks: int = 0, **options: Any) -> Training:
+    """On 5 to 8 ranks, where it is not said on how many."""
+    ranks = ranks or draw.random.choice((5, 6, 7, 8))
+    sizes = tuple(draw.random.choice(odd) for odd in ((9, 11, 13), (5, 7), (11, 13, 17)))
+    return draw.world(Training, ranks, sizes=sizes, **options)
+
+
+def wide(draw: Draw, ranks: int, **options: Any) -> Training:
+    """Parameters outweigh everything else."""
+    return draw.world(Training, ranks, dtype=F32, sizes=(WIDE, WIDE, WIDE), held=True, **options)
+
+
+class Awkward(nn.Module):
+    """Tied, frozen and (on request) unused parameters, odd sizes, a parameter without dimensions, one without elements.
+
+    The gradient of `rare` is zero on rank 0, and nowhere else; where dtypes are mixed it has a bucket of its own.
+    In evaluation mode the model computes something else, as it would with dropout.
+
+    `model(tokens_BT, targets_BT)` is the mean cross-entropy loss, as of the course's GPT.
+    """
+
+    def __init__(self, world: Training, generator: torch.Generator) -> None:
+        super().__init__()
+        vocabulary, dim, hidden = world.sizes
+        self.embed = nn.Embedding(vocabulary, dim)
+        self.hidden = nn.Linear(dim, hidden)
+        self.frozen = nn.Linear(hidden, hidden)
+        self.square = nn.Linear(hidden, hidden, bias=False)
+        self.out = nn.Linear(hidden, dim)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.nothing = nn.Parameter(torch.ones(0, dim))
+        self.rare = nn.Parameter(torch.ones(dim))
+        if world.spare:
+            self.spare = nn.Linear(dim, dim)
+        if world.buffers:
+            self.register_buffer("running", torch.zeros(64))
+        if world.refusable:
+            self.square.weight = nn.Parameter(self.square.weight.detach().t())
+        self.head = nn.Linear(dim, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen.requires_grad_(False)
+        self.to(world.dtype)
+        for p in (self.out.weight, self.rare) if world.mixed else ():
+            p.data = p.data.float()
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 2)
+        self.train(not world.evaluating)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        x = self.embed(tokens_BT) + self.nothing.sum(0)
+        x = x + self.rare.to(x.dtype) * (tokens_BT == 0)[..., None]
+        if tokens_BT.shape[1] == LONG:
+            x = x + self.spare(x)
+        hidden = torch.tanh(self.frozen(self.square(torch.tanh(self.hidden(x)))))
+        if not self.training:
+            hidden = hidden / 2  # as dropout would do
+        x = x + self.scale * nn.functional.linear(hidden, self.out.weight.to(x.dtype), self.out.bias)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets_BT.flatten())
+
+    def gradients(self) -> Gradients:
+        return {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.named_parameters()}
+
+    def values(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.named_parameters()}
+
+    def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[Gradients]:
+        """The gradients of each micro-batch alone, with the values of the other one."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
+                mine.copy_(theirs)
+        for micro_batch in batch:
+            self.zero_grad()
+            self(*micro_batch).backward()
+            yield self.gradients()
+
+
+# ---- on a rank -------------------------------------------------------------------------------------------
+
+
+class Cargo(tap.Listener):
+    """Counts the collectives that are given the parameters' own memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.places, self.count = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}, 0
+
+    def issued(self, call: tap.Call) -> None:
+        self.count += any(x.untyped_storage().data_ptr() in self.places for x in call.inputs)
+
+
+def train(
+    world: Training,
+    model: Awkward,
+    wrapped: Any,
+    step: Callable[[Any, list[MicroBatch]], dict[str, Any]],
+    prepare: Callable[[list[MicroBatch]], None] | None = None,
+) -> Iterator[Look | None]:
+    """In each step prepare(batch) and, watched, step(wrapped, batch), which returns facts, or nothing.
+
+    A look's values are the gradients.
+    """
+    kept, optimizer = 0, torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
+    untouched = None if world.held else world.model()
+    wrapped.train(not world.evaluating)
+    for number in range(world.steps):
+        batch = world.batch(dist.get_rank(), number)
+        before = {"plain": list(untouched.plain(model, batch)), "before": model.values()} if untouched else {}
+        hooks = count_hooks(model)
+        optimizer.zero_grad(set_to_none=number % 2 == 0 or prepare is not None)
+        if prepare:
+            prepare(batch)
+        places = {name: p.grad.data_ptr() for name, p in model.named_parameters() if p.grad is not None}
+        yield None
+        with Cargo(model) as cargo:
+            facts = step(wrapped, batch)
+        if world.held:
+            yield Look()
+        else:
+            facts |= before | {
+                "after": model.values(),
+                "thawed": [n for n, p in model.named_parameters() if p.requires_grad == n.startswith("frozen")],
+                "idle": not world.evaluating and not all(module.training for module in model.modules()),
+                "hooks": count_hooks(model) - hooks if number else 0,
+                "kept": count_kept(wrapped) - kept if number > 1 else 0,
+                "parameters sent": cargo.count,
+                "replaced": [n for n, p in model.named_parameters() if n in places and moved(p.grad, places[n])],
+            }
+            yield Look(model.gradients(), facts)
+        kept = count_kept(wrapped)
+        optimizer.step()
+
+
+def moved(gradient: Tensor | None, place: int) -> bool:
+    return gradient is not None and gradient.data_ptr() != place
+
+
+def count_hooks(model: nn.Module) -> int:
+    return sum(len(getattr(x, name, None) or ()) for x in (*model.parameters(), *model.modules()) for name in HOOKS)
+
+
+def count_kept(wrapped: nn.Module) -> int:
+    """Elements of the lists and the like that are attributes of the wrapper or a module in it."""
+    attributes = (value for module in wrapped.modules() for value in vars(module).values())
+    return sum(len(value) for value in attributes if isinstance(value, (list, dict, set, deque)))
+
+
+# ---- a wrapper -------------------------------------------------------------------------------------------
+
+
+def train_wrapped(world: Training, wrap: Callable[..., Any], **options: Any) -> Iterator[Look | None]:
+    """wrap(model) once; in each step the backwards of all micro-batches, and sync()."""
+    model = world.model()
+    wrapped = wrap(model, **options)
+    if lacks := lacking(wrapped, model):
+        for _ in range(world.steps):
+            yield None
+            yield Look({}, {"lacks": lacks})
+    else:
+        yield from train(world, model, wrapped, all_backwards)
+
+
+def all_backwards(wrapped: nn.Module, batch: list[MicroBatch]) -> dict[str, Any]:
+    for i, micro_batch in enumerate(batch):
+        with contextlib.nullcontext() if i == len(batch) - 1 else wrapped.no_sync():
+            (wrapped(*micro_batch) / len(batch)).backward()
+            if hasattr(wrapped, "sync"):
+                wrapped.sync()  # within no_sync() it sends nothing
+    return {}
+
+
+def lacking(wrapped: Any, model: nn.Module) -> str:
+    """What the wrapper lacks, in words, or ""."""
+    if not isinstance(wrapped, nn.Module):
+        return f"wrap(model) returned {show(wrapped)}, and not an nn.Module"
+    if not hasattr(wrapped, "no_sync"):
+        return f"{type(wrapped).__name__} has no no_sync()"
+    known = set(wrapped.parameters())
+    missing = [name for name, p in model.named_parameters() if p not in known]
+    name = type(wrapped).__name__
+    return f"{name}.parameters() lacks {missing[0]!r}: is the model one of its attributes?" if missing else ""

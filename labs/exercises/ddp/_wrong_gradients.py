@@ -1,0 +1,324 @@
+"""Are these the gradients of the whole batch?  The mistakes in gradients, in the order in which they are tried.
+
+STEP        a rank in a step: what has changed that must not?
+KIND        a parameter on a rank: is its gradient there, and of its shape and dtype?
+VALUES      a parameter whose gradient is not the mean: what is it made of (mixture.py)?
+BITS        a parameter on all ranks
+TRAFFIC     a step: more sent than needed, or less than possible?
+LEFT        a rank after a step: what is different from before?
+HELD        a rank's steps with their bytes held
+
+What must come out is the mean of the plain gradients (trained.py).  The bytes are a ring's: 2 (N - 1) / N of the
+gradients per rank and step, however many micro-batches there are; and nobody holds copies of everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.exercises.ddp._training import wide
+from labs.exercises.engine import common_mistakes as rows
+from labs.exercises.engine.aftermath import AFTERMATH
+from labs.exercises.engine.answer import Mistake, first, first_fit, refuse, show
+from labs.exercises.engine.in_acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
+from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made, mixture
+from labs.exercises.engine.scripts import Done, Seen, held
+from labs.exercises.engine.value import One
+
+QUESTION = "Which gradients went into this one, and how often?"
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+# ---- what has changed ------------------------------------------------------------------------------------
+
+
+def told(name: str, text: str) -> Callable[[Done], str | None]:
+    """`text` with that fact, or the first of them, where there is one."""
+
+    def fits(done: Done) -> str | None:
+        fact = done.facts.get(name)
+        return text.format(fact[0] if isinstance(fact, list) else fact) if fact else None
+
+    return fits
+
+
+def changed(done: Done) -> str | None:
+    names = (name for name, x in done.facts["before"].items() if not torch.equal(x, done.facts["after"][name]))
+    return first(f"the parameter {name!r} itself has changed, before optimizer.step()" for name in names)
+
+
+WHOSE = "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?"
+# fmt: off
+STEP = (
+    replace(rows.FORM[0], fits=lambda done: done.refused and "raised an error, and others did not"),
+    Mistake("not a wrapper", "What does a training loop call on the wrapper, besides forward?", told("lacks", "{}")),
+    AVERAGED := Mistake("parameters averaged instead of gradients", WHOSE,
+            lambda done: done.facts["parameters sent"] and changed(done),
+            shows="replicas differ after the first step"),
+    Mistake("the parameters have changed", WHOSE, changed),
+    Mistake("requires_grad has changed", "Who decides which parameters are trained?",
+            told("thawed", "the requires_grad of {!r} has changed")),
+    Mistake("no longer in training mode", "What does dropout do there?",
+            told("idle", "the model is in evaluation mode")),
+)
+# fmt: on
+
+# ---- a parameter's gradient on a rank --------------------------------------------------------------------
+
+
+def trained(seen: Seen) -> list[str]:
+    return [name for name, gradient in seen.done[0].facts["plain"][0].items() if gradient is not None]
+
+
+class Gradient(One):
+    """What a wrong one is made of is asked of all that are wrong on this rank."""
+
+    def __init__(self, seen: Seen, index: int, name: str) -> None:
+        plain = [own[name] for done in seen.done for own in done.facts["plain"]] if name in trained(seen) else []
+        due = mean(plain) if plain else None
+        tolerance = TOLERANCE[due.dtype] if plain else 0
+        super().__init__(seen, index, name, [{name: due}] * seen.world.n, tolerance, plain)
+        self.value, self.wanted = self.done.facts["before"][name], bool(plain)
+
+    @cached_property
+    def parts(self) -> tuple[list[Gradient], list[Gradient]]:
+        """Of the parameters on this rank that have elements, those that are right and those that are not."""
+        all_of_them = [Gradient(self.seen, self.index, name) for name in trained(self.seen)]
+        some = [one for one in all_of_them if one.found.numel()]
+        return [one for one in some if one.right], [one for one in some if not one.right]
+
+    @property
+    def names(self) -> str:
+        right, wrong = (", ".join(repr(one.name) for one in part) for part in self.parts)
+        return f"Right: {right}; wrong: {wrong}. " if right else ""
+
+    @cached_property
+    def made(self) -> Made | None:
+        """None where it cannot be told."""
+        wrong, n = self.parts[1], self.world.n
+        columns = [flat(each) for each in zip(*(one.summands for one in wrong), strict=True)]
+        times = mixture(flat(one.found for one in wrong), columns)
+        return None if times is None else Made((times * len(columns)).view(n, -1), self.index)
+
+    @cached_property
+    def called(self) -> str | None:
+        """What its coefficients are called; None where there are none."""
+        return first_fit(COEFFICIENTS, self.made)[0].name if self.made else None
+
+    @property
+    def nothing_of_others(self) -> str | bool:
+        return self.called == NOTHING.name and self.made.told
+
+
+def mean(tensors: Iterable[Tensor]) -> Tensor:
+    stacked = torch.stack(list(tensors))
+    return stacked.double().mean(0).to(stacked.dtype)
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([x.double().flatten() for x in tensors])
+
+
+def unlike(one: Gradient, what: str) -> str | bool:
+    differs = one.wanted and getattr(one.found, what) != getattr(one.value, what)
+    return differs and f"the gradient of {one.name!r} is {one.told}; the parameter is {show(one.value)}"
+
+
+def unasked(one: Gradient, why: str) -> str | bool:
+    return not one.wanted and one.found is not None and f"{one.name!r} {why}, but has a gradient"
+
+
+ZEROS = "What would AdamW with momentum and weight decay do with a gradient of zeros, and what with None?"
+# fmt: off
+KIND = (
+    Mistake("a gradient is gone", "Who took it away?",
+            lambda one: one.wanted and one.found is None and f"{one.name!r} has no gradient any more"),
+    Mistake("a frozen parameter has a gradient", ZEROS,
+            lambda one: one.name.startswith("frozen") and unasked(one, "is frozen (requires_grad is False)")),
+    Mistake("zeros where nobody has a gradient", ZEROS, lambda one: unasked(one, "is used by nobody")),
+    Mistake("the dtype changed", "What does the optimizer expect?", lambda one: unlike(one, "dtype")),
+    Mistake("the shape changed", "What does the optimizer expect?", lambda one: unlike(one, "shape")),
+)
+# fmt: on
+
+
+def right_elsewhere(one: Gradient) -> str | None:
+    ranks = [r for i, r in enumerate(one.world.members) if not Gradient(one.seen, i, one.name).parts[1]]
+    return f"Right on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}." if ranks else None
+
+
+def right_but_for_digits(one: Gradient) -> str | None:
+    every = [g for part in one.parts for g in part]
+    found, due = flat(g.found for g in every), flat(g.due for g in every)
+    near = torch.allclose(found, due, rtol=1e-2, atol=1e-2 * float(due.abs().max()))
+    return "It is right but for its last digits." if near else None
+
+
+def left_out(one: Gradient) -> str | bool:
+    """What is wrong is this rank's own, and that is too little to tell, or others are right."""
+    right, wrong = one.parts
+    if one.made:
+        return right and one.nothing_of_others
+    return all(g.near(g.found, mean(own[g.name] for own in one.done.facts["plain"])) for g in wrong)
+
+
+def equal_everywhere(seen: Seen, name: str) -> bool:
+    return all(torch.equal(seen.done[0].values[name], done.values[name]) for done in seen.done)
+
+
+PARTLY = "right on some ranks only"
+# fmt: off
+VALUES = (
+    Mistake(PARTLY, "How do the other ranks learn the mean?", right_elsewhere),
+    Mistake("rounded on the way", "In which dtype do the gradients travel?", right_but_for_digits),
+    replace(TIED, fits=lambda one: one.made and one.parts[0] and [g.name for g in one.parts[1]] == ["embed.weight"]),
+    replace(ONE_RANK, fits=lambda one: equal_everywhere(one.seen, one.parts[1][0].name) and one.nothing_of_others),
+    Mistake("some parameters are left out", "What is special about those that are wrong?", left_out),
+    replace(AVERAGED, question="A post-accumulate hook is given p. What is p.grad?", shows="",
+            fits=lambda one: one.done.facts["parameters sent"] and one.called in (None, "", NOTHING.name)),
+    Mistake("the mean does not reach .grad", "Into which tensor does the result go?",
+            lambda one: one.seen.sent[0] and one.nothing_of_others),
+    *(replace(row, fits=lambda one, row=row: one.made and row.fits(one.made)) for row in COEFFICIENTS),
+    Mistake("", QUESTION, lambda one: True),
+)
+BITS = (
+    Mistake("not the same bits on every rank",
+            "Does every rank add up in the same order? Replicas that differ by a bit drift apart.",
+            lambda seen: first(f"the gradient of {name!r} differs between ranks in its last bits"
+                               for name in trained(seen) if not equal_everywhere(seen, name))),
+)
+# fmt: on
+
+# ---- what travelled --------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """What a step sent, against what a ring sends for these gradients: of all ranks.
+
+    `exact`: the wrapper is the course's, or made from it, and sends nothing else but a model's buffers.
+    """
+
+    def __init__(self, seen: Seen, exact: bool) -> None:
+        before = seen.done[0].facts["before"]
+        self.world, self.by_rank, self.sent = seen.world, seen.sent, sum(seen.sent.values())
+        self.sizes = {name: before[name].nbytes for name in trained(seen)}
+        self.gradients = sum(self.sizes.values())
+        self.frozen = sum(x.nbytes for name, x in before.items() if name.startswith("frozen"))
+        self.buffers = sum(x.nbytes for x in seen.world.model().buffers())
+        self.least = (seen.world.n - 1) * (2 * self.gradients + exact * self.buffers)
+        flags = 0 if exact else 0.05 * self.least + 8 * seen.world.n * len(self.sizes)  # one or two for each parameter
+        self.enough = self.least + flags
+
+    @property
+    def too_much(self) -> str | bool:
+        text = f"the ranks sent {self.sent:,} bytes in one step; a ring sends {self.least:,}"
+        return self.sent > self.enough and text
+
+    @property
+    def one_for_all(self) -> str | bool:
+        """But for buffers, which rank 0 tells the others."""
+        rank = max(self.by_rank, key=self.by_rank.get)
+        slack = self.buffers + 16 * len(self.sizes)
+        text = f"rank {rank} sent {self.by_rank[rank]:,} bytes in one step, of {self.sent:,} by all together"
+        return not self.too_much and self.by_rank[rank] > self.enough / self.world.n + slack and text
+
+    def more_by(self, size: int) -> str | bool:
+        """By an all-reduce of `size` bytes; where dtypes are mixed, it tells nothing."""
+        extra = (self.sent - self.least) / max(2 * (self.world.n - 1), 1)
+        return extra == size and not self.world.mixed and self.too_much
+
+    @property
+    def every_time(self) -> str | bool:
+        k = self.world.micro_batches
+        return k > 1 and self.sent > (k - 0.1) * max(self.least, 1) and self.too_much
+
+
+# fmt: off
+TRAFFIC = (
+    Mistake("one rank does the work for all", "How long do the others wait for this rank?", lambda t: t.one_for_all),
+    Mistake("synchronised at every micro-batch",
+            "When do the other ranks need your gradients, if the optimizer steps once?", lambda t: t.every_time,
+            shows="the right gradients, but the bytes grow with the number of micro-batches"),
+    Mistake("forward outside of no_sync()", "What does the wrapper's forward send, if the model has buffers?",
+            lambda t: t.world.micro_batches > 1 and t.world.buffers and t.too_much),
+    replace(TIED, fits=lambda t: t.more_by(t.sizes["embed.weight"]), shows=""),
+    Mistake("frozen parameters are sent", "Which parameters never have a gradient?", lambda t: t.more_by(t.frozen)),
+    Mistake("buffers are sent", "Which of a model's tensors have a gradient?", lambda t: t.more_by(t.buffers)),
+    Mistake("too many bytes", "What does each rank send to whom, and how often does the same number travel?",
+            lambda t: t.too_much),
+    Mistake("less than the least possible", "How else did the gradients get there?",
+            lambda t: t.sent < t.least and f"the ranks sent {t.sent:,} bytes; {t.least:,} is the least possible"),
+)
+KEPT = Mistake("something is kept from every step",
+               "Which of your variables still refers to what was there a step ago?",
+               told("kept", "the wrapper's lists have {} more elements than a step before"),
+               shows="memory that grows from step to step")
+LEFT = (
+    *AFTERMATH,
+    KEPT,
+    Mistake("hooks are left behind", "How many hooks are there after a thousand steps?",
+            told("hooks", "there are {} more hooks than before the step"),
+            shows="right, but every step takes longer than the one before"),
+)
+NOT_IN_PLACE = Mistake("not in place", "Who else may hold the tensor that was .grad, and what stands there now?",
+                       told("replaced", "the gradient of {!r} is right, but in another tensor than before"))
+# By a rank, × the gradients: at the peak of a step, and left by it; and by how much more than the one before
+HELD = (
+    replace(KEPT, shows="",
+            fits=lambda held: held[1] > 0.3 and f"holds {held[1]:.2f} × the gradients more after a step than before"),
+    replace(KEPT, shows="",
+            fits=lambda held: held[2] > 0.3 and f"holds {held[2]:.2f} × the gradients more than a step ago"),
+    # Two copies at the same time are plenty.
+    Mistake("full copies are kept", "Whose gradients do you keep after you have added them up?",
+            lambda held: held[0] > 2.5 and f"held {held[0]:.2f} × the gradients in buffers"),
+)
+# fmt: on
+
+# ---- a play ----------------------------------------------------------------------------------------------
+
+
+def each_gradient(seen: Seen) -> Iterator[tuple[str, Gradient]]:
+    for name, index in product(seen.done[0].facts["before"], range(seen.world.n)):
+        yield f"on rank {seen.world.members[index]} ", Gradient(seen, index, name)
+
+
+def wrong_gradients(seen: Seen) -> Iterator[tuple[str, Gradient]]:
+    for where, one in each_gradient(seen):
+        if one.wanted and not one.right:
+            yield f"{where}the gradient of {one.name!r} at {one.first}\n{one.names}", one
+
+
+def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...]], ...]:
+    def traffic(seen: Seen) -> Iterator[tuple[str, Traffic]]:
+        yield "", Traffic(seen, exact)
+
+    return (
+        (on_each_rank, STEP), (each_gradient, KIND), (wrong_gradients, VALUES),
+        (as_a_whole, BITS), (traffic, TRAFFIC), (on_each_rank, (*LEFT, *left)),
+    )  # fmt: skip
+
+
+def line(passed: Passed) -> str:
+    """Of success, from the last step of the last world of 4 ranks."""
+    traffic = Traffic([seen for seen in passed.seen if seen.world.n == 4][-1], exact=False)
+    sent, least = (f"{x / 4 / traffic.gradients:.2f} ×" for x in (traffic.sent, traffic.least))
+    return f"you sent {sent} the gradients per rank{{}}; the least possible is {least}"
+
+
+def bytes_held(script: Script, fn: Callable[..., Any], seed: int) -> None:
+    """In odd steps gradients are added to those of the step before; even ones begin without any.
+
+    The least of several steps, since now and then a backend's thread keeps a tensor a moment longer than it needs it.
+    """
+    world = wide(Draw(seed), 4, steps=6)
+    gradients = sum(p.nbytes for p in world.model().parameters() if p.requires_grad)
+    for rank, steps in enumerate(held(script, (fn,), world, ("G", "comm", "temporary"))):
+        sizes = [[size / gradients for size in step] for step in steps]
+        most, left = min(max(step) - step[0] for step in sizes[1::2]), min(step[-1] - step[0] for step in sizes[1::2])
+        refuse(HELD, (most, left, min(sizes[-2]) - min(sizes[-4])), f"{world}: rank {rank} ")

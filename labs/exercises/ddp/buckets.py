@@ -1,0 +1,101 @@
+"""buckets: one all-reduce for each bucket, by the wrapper's own group and all-reduce.
+
+The wrapper is one of `labs.ddp`, which cuts the buckets, and is trained for several steps, with and without
+accumulation.  Then only some of the ranks are the group, and the all-reduce that the wrapper is given is counted.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from labs.ddp import in_buckets
+from labs.exercises.ddp._training import WIDE, Training, odd, train_wrapped
+from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
+from labs.exercises.engine.answer import Mistake, answered, refuse
+from labs.exercises.engine.in_acts import Play, checked
+from labs.exercises.engine.on_ranks import BF16, F32, Draw
+from labs.exercises.engine.scripts import Look
+
+BUCKET_BYTES = 128 * 1024  # of the exercise
+GROUP = (0, 2, 3)
+
+
+def worlds(draw: Draw) -> dict[int, list[Training]]:
+    case = partial(odd, draw)
+    return {
+        3: [case(3, steps=3), case(3, micro_batches=3, steps=2)],
+        2: [
+            case(2, micro_batches=2, steps=3),
+            case(2, steps=2, dtype=F32, evaluating=True),
+            case(2, steps=2, refusable=True),
+        ],
+        4: [
+            case(4, micro_batches=2, steps=2),
+            case(4, steps=2, mixed=True),
+            case(4, dtype=BF16),
+            draw.world(Training, 4, dtype=F32, steps=3),
+        ],
+        1: [case(1, steps=2)],
+        0: [case(steps=2)],
+    }
+
+
+# ---- a group, and an all-reduce, of its own ----------------------------------------------------------------
+
+
+def some_ranks(draw: Draw) -> dict[int, list[Training]]:
+    """In buckets of 128 KiB, too, there are several.  What is right among all ranks may be wrong here."""
+    options = {"sizes": (WIDE, WIDE, 2 * WIDE), "mixed": True, "steps": 2, "group": GROUP}
+    return {4: [draw.world(Training, 4, only="wrong in a group of only some ranks", **options)]}
+
+
+def in_a_group(world: Training, wrap: Callable[..., Any]) -> Iterator[Look | None]:
+    calls: list[int] = []
+
+    def all_reduce(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return dist.all_reduce(*args, **options)
+
+    for look in train_wrapped(world, wrap, **world.process_group(), all_reduce=all_reduce):
+        if look:
+            look.facts["calls"] = len(calls)
+            calls.clear()
+        yield look
+
+
+# Collectives, buckets, and calls of the all-reduce
+# fmt: off
+ONE_EACH = Mistake("not one all-reduce for each bucket",
+                   "How many gradients does a bucket wait for, and which of them is the last?",
+                   lambda counts: counts[0] != counts[1]
+                   and "{} collectives were begun for {} buckets".format(*counts))
+OWN = (
+    ONE_EACH,
+    Mistake("not with its own all-reduce",
+            "Which all-reduce was the wrapper given, and under which name does it keep it?",
+            lambda counts: counts[0] > counts[2]
+            and f"{counts[0]} collectives were begun, {counts[2]} by self.all_reduce"),
+)
+# fmt: on
+
+
+def own_group(wrap: Callable[..., Any], seed: int, bucket_bytes: int) -> None:
+    play = Play(some_ranks, in_a_group, tables(exact=True), QUESTION)
+    for seen in checked(play, (wrap,), seed).seen:
+        due = len(in_buckets((p for p in seen.world.model().parameters() if p.requires_grad), bucket_bytes))
+        for rank, done in seen.ranks:
+            refuse(OWN, (len(seen.of(rank)), due, done.facts["calls"]), f"{seen}: on rank {rank} ")
+
+
+PLAY = Play(worlds, train_wrapped, tables(NOT_IN_PLACE, exact=True), QUESTION)
+
+
+@answered
+def buckets(wrap: Callable[..., Any], seed: int) -> str:
+    """`wrap(model, **options)` -> a module as `labs.ddp.DataParallel`; so are the options.  Buckets are of 128 KiB."""
+    said = line(checked(PLAY, (wrap,), seed))
+    own_group(wrap, seed, BUCKET_BYTES)
+    bytes_held(train_wrapped, wrap, seed)
+    return said.format(" and step")

@@ -1,0 +1,55 @@
+"""What a rank holds under stage 2 beyond DeepSpeed's estimate of it (labs.deepspeed.estimates)."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+
+
+def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    states = 2 * parameters - 2 * parameters // ranks if float32 else 0
+    return states + activations + (4 if float32 else 2) * bucket
+
+
+# fmt: off
+OUT = (
+    Mistake("activations are shared by the ranks", "Each rank has its own sequences. Who keeps their activations?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept // ranks, bucket, long))),
+    Mistake("activations are left out, too", "What does backward read, and who has estimated it?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, 0, bucket, long))),
+    Mistake("all of it, and not what is beyond the estimate", "Which bytes stand in 2Ψ + 18Ψ/N already?",
+            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + 2 * n + 18 * n // ranks)),
+    Mistake("the bucket has other numbers than the parameters", "In which dtype are gradients reduced?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 2 * bucket,
+                  lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 4 * bucket)),
+    Mistake("float32's bytes in mixed precision, too", "Is P, G or S estimated too small in mixed precision?",
+            as_if(lambda n, ranks, kept, bucket, long:
+                  missing_bytes(n, ranks, kept, 0, True) + (4 if long else 2) * bucket)),
+    Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long)),
+            shows="out of memory in the first backward, though the states would fit twice"),
+    Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, bucket // ranks, long))),
+    Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + bucket)),
+    Mistake("16 bits are taken for granted", "How many bytes has a parameter in float32, and how many are estimated?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, (1 + long) * bucket, False))),
+    Mistake("in float32 only the parameters are others", "2 + 4 + 12 bytes of a share: are there two kinds of G?",
+            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + others[-1] * 2 * n // ranks)),
+)
+# fmt: on
+
+
+@answered
+def left_out(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, ranks, activations, bucket, float32) -> bytes`: what stage 2 holds beyond its estimate."""
+    draw, sheets = random.Random(seed), []
+    for float32 in (False, True, False, True):
+        ranks = draw.choice((4, 8, 16))
+        parameters, activations, bucket = (ranks * draw.randrange(1, 9) * 10**power for power in (6, 8, 7))
+        arguments = parameters, ranks, activations, bucket, float32
+        words = f"{parameters:,} parameters, {ranks} ranks, {activations:,} bytes of activations, bucket {bucket:,}"
+        sheets.append(Sheet(arguments, missing_bytes(*arguments), f"{words}, in {'float32' if float32 else '16 bits'}"))
+    return on_paper(fn, sheets, OUT, "Go through P, G, S and A, and then all that comes and goes. What is not in it?")

@@ -1,0 +1,191 @@
+"""A check's job: the learner's function on some ranks, and what is said when it fails.
+
+What a rank raises, and what the ranks hang in, is reported as the launcher reports it, with the learner's own line.
+"""
+
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labs.exercises.engine.answer import LUCK, NOT_DONE, Mistake, Wrong
+from labs.kit.launch import RankError, Results, run
+from labs.kit.record import Event
+from labs.kit.watch.frames import KIT, TORCH
+
+SECONDS = 10.0  # of the processor, for a rank in one job; what is certain to hang is told after a second or two
+PATIENCE = 6  # × that on the clock on the wall, where every rank has a core
+ROOM = 2 << 30  # bytes for what a rank makes, where the system keeps to it (Linux)
+FRAME = re.compile(
+    r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
+)
+UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
+
+
+def because(kind: str, told: str = "") -> Callable[[RankError], bool]:
+    """`told`: a pattern of what is said of it."""
+    return lambda error: error.kind == kind and bool(re.search(told, str(error)))
+
+
+def of_other_sizes(error: RankError) -> bool:
+    """Everybody calls the same collective, or a message has another length than its receiver has room for."""
+    headline = str(error).splitlines()[0]
+    calls = re.findall(r" called (\w+)(?: \w+(\[.*?\]))?", headline)
+    same = len({op for op, _ in calls}) == 1 and len({shape for _, shape in calls}) > 1
+    return error.kind == "mismatch" and (same or "the sizes of a message" in headline)
+
+
+def of_other_dtypes(error: RankError) -> bool:
+    """The same, but as many elements."""
+    headline = str(error).splitlines()[0]
+    calls = re.findall(r" called (\w+) (\w+)(\[.*?\])", headline)
+    same = len({(op, shape) for op, _, shape in calls}) == 1 < len({dtype for _, dtype, _ in calls})
+    return error.kind == "mismatch" and (same or "the dtype of a message" in headline)
+
+
+NEVER_ENDS = "it does not come to an end"
+
+
+class NoEnd(BaseException):
+    """Raised in a rank whose processor has computed for too long: no clock on the wall says who is to blame."""
+
+    __module__ = "builtins"  # its name is told without one
+
+
+# fmt: off
+FAILURES = (
+    Mistake(NEVER_ENDS, "Which loop has no end on this rank?", because("raised", " failed: NoEnd: ")),
+    Mistake("far too much memory", "How many bytes does this line allocate, and how many was the function given?",
+            because("raised", "can't allocate memory|MemoryError")),
+    Mistake("", "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
+            because("raised", " failed: NameError: name")),
+    Mistake("", "Which arguments does this function take, and which is it given?",
+            because("raised", r" failed: TypeError: .*\(\) (missing|takes|got) ")),
+    Mistake("", "What type does each thing on this line have?",
+            because("raised", " failed: (TypeError|AttributeError): ")),
+    Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
+    Mistake("a rank died", "What do you write to, here or before, and how many bytes does it have at that moment?",
+            because("died", "SIG(SEGV|ABRT|BUS)")),
+    Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
+    Mistake("not the same dtype on every rank",
+            "The elements are as many on both sides, the bytes are not. What dtype has the tensor on each rank?",
+            of_other_dtypes),
+    Mistake("the ranks make different calls", "How large is what each rank hands over here, and may the sizes differ?",
+            of_other_sizes),
+    Mistake("the ranks make different calls",
+            "Which ranks take this line, and does each of them take it as often as the others?", because("mismatch"),
+            shows="a job that hangs, and the diagnosis names two lines"),
+    Mistake("one side of a message or a collective is missing",
+            "Which ranks come to this line, and which leave the function before it?",
+            because("returned", "without joining collective")),
+    Mistake("one side of a message or a collective is missing",
+            "How often does each rank send, and how often does its neighbour receive?", because("returned"),
+            shows="a job that hangs, and one rank has returned"),
+    Mistake("there is no such rank", "What is the number of the last rank?", because("nobody")),
+    Mistake("the ranks wait for each other", "Which rank could go first, if each waits for another?",
+            because("deadlock"), shows="a hang in a ring of blocking calls"),
+    Mistake(NOT_DONE, "Is the machine busy with something else? If it is not, what does this line wait for?",
+            because("timeout")),
+)
+# fmt: on
+
+
+def job(
+    body: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    record: str | None = "communication",
+    seconds: float | None = None,
+) -> Results:
+    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too.
+
+    seconds: of the processor, after which a rank has no end; by itself SECONDS.
+    """
+    seconds = seconds or SECONDS
+    when = "on one rank" if ranks == 1 else f"on {ranks} ranks"
+    try:
+        limit = patience(seconds)
+        return run(in_a_room, seconds, body, *args, ranks=ranks, record=record, timeout=limit, device="cpu")
+    except RankError as error:
+        raise failed(error, when) from None
+
+
+def patience(seconds: float) -> float:
+    """How long to wait for that on this machine, by the clock on the wall."""
+    return PATIENCE * seconds * max(1.0, load() / cores())
+
+
+def load() -> float:
+    """How many processes have wanted a core in the last minute, on average."""
+    return os.getloadavg()[0]
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
+    """On a rank: what asks for too much memory, or time, is refused, before other programs have to go."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        held = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text())[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    signal.signal(signal.SIGPROF, no_end)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # and again, where somebody catches everything
+    try:
+        return body(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def no_end(*_: Any) -> None:
+    raise NoEnd("its processor has computed for much longer than any answer takes")
+
+
+def failed(error: RankError, when: str) -> Wrong:
+    """What the launcher says of a failed job, cut down to the learner's own lines."""
+    headline, *rest = str(error).split("\n\n")[0].splitlines()
+    if UNTOUCHED.search("\n".join([headline, *rest])):
+        return Wrong("untouched")
+    mistake = next(mistake for mistake in FAILURES if mistake.fits(error))
+    if error.kind == "raised":
+        told = [f"{when}, {headline}", *rest, *own_lines(str(error))]
+    else:
+        told = [f"{when}: {headline}", *str(error).splitlines()[1:]]
+    if mistake.name == NOT_DONE:
+        told.insert(0, f"{NOT_DONE}; this machine has a load of {load():.1f}, and {cores()} cores")
+    return Wrong("\n".join(told), mistake.question, mistake.name, raised=error.kind == "raised")
+
+
+def own_lines(trace: str) -> list[str]:
+    """The innermost line of a traceback that is neither torch's nor the kit's."""
+    frames = [m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, TORCH, "<frozen"))]
+    if not frames:
+        return []
+    last = frames[-1]
+    place = "cell" if last["cell"] else last["file"].rsplit("/", 1)[-1]
+    return [f"{place}, line {last['line']}, in {last['name']}:   {last['source'].strip()}"]
+
+
+def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`fn(*args)`; what it raises says with which case."""
+    try:
+        return fn(*args, **options)
+    except Exception as error:
+        error.add_note(f"(with {case})")
+        raise
+
+
+def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
+    """Wrong values where somebody did not wait are wrong for that reason.  (What C++ waits for is not seen.)"""
+    hasty = [event for event in events if not event.waited and event.op != "barrier" and "C++" not in event.issuer]
+    if not hasty or wrong.answer.mistake in (*LUCK, "not a wrapper"):
+        return wrong
+    text = f"{wrong.answer.text}\nNobody waited for the {hasty[0].op} of {hasty[0].issuer} on rank {hasty[0].rank}."
+    return Wrong(text, NOBODY_WAITED.question, NOBODY_WAITED.name)
+
+
+NOBODY_WAITED = Mistake("nobody waited", "When is the result of a call with async_op=True available?", lambda _: True)

@@ -1,0 +1,100 @@
+"""What is this made of?  A vector as a mixture of known ones, by least squares; and what the coefficients say.
+
+found on rank 1 = Σ c[rank, i] × (gradient of micro-batch i of that rank)
+
+all c equal            too large by N: summed; by k: the loss not divided; too small: divided twice
+c zero except rank 1's  nothing came from the others
+only the last column   only the last micro-batch was synchronised
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine.answer import Mistake
+
+
+def mixture(found: Tensor, sources: list[Tensor]) -> Tensor | None:
+    """The numbers c with found = Σ c_i sources_i (all of them vectors of one length).
+
+    None where there are none, or too few elements to tell.
+    """
+    matrix, right = torch.stack(sources, 1).double(), found.double()
+    if len(right) <= len(sources) or not right.isfinite().all():
+        return None
+    solution = torch.linalg.lstsq(matrix, right).solution
+    exact = torch.allclose(matrix @ solution, right, rtol=1e-3, atol=1e-3 * float(right.abs().max() + 1e-12))
+    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 are told as 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """c[rank, micro-batch], 1 where it is right, of what was found on `rank`."""
+
+    times: Tensor
+    rank: int
+
+    @property
+    def n(self) -> int:
+        return len(self.times)
+
+    @property
+    def k(self) -> int:
+        return self.times.shape[1]
+
+    @property
+    def others(self) -> Tensor:
+        return torch.cat([self.times[: self.rank], self.times[self.rank + 1 :]])
+
+    @property
+    def told(self) -> str:
+        rows = "; ".join(
+            f"rank {r}'s {', '.join(f'{c:.2f}' for c in row)}" for r, row in enumerate(self.times.tolist())
+        )
+        return f"It is made of {rows} times what is due{' of each micro-batch' if self.k > 1 else ''}."
+
+    def only(self, columns: slice) -> str | bool:
+        """Of the others nothing but these micro-batches."""
+        without = self.others.clone()
+        without[:, columns] = 0
+        return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.told
+
+
+def all_are(part: Tensor, value: float) -> bool:
+    return torch.allclose(part, torch.full_like(part, value), atol=2e-3, rtol=2e-3)
+
+
+# fmt: off
+NOTHING = Mistake("nothing synchronised", "Which call makes the other ranks' gradients arrive here?",
+                  lambda made: all_are(made.others, 0) and not all_are(made.times[made.rank], 0) and made.told)
+ONE_RANK = Mistake("one rank's gradient everywhere", "Is a broadcast a mean?",
+                   lambda made: sum(not all_are(row, 0) for row in made.times) == 1 and made.told)
+TIED = Mistake("a tied weight reduced twice", "How often does your loop meet a parameter that two modules share?",
+               lambda _: True, shows="too many bytes, by one embedding, or that gradient N times too large")
+COEFFICIENTS = (
+    Mistake("the gradient is zero", "Who set it to zero, and when?", lambda made: all_are(made.times, 0)),
+    Mistake("summed instead of averaged", "By what must the sum over the ranks be divided?",
+            lambda made: all_are(made.times, made.n) and made.told,
+            shows="as if the learning rate were N times larger"),
+    Mistake("the loss is not divided by the number of micro-batches",
+            "What does backward do to a .grad that is there already?",
+            lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k)) and made.told,
+            shows="as if the learning rate grew with the number of micro-batches"),
+    Mistake("divided by the number of micro-batches twice", "Where is it divided, and by whom?",
+            lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.told),
+    Mistake("averaged twice", "Who divides by the number of ranks, and how often?",
+            lambda made: all_are(made.times, 1 / made.n) and made.told),
+    Mistake("divided by the wrong number", "How many gradients were added up?",
+            lambda made: all_are(made.times, float(made.times[0, 0]))
+            and f"It is {float(made.times[0, 0]):.4g} × the mean."),
+    Mistake("only the last micro-batch counts", "Where did the gradients of the others go?",
+            lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.told),
+    Mistake("only the last micro-batch is synchronised",
+            "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
+            lambda made: made.only(slice(-1, None)), shows="right without accumulation, wrong with it"),
+    Mistake("only the first micro-batch is synchronised", "When is .grad complete?", lambda made: made.only(slice(1))),
+    NOTHING,
+    ONE_RANK,
+    Mistake("", "Which gradients went into this one, and how often?", lambda made: made.told),
+)

@@ -1,0 +1,79 @@
+"""Worlds on a mesh of several axes: what each rank brings, and sums and means of it along some of them."""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine.on_ranks import F64
+from labs.exercises.engine.scripts import World
+from labs.mesh import Mesh
+
+
+@cache
+def mesh_of(shape: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
+    return Mesh(shape, axes)
+
+
+@dataclass(frozen=True)
+class OnMesh(World):
+    """Each rank brings a tensor, which ranks have in common along the axes `alike`."""
+
+    shape: tuple[int, ...] = (2, 2)
+    axes: tuple[str, ...] = ("dp", "tp")
+    alike: tuple[str, ...] = ()
+    size: tuple[int, ...] = (5,)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.shape, strict=True))
+
+    @property
+    def mesh(self) -> Mesh:
+        """On a rank."""
+        return mesh_of(self.shape, self.axes)
+
+    def process_group(self) -> dict[str, Any]:
+        mesh_of(self.shape, self.axes)  # before a step begins: it makes groups
+        return {}
+
+    def place(self, rank: int) -> tuple[int, ...]:
+        return Mesh(self.shape, self.axes, rank=rank).get_coordinate()
+
+    def first_alike(self, rank: int, alike: tuple[str, ...]) -> int:
+        """The first rank that differs from this one along these axes alone."""
+        place = [0 if axis in alike else i for axis, i in zip(self.axes, self.place(rank), strict=True)]
+        return int(Mesh(self.shape, self.axes, rank=rank).mesh[tuple(place)])
+
+    def tensor(self, rank: int) -> Tensor:
+        generator = self.generator(self.first_alike(rank, self.alike))
+        return torch.randn(self.size, generator=generator, dtype=F64).to(self.dtype)
+
+    @cached_property
+    def brought(self) -> Tensor:
+        """[sizes of the axes, size of the tensor], in float64."""
+        return torch.stack([self.tensor(rank).double() for rank in range(prod(self.shape))]).view(*self.shape, -1)
+
+    def combined(self, how: dict[str, str]) -> list[Tensor]:
+        """By rank, of the tensors added up, or averaged, along these axes: {"dp": "mean", "tp": "sum"}."""
+        found = self.brought
+        for axis, by in how.items():
+            number = self.axes.index(axis)
+            added = found.sum(number, keepdim=True) / (self.sizes[axis] if by == "mean" else 1)
+            found = added.expand_as(found)
+        return [each.view(self.size).to(self.dtype) for each in found.reshape(-1, found.shape[-1])]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.size) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{' × '.join(f'{axis} {size}' for axis, size in self.sizes.items())}, {self.dtype_name}"
+
+
+def ring(part: float, ranks: int) -> float:
+    """Bytes that a rank sends in a reduce_scatter, or all_gather, of so many."""
+    return part * (ranks - 1) / ranks

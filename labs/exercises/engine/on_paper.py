@@ -1,0 +1,286 @@
+"""Exercises for paper: a function of a few numbers, judged by what it returns.
+
+    @answered
+    def bubble(fn, seed):
+        sheets = [Sheet((ranks, m), due=(ranks - 1) / m, words=f"{ranks} ranks, {m} micro-batches") for …]
+        return on_paper(fn, sheets, MISTAKES, question="Who waits for whom at the start?")
+
+    MISTAKES = (
+        Mistake("the last rank does not wait", "How often …?", as_if(lambda ranks, m: ranks / m)),
+        …
+    )
+
+The function is called twice on each sheet, in two processes, and may change nothing there, nor send anything.  Numbers
+may differ in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and
+dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold
+everywhere.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
+from labs.exercises.engine.answer import Mistake, Wrong, refuse, show
+from labs.exercises.engine.case import Outcome
+from labs.exercises.engine.launching import job, noted
+from labs.kit.launch import Results
+from labs.kit.record import mark
+
+PROCESSES = 2
+LARGEST = 400  # characters of an answer that are shown
+LONG = 6  # items: of a longer list the first that differs is shown
+SENT = "sent, and not worked out"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One call: `arguments`, what is `due`, and which call it is in `words`.
+
+    secret: what is due is not shown.  only: the name of what is wrong only on such a sheet.
+    fills: whether the function may write into what it was given.
+    """
+
+    arguments: tuple[Any, ...]
+    due: Any
+    words: str
+    _: KW_ONLY
+    secret: bool = False
+    only: str = ""
+    fills: bool = False
+
+    def read(self, returned: Any) -> Any:
+        """What of it is looked at."""
+        return plain(returned)
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass
+class Written(Outcome):
+    """What was written on one sheet, and on the same one again; whether the arguments were changed."""
+
+    returned: Any = None
+    again: Any = None
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A wrong sheet, and all of them."""
+
+    sheet: Sheet
+    found: Any
+    written: list[tuple[Sheet, Any]]
+
+    @property
+    def told(self) -> str:
+        if not self.sheet.secret:
+            return first_that_differs(self.found, self.sheet.due)
+        if form(self.found) != form(self.sheet.due):
+            return f"it says {cut(self.found)}"
+        found, due = plain(self.found), plain(self.sheet.due)
+        return next(f"for {key!r} it says {cut(found[key])}" for key in due if not same(found[key], due[key]))
+
+
+def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
+    """What to say where all sheets are right; raises Wrong at the first that is not."""
+    results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
+    for outcomes in results:
+        judge(sheets, outcomes, mistakes, question)
+    require_nothing_sent(results)
+    return f"right on all {len(sheets)} examples" if len(sheets) > 1 else "right"
+
+
+def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callable[[Any, Any], Any]) -> list[Any]:
+    """Where many answers are right: what `judged` makes of a sheet and what was written there, or raises Wrong for."""
+    try:
+        results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
+    except Wrong as wrong:
+        at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
+        if at:  # what is wrong with an earlier one tells more
+            each_judged(fn, sheets[:at], judged)
+        raise wrong.also(sheets[at].only) from None
+    found = []
+    for sheet, outcome, other in zip(sheets, *results, strict=True):
+        found.append(judged(sheet, outcome.returned))
+        require_nothing_kept(sheet, outcome, other.returned, other.again)
+    require_nothing_sent(results)
+    return found
+
+
+def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequence[Mistake], question: str) -> None:
+    written = [(sheet, outcome.returned) for sheet, outcome in zip(sheets, outcomes, strict=True)]
+    for sheet, outcome in zip(sheets, outcomes, strict=True):
+        try:
+            if not same(outcome.returned, sheet.due):
+                refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
+            if outcome.changed and not sheet.fills:
+                raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
+            require_nothing_kept(sheet, outcome)
+        except Wrong as wrong:
+            raise wrong.also(sheet.only) from None
+
+
+def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
+    """From call to call, or in the process.  others: what another process has returned."""
+    for again in (outcome.again, *others):
+        if again != outcome.returned and not same(again, outcome.returned):
+            raise Wrong(f"{sheet}: a second call says {cut(again)}", "What is kept between them?", "not the same twice")
+    refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
+
+
+def require_nothing_sent(results: Results) -> None:
+    if results.recording.events:
+        raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
+
+
+@dataclass(frozen=True)
+class AsIf:
+    """Whether one of these was computed instead, on every sheet: of all that is due, or of the part by this name."""
+
+    others: tuple[Callable[..., Any], ...]
+    part: str = ""
+
+    def __call__(self, seen: Seen) -> str | None:
+        found = [self.part_of(found) for _, found in seen.written]
+        for other in self.others:
+            if all(same(each, other(*sheet.arguments)) for each, (sheet, _) in zip(found, seen.written, strict=True)):
+                return part_told(seen, self.part) if self.part else seen.told
+        return None
+
+    def part_of(self, found: Any) -> Any:
+        return (found.get(self.part) if isinstance(found, dict) else None) if self.part else found
+
+
+def as_if(*others: Callable[..., Any], **options: Any) -> AsIf:
+    """options: with which the others are called."""
+    return AsIf(tuple(partial(other, **options) for other in others) if options else others)
+
+
+def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
+    return AsIf(others, name)
+
+
+def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, due: True) -> Callable[[Seen], str | None]:
+    """Whether what was found by this name is wrong, and so."""
+
+    def fits(seen: Seen) -> str | None:
+        found = seen.found.get(name) if isinstance(seen.found, dict) else None
+        wrong = found is not None and not same(found, seen.sheet.due[name])
+        return part_told(seen, name) if wrong and test(found, seen.sheet.due[name]) else None
+
+    return fits
+
+
+def part_told(seen: Seen, name: str) -> str:
+    return f"{name!r} is {cut(seen.found[name])}, and not {cut(seen.sheet.due[name])}"
+
+
+def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
+    """Whether what was found and what was due on the wrong sheet are so."""
+    return lambda seen: seen.told if test(seen.found, seen.sheet.due) else None
+
+
+# fmt: off
+EVERYWHERE = (
+    Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, due: found is None)),
+    Mistake("a different kind of answer", "What does the docstring say is returned?",
+            so(lambda found, due: form(found) != form(due))),
+    Mistake("", "", so(lambda found, due: True)),
+)
+# fmt: on
+
+
+# ---- on a process ----------------------------------------------------------------------------------------
+
+
+def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
+    """The second process goes through them from the end, so what is kept from sheet to sheet shows."""
+    mark("step")
+    if dist.get_rank() == 0:
+        return [one_sheet(fn, sheet) for sheet in sheets]
+    return [one_sheet_or_error(fn, sheet) for sheet in reversed(sheets)][::-1]
+
+
+def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
+    """What the first process raises as well is told by that one."""
+    try:
+        return one_sheet(fn, sheet)
+    except Exception as error:
+        return Written(returned=f"{type(error).__name__}: {error}")
+
+
+def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
+    given = copy.deepcopy(sheet.arguments)
+    with Aftermath() as aftermath:
+        returned = noted(sheet, written_on, sheet, fn, given)
+    written = Written(returned=returned, changed=sheet.read(given) != sheet.read(sheet.arguments))
+    written.again = noted(sheet, written_on, sheet, fn, copy.deepcopy(sheet.arguments))
+    aftermath.tell(written)
+    return written
+
+
+def written_on(sheet: Sheet, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return sheet.read(fn(*arguments))
+
+
+def plain(value: Any) -> Any:
+    """Numbers, words, lists and dictionaries of them; anything else in words."""
+    if hasattr(value, "tolist"):  # of torch, or NumPy
+        return value.detach().tolist() if isinstance(value, Tensor) else value.tolist()
+    if isinstance(value, list | tuple | range):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, Real | str) else show(value)
+
+
+# ---- when two answers are the same -----------------------------------------------------------------------
+
+
+def same(found: Any, due: Any) -> bool:
+    found, due = plain(found), plain(due)
+    if isinstance(due, list) and isinstance(found, list):
+        return len(found) == len(due) and all(map(same, found, due))
+    if isinstance(due, dict) and isinstance(found, dict):
+        return found.keys() == due.keys() and all(same(found[key], due[key]) for key in due)
+    if is_number(due) and is_number(found):
+        return math.isclose(found, due, rel_tol=1e-9, abs_tol=0 if due else 1e-12)
+    return type(found) is type(due) and found == due
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def form(value: Any) -> Any:
+    """Of an answer, all but its numbers and lengths."""
+    value = plain(value)
+    if isinstance(value, list):
+        return "list"
+    return set(value) if isinstance(value, dict) else "number" if is_number(value) else type(value)
+
+
+def first_that_differs(found: Any, due: Any) -> str:
+    """In words; of a long list, only the first item that differs, and how many there are."""
+    found, due = plain(found), plain(due)
+    if not (isinstance(found, list) and isinstance(due, list) and len(due) > LONG):
+        return f"it says {cut(found)}, and not {cut(due)}"
+    at = next(i for i in range(len(due) + 1) if i >= min(len(found), len(due)) or not same(found[i], due[i]))
+    items = [cut(each[at]) if at < len(each) else "missing" for each in (found, due)]
+    where = f"item {at} is {items[0]}, and not {items[1]}" if at < len(due) else f"item {at}, {items[0]}, is not due"
+    return where + f"; it has {len(found)} items, and not {len(due)}" * (len(found) != len(due))
+
+
+def cut(value: Any) -> str:
+    text = f"{value:,}" if type(value) is int else repr(value)
+    return text if len(text) <= LARGEST else f"{text[:LARGEST]} …"

@@ -1,0 +1,76 @@
+"""meet: two letters of an operation are cut; along which one the fewest elements have to move.
+
+Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+from labs.exercises.gspmd._letters import Cut
+
+
+def moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> dict[str, int]:
+    """By letter: elements that are cut along another one, in the order in which the letters come."""
+    known = [(own[dim], size) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None]
+    return {letter: sum(size for other, size in known if other != letter) for letter, _ in known}
+
+
+def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    elements = moved(dims, cut, sizes)
+    return min(elements, key=elements.__getitem__)
+
+
+def of_the_largest(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    """Of the largest tensor alone."""
+    return max((size, own[dim]) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None)[1]
+
+
+def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    """What is not cut counts, too, where it lacks the letter."""
+    elements = moved(dims, cut, sizes)
+    for letter in elements:
+        elements[letter] += sum(
+            size for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is None and letter not in own
+        )
+    return min(elements, key=elements.__getitem__)
+
+
+# fmt: off
+MET = (
+    Mistake("what is large moves", "One of them stays where it is, the other travels. Which one should travel?",
+            as_if(lambda *job: max(elements := moved(*job), key=elements.__getitem__)),
+            shows="few tokens, and yet every weight is gathered; or the other way round"),
+    Mistake("only the largest tensor counts", "Two tensors have the other letter. How much do they weigh together?",
+            as_if(of_the_largest)),
+    Mistake("tensors are counted, and not what is in them", "Is it as much work to move a bias as to move a weight?",
+            as_if(lambda dims, cut, sizes: met(dims, cut, [1] * len(dims)))),
+    Mistake("what is not known to be cut counts, too", "Nothing is known of it yet. Does it have to move?",
+            as_if(with_the_unknown)),
+    Mistake("always the first letter", "What if the batch is very small?", as_if(lambda *job: next(iter(moved(*job)))),
+            shows="FSDP for any batch, and never anything else"),
+    Mistake("always the last letter", "What if the batch is very large?", as_if(lambda *job: [*moved(*job)][-1])),
+    Mistake("of equals, not the first", "Both cost the same. Which one does the docstring ask for?",
+            as_if(lambda *job: min(reversed(elements := moved(*job)), key=elements.__getitem__))),
+)
+# fmt: on
+
+
+@answered
+def meet(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(dims, cut, sizes) -> letter`: the one with which the fewest elements are cut in another way."""
+    draw, sheets = random.Random(seed), []
+    cases = (((0, 1, None), (1, 2, 9)), ((0, 1, None), (2, 1, 9)), ((0, 1, 1), (5, 3, 3)), ((0, 1, 0), (3, 5, 3)))
+    cases += (((0, 1, 1), (9, 2, 2)), ((0, 1, 0), (2, 9, 2)), ((1, 1, 0), (2, 3, 4)), ((1, 1, None), (3, 7, 1)))
+    cases += (((0, None, 1), (5, 9, 3)), ((None, 1, 0), (9, 5, 3)), ((1, 1, None), (4, 4, 1)))
+    for cut, ratios in cases:
+        times = draw.randrange(2, 2000)
+        sizes = [times * ratio for ratio in ratios]
+        arguments = ["ik", "kj", "ij"], list(cut), sizes
+        sheets.append(
+            Sheet(arguments, met(*arguments), f"ik,kj->ij, of which {list(cut)} is known, of {sizes} elements")
+        )
+    draw.shuffle(sheets)
+    return on_paper(fn, sheets, MET, "If this letter is followed, which tensors are not cut as they should be?")

@@ -1,0 +1,92 @@
+"""pass_on: one letter of an operation is cut; which dim of every other tensor is cut with it.
+
+Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+from labs.exercises.gspmd._letters import Cut
+
+OPERATIONS = (  # inputs, and then the result
+    ("ik", "kj", "ij"),
+    ("ik", "jk", "ij"),
+    ("ki", "kj", "ij"),
+    ("abc", "c", "abc"),
+    ("abc", "abc"),
+    ("ab", "ba"),
+    ("bhte", "bhse", "bhts"),
+    ("abc", "ab"),
+    ("vw", "ab", "abw"),
+)
+
+
+def passed_on(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
+    return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
+
+
+def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    number = next(dim for dim in cut if dim is not None)
+    return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
+
+
+def to_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    """Besides the one that is known."""
+    found, due = list(cut), passed_on(dims, cut)
+    for at, dim in enumerate(due):
+        if cut[at] is None and dim is not None:
+            found[at] = dim
+            break
+    return found
+
+
+# fmt: off
+PASSED = (
+    Mistake("only from inputs to the result", "Only the result's layout is known. What does that say of its inputs?",
+            as_if(lambda dims, cut: [*cut[:-1], passed_on(dims, cut)[-1]]),
+            shows="a gradient that is wanted in shards is made whole first, since nobody told its product"),
+    Mistake("only to inputs", "Which of these tensors comes out?",
+            as_if(lambda dims, cut: [*passed_on(dims, cut)[:-1], cut[-1]])),
+    Mistake("by the number of the dim", "Rows of the result: which dim of the second factor do they come from?",
+            as_if(by_number), shows="after a transposed matrix everything is cut along the wrong dim"),
+    Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?",
+            as_if(lambda dims, cut: [dim or 0 for dim in passed_on(dims, cut)])),
+    Mistake("-1, where nothing is known", "What does find return where there is none, and what does the docstring?",
+            as_if(lambda dims, cut: [-1 if dim is None else dim for dim in passed_on(dims, cut)])),
+    Mistake("what was known is gone", "Is the layout that was given no longer true?",
+            as_if(lambda dims, cut: [None if known is not None else dim
+                                     for known, dim in zip(cut, passed_on(dims, cut), strict=True)])),
+    Mistake("only the first that has the letter", "Which other tensors have the letter?", as_if(to_the_first)),
+    Mistake("tensors without the letter are left out", "How is the caller to know whose number this is?",
+            as_if(lambda dims, cut: [dim for dim in passed_on(dims, cut) if dim is not None])),
+    Mistake("letters, and not numbers of dims", "What does the docstring say is returned?",
+            as_if(lambda dims, cut: [None if dim is None else own[dim]
+                                     for own, dim in zip(dims, passed_on(dims, cut), strict=True)])),
+)
+# fmt: on
+
+
+@answered
+def pass_on(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(dims, cut) -> cut`: which dim of each tensor is cut, once one letter is."""
+    draw, sheets = random.Random(seed), []
+    for dims in OPERATIONS:
+        names = dict(
+            zip(
+                letters := sorted(set("".join(dims))),
+                draw.sample("abcdefghijkmnpqrstuvwxyz", len(letters)),
+                strict=True,
+            )
+        )
+        renamed = ["".join(names[letter] for letter in own) for own in dims]
+        for known, own in enumerate(renamed):
+            for dim in range(len(own)):
+                cut = [dim if number == known else None for number in range(len(dims))]
+                words = f"{','.join(renamed[:-1])}->{renamed[-1]}, of which {cut} is known"
+                sheets.append(Sheet((renamed, cut), passed_on(renamed, cut), words, fills=True))
+    draw.shuffle(sheets)
+    return on_paper(fn, sheets, PASSED, "Which letter is cut, and which tensors have it?")

@@ -1,0 +1,106 @@
+"""sharded_gradients: ZeRO 3 as a function that each device runs on its own piece (jax.shard_map)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from labs.exercises.engine.answer import Mistake, Wrong, answered, refuse, says, show
+from labs.exercises.gspmd._by_shard_map import Arrays, N, OfAnotherKind, Run, on_virtual_devices
+
+
+def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
+    """On a rank."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
+
+    from labs.xla.annotations import mesh_of
+    from labs.xla.hlo import collectives
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        hidden = jnp.tanh(x @ weights["first"].T)
+        return ((hidden @ weights["second"].T + weights["bias"] - y) ** 2).mean()
+
+    numbers = np.random.default_rng(seed)
+    weights = {
+        name: numbers.normal(size=shape).astype("float32")
+        for name, shape in (("first", (8, 6)), ("second", (4, 8)), ("bias", (4,)))
+    }
+    x, y = (numbers.normal(size=(2 * N, width)).astype("float32") for width in (6, 4))
+
+    def mapped(shards: Any, x: Any, y: Any) -> Any:
+        found = fn(loss, shards, x, y)
+        if not isinstance(found, dict) or found.keys() != shards.keys():
+            raise OfAnotherKind(show(found))
+        return found
+
+    cut = PartitionSpec("dp")
+    step = jax.jit(jax.shard_map(mapped, mesh=mesh_of({"dp": N}), in_specs=(cut, cut, cut), out_specs=cut))
+    try:
+        compiled = step.lower(weights, x, y).compile()
+    except OfAnotherKind as kind:
+        return str(kind)
+    gradient = jax.jit(jax.grad(loss))
+    parts = np.split(x, N), np.split(y, N)
+    own = [jax.tree.map(np.asarray, gradient(weights, *part)) for part in zip(*parts, strict=True)]
+    due = jax.tree.map(np.asarray, gradient(weights, x, y))
+    found = jax.tree.map(np.asarray, dict(compiled(*jax.device_put((weights, x, y), compiled.input_shardings[0]))))
+    return Run(found, due, collectives(compiled.as_text()), own, sum(w.nbytes for w in weights.values()))
+
+
+def pieces_of_own(run: Run) -> Arrays:
+    """Each device's shard of the gradient of its own part of the batch."""
+    return {name: np.concatenate([np.split(own[name], N)[at] for at, own in enumerate(run.own)]) for name in run.due}
+
+
+def of_one_part(run: Run) -> str:
+    own = pieces_of_own(run)
+    return run.told if any(run.is_like({name: w / by for name, w in own.items()}) for by in (1, N)) else ""
+
+
+def whole(run: Run) -> str:
+    rows = all(np.shape(run.found[name])[0] == N * len(due) for name, due in run.due.items())
+    return run.told if rows else ""
+
+
+# fmt: off
+SHAPES = (
+    Mistake("loss is given a weight that is not whole, or has a dim more",
+            "Print the shape of what you hand to loss: have you gathered it, and with tiled=True?",
+            says("TypeError: (dot_general requires|add got incompatible shapes)")),
+)
+# fmt: on
+
+
+# fmt: off
+SHARDED = (
+    Mistake("whole gradients, and no shards", "Which rows of the gradient does this device's optimizer need?", whole),
+    Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
+            shows="a loss curve that is nearly right, and gets noisier the more devices there are"),
+    Mistake("summed, and not averaged", "loss is the mean of a part. Of how many parts is the sum?",
+            lambda run: run.told if run.is_due(N) else ""),
+    Mistake("divided once too often", "Who has divided already?", lambda run: run.told if run.is_due(1 / N) else ""),
+    Mistake("", "", lambda run: run.told),
+    Mistake("all-reduced, where a part is needed", "How much of the sum does each device keep, and how much arrives?",
+            lambda run: run.bytes_of("all-reduce") > run.weights and
+            f"a device sends {run.bytes_of('all-reduce')} bytes to all-reduce, for weights of {run.weights}"),
+    Mistake("gathered too much", "Which bytes are missing here, and how often do you ask for them?",
+            lambda run: run.bytes_of("all-gather") > run.weights * (N - 1) / N and
+            f"a device sends {run.bytes_of('all-gather')} bytes to gather weights of {run.weights}"),
+)
+# fmt: on
+
+
+@answered
+def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(loss, shards, x, y) -> shards of the gradients`, on each device of the axis "dp"."""
+    try:
+        run = on_virtual_devices(in_shards, fn, seed)
+    except Wrong as wrong:
+        raise wrong.told_by(SHAPES) from None
+    refuse(SHARDED, run, f"on {N} devices ", "What is added up, over which devices, and divided by what?")
+    sent, n = sum(one.sent for one in run.sent), run.weights
+    return f"right on {N} devices; each sends {sent} bytes for weights of {n}: gathered once, reduce-scattered once"

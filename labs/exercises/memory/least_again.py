@@ -1,0 +1,95 @@
+"""The challenge of 07: change a GPT so that its step fits into memory, and as little as possible is recomputed.
+
+Both are measured in a real step, as the checks of that notebook do (`Twice`): the bytes held besides parameters and
+gradients, as a multiple of the bytes without recomputation; and the recomputed multiplications, as a multiple of the
+layers' forward.
+
+The bound: selective recomputation holds 4D + 2KE + H + 2F numbers per token and layer, and recomputes no matrix
+product.  (The output of `down` is not among them: it is the next layer's input minus this layer's.)  To hold one number
+less is to drop a result of a product or of attention, whose recomputation costs at least 2D operations.  A score is the
+spared share of a forward, divided by the largest share that can be spared.
+
+A product that is written as a sum of elements is not seen.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from labs.exercises.engine.answer import Wrong
+from labs.exercises.engine.challenge import Challenge, Function, Judged, chance, job
+from labs.exercises.engine.in_acts import first_wrong
+from labs.exercises.engine.on_ranks import F32, Draw
+from labs.exercises.memory._recomputing import CHANGED, NUMBERS
+from labs.exercises.memory._twice import Model, Twice
+from labs.model import Config
+
+MOST = 0.56, 0.46, 0.40, 0.34, 0.28  # × the bytes that a step holds without recomputation
+
+
+def bound(most: float, before: int, world: Model, config: Config) -> float:
+    """Return the operations that must be recomputed, as a multiple of the layers' forward.
+
+    most: the allowed bytes, as a multiple of `before`.
+    before: the bytes held without recomputation.
+    """
+    D, KE, H, F = config.dim, config.kv_heads * config.head_size, config.heads, config.hidden
+    free = config.depth * (4 * D + 2 * KE + H + 2 * F)
+    less = max(free - most * before / 4 / (world.sequences * world.tokens), 0)
+    forward = 2 * D * (2 * D + 2 * KE) + 4 * world.tokens * D + 6 * D * F
+    return less * 2 * D / (config.depth * forward)
+
+
+def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
+    """Return for each limit the measurements or the mistake, up to the first answer that scores nothing."""
+    found = []
+    for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
+        twice = Twice(world, lambda model, most=most: fn(model, most))
+        facts = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps())
+        if not facts and world.measured:
+            facts = twice.costs | {"least": bound(most, twice.costs["before"], world, twice.plain.config)}
+        found.append(facts)
+        if "mistake" in facts or facts.get("held", 0) > most:
+            break
+    return found
+
+
+def judge(fn: Function) -> Judged:
+    model, scores = partial(Draw(chance().initial_seed()).world, Model, 1, depth=8), {}
+    scored, dropping = (
+        model(sequences=4, tokens=64, measured=True, dtype=F32),
+        model(dropout=True, frozen=True, waiting=2),
+    )
+    (found,) = job(on_a_rank, fn, scored, dropping, ranks=1, record=None)
+    for most, each in zip((*MOST, "with dropout"), found, strict=False):
+        if "mistake" in each:
+            raise Wrong(f"{most}: {each['mistake']}: {each['told']}")
+        if each and each["held"] > most:
+            raise Wrong(
+                f"the step holds {each['held']:.3f} × the bytes that it held before, and {most} × is the limit",
+                "At which moment?",
+            )
+        if each and each["elsewhere"] > 0.1 * each["before"]:
+            raise Wrong(f"{most}: Python and NumPy hold {each['elsewhere']:,} bytes more than before")
+        if each and each["again"] < each["least"]:
+            raise Wrong(
+                f"{most}: {each['again']:.3f} of a forward is computed again, and {each['least']:.3f} must be",
+                "What is held, or computed, where nobody counts it?",
+            )
+        if each:
+            scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)
+    return Judged.of(scores)
+
+
+least_again = Challenge(
+    "least_again",
+    "07",
+    "The least computed again",
+    "Change a GPT of eight layers so that its step holds at most 0.56, 0.46, 0.40, 0.34 and 0.28 × what it held, and "
+    "so that as few multiplications as possible are made again. Numbers stay what they were, with dropout, too.",
+    judge,
+    floor=19.2,
+    course=56.8,
+    possible=86.6,
+)

@@ -1,0 +1,150 @@
+"""neighbours: where is a rank on a mesh, and which ranks are along each axis with it?
+
+Arithmetic on meshes of one to four axes, of one rank up to some thousand, each asked about many of its ranks: on a
+process whose own number tells nothing about them.
+"""
+
+import random
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Seen, Sheet, on_paper
+
+MOST = 64  # ranks of a mesh that are asked
+Shape = tuple[int, ...]
+Place = tuple[list[int], list[list[int]]]  # a coordinate, and the group along each axis
+
+
+def place(mesh: Tensor, rank: int) -> Place:
+    at = (mesh == rank).nonzero()[0].tolist()
+    return at, [mesh[(*at[:axis], slice(None), *at[axis + 1 :])].tolist() for axis in range(len(at))]
+
+
+def right(shape: Shape, rank: int) -> Place:
+    return place(torch.arange(prod(shape)).view(shape), rank)
+
+
+def columns_first(shape: Shape, rank: int) -> Place:
+    """As if the first axis were made of neighbours."""
+    turned = torch.arange(prod(shape)).view(shape[::-1])
+    return place(turned.permute(*reversed(range(turned.ndim))), rank)
+
+
+def sheets(seed: int) -> list[Sheet]:
+    draw = random.Random(seed)
+    three, four, wide = "right only on two axes", "right only on three axes", "right only on small meshes"
+    shapes: list[tuple[Shape, str]] = [
+        *(((a, b), "") for a, b in ((2, 4), (4, 2), (2, 3), (3, 3), (1, 4), (4, 1))),
+        *(((n,), "") for n in (8, draw.randrange(2, 8), 1)),
+        *((shape, three) for shape in ((2, 2, 2), (3, 1, 2), (2, 3, draw.randrange(2, 5)))),
+        *((shape, four) for shape in ((2, 1, 2, 2), (2, 2, 3, 2))),
+        ((draw.randrange(5, 9), 16, 8), wide),
+    ]
+    return [
+        Sheet((shape, rank), right(shape, rank), f"a mesh of {' × '.join(map(str, shape))}, rank {rank}", only=only)
+        for shape, only in shapes
+        for rank in range(0, prod(shape), -(-prod(shape) // MOST))
+    ]
+
+
+def form(bad: Callable[[Any], bool]) -> Callable[[Seen], str | None]:
+    return lambda seen: seen.told if bad(seen.found) else None
+
+
+def is_pair(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(isinstance(part, list) for part in found)
+
+
+def whole(found: Any) -> bool:
+    lists = all(isinstance(group, list) for group in found[1])
+    return lists and all(type(n) is int for n in [*found[0], *(n for group in found[1] for n in group)])
+
+
+def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen], str | None]:
+    """Whether on all meshes of as many axes this part is what it would be so."""
+
+    def fits(seen: Seen) -> str | None:
+        axes = len(seen.sheet.arguments[0])
+        pairs = [(sheet, found) for sheet, found in seen.written if len(sheet.arguments[0]) == axes]
+        return seen.told if all(found[part] == list(other(*sheet.arguments)) for sheet, found in pairs) else None
+
+    return fits
+
+
+def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[Seen], str | None]:
+    """Whether each group has become this: of the rank, and the group that is due."""
+    return part_as_if(1, lambda shape, rank: [change(rank, group) for group in right(shape, rank)[1]])
+
+
+def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], str | None]:
+    """Whether this part is wrong in this way: (found, due)."""
+
+    def fits(seen: Seen) -> str | None:
+        found, due = seen.found[part], list(seen.sheet.due[part])
+        return seen.told if found != due and test(found, due) else None
+
+    return fits
+
+
+def beyond(sheet: Sheet, found: Place) -> bool:
+    return any(rank >= prod(sheet.arguments[0]) for group in found[1] for rank in group)
+
+
+def beside(rank: int, group: list[int]) -> list[int]:
+    """A run of consecutive ranks of the axis's size."""
+    first = rank // len(group) * len(group)
+    return list(range(first, first + len(group)))
+
+
+# fmt: off
+MISTAKES = (
+    Mistake("nothing is returned", "What does the caller want to know?", form(lambda found: found is None)),
+    Mistake("not a pair", "A coordinate, and a list of groups: in which order?",
+            form(lambda found: not is_pair(found))),
+    Mistake("not whole numbers", "What does / make of two whole numbers, and what does //?",
+            form(lambda found: not whole(found))),
+    Mistake("the first axis is made of neighbours", "Rank 1 stands beside rank 0: along which axis?",
+            part_as_if(0, lambda shape, rank: columns_first(shape, rank)[0]),
+            shows="the right groups, on the wrong axes: what should stay inside a node leaves it"),
+    Mistake("the coordinate is reversed", "Which axis does the first number of a coordinate belong to?",
+            part_as_if(0, lambda shape, rank: right(shape, rank)[0][::-1])),
+    Mistake("it counts from 1", "What is the coordinate of rank 0?",
+            part_as_if(0, lambda shape, rank: [n + 1 for n in right(shape, rank)[0]])),
+    Mistake("the place of the process, and not of the rank that was asked for",
+            "Whose place does the caller want to know?", part_as_if(0, lambda shape, rank: [0] * len(shape))),
+    Mistake("not one number for each axis",
+            "How many axes does the mesh have, and so how many numbers does a coordinate have?",
+            differs(0, lambda found, due: len(found) != len(due))),
+    Mistake("a different coordinate", "", differs(0, lambda found, due: True)),
+    Mistake("not one group for each axis", "Of how many groups is a rank a member?",
+            differs(1, lambda found, due: len(found) != len(due))),
+    Mistake("the axes are exchanged", "Along an axis, which number of the coordinate changes?",
+            part_as_if(1, lambda shape, rank: right(shape, rank)[1][::-1])),
+    Mistake("always a run of neighbours", "How far apart are two ranks that follow each other along an axis?",
+            groups_as_if(beside)),
+    Mistake("places instead of ranks", "Which rank is at this place of the axis?",
+            groups_as_if(lambda rank, group: list(range(len(group))))),
+    Mistake("the rank itself is missing", "Who takes part in a collective?",
+            groups_as_if(lambda rank, group: [n for n in group if n != rank])),
+    Mistake("not in the order of the axis", "Who is first along the axis?",
+            differs(1, lambda found, due: [sorted(group) for group in found] == due)),
+    Mistake("ranks that do not exist", "What is the largest rank of this mesh?",
+            lambda seen: any(beyond(*each) for each in seen.written) and seen.told),
+    Mistake("a different group", "Along an axis one number of the coordinate changes. Which ranks are those?",
+            differs(1, lambda found, due: True)),
+)
+# fmt: on
+
+
+@answered
+def neighbours(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(shape, rank) -> (coordinate, groups)`: the rank's place on the mesh, and by axis, the ranks along it."""
+    asked = sheets(seed)
+    on_paper(fn, asked, MISTAKES, "Write the ranks down as rows of the last axis: where is this one?")
+    meshes = len({sheet.arguments[0] for sheet in asked})
+    return f"{meshes} meshes of up to 4 axes, for all of their ranks, and not one message"

@@ -1,0 +1,151 @@
+"""partial_to_shard: each rank's piece, as torch.chunk cuts it, of the sum of all summands.
+
+On 1 to 8 ranks: dims that do not divide, shorter than there are ranks, empty; each dim of one, two and three; five
+dtypes; not contiguous; a group of some ranks; two calls in a row.  The summand stays as it was.  What is sent is a
+reduce-scatter, its padding included.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.common_mistakes import Sends, alone, made
+from labs.exercises.engine.on_ranks import BF16, F32, I32, I64, Draw, Exercise, Given, checked
+from labs.exercises.engine.value import One, as_if
+
+BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
+EMPTY = "right only where no piece is empty"
+
+
+def worlds(draw: Draw) -> dict[int, list[Given]]:
+    def case(ranks: int, shape: tuple[int, ...], dim: int, only: str = "", **options: Any) -> Given:
+        return draw.given(ranks, shape, only, args={"dim": dim}, **options)
+
+    a, many = draw.random.randrange(2, 6), draw.random.choice((5, 6, 7, 8))
+    plain = [
+        ((a, 12), 1),
+        ((3, 8, a), 1),
+        ((2, 3, 8), 2),
+        ((3, 3, 8), 2),
+        ((4 * a + draw.random.randrange(1, 4), 3), 0),
+    ]
+    return {
+        4: [
+            case(4, BUDGET, 0, dtype=F32),
+            case(4, (8, a), 0),
+            case(4, (8, a), 0, "right only the first time"),
+            *(case(4, shape, dim) for shape, dim in plain),
+            *(case(4, shape, dim, EMPTY) for shape, dim in (((5, a), 0), ((a, 2), 1), ((1,), 0), ((0, 3), 0))),
+            *(case(4, (9, 4), 0, "right only in some dtypes", dtype=dtype) for dtype in (F32, BF16, I64, I32)),
+            *(
+                case(4, shape, dim, "right only for contiguous tensors", strided=True)
+                for shape, dim in (((6, 10), 1), ((8, 3), 0), ((2, 3, 9), 2))
+            ),
+            case(4, (7, 4), 0, "right only on the group of all ranks", group=(1, 2, 3)),
+        ],
+        3: [case(3, (6, a), 0), case(3, (7, 2), 0)],
+        1: [case(1, (5, 3), 1, "right only on more than one rank")],
+        many: [case(many, (2 * many, 3), 0), case(many, (3, many + 1), 1, EMPTY)],
+    }
+
+
+def dim_of(world: Given) -> int:
+    return world.args["dim"]
+
+
+def longest(world: Given) -> int:
+    return -(-world.shape[dim_of(world)] // world.n)
+
+
+def pieces(world: Given, whole: Tensor, dim: int | None = None) -> list[Tensor]:
+    """No elements behind the end."""
+    dim = dim_of(world) if dim is None else dim
+    cut = list(whole.chunk(world.n, dim))
+    return cut + [whole.narrow(dim, 0, 0)] * (world.n - len(cut))
+
+
+def sends(world: Given) -> Sends:
+    padded = world.nbytes // max(1, world.shape[dim_of(world)]) * longest(world) * world.n
+    return Sends((world.n - 1) * world.nbytes, lambda rank: (world.n - 1) / world.n * padded + 16 * world.n)
+
+
+def rotated(world: Given) -> Iterator[list[Tensor]]:
+    cut = pieces(world, world.total)
+    return (cut[shift:] + cut[:shift] for shift in range(1, world.n))
+
+
+def in_memory_order(world: Given) -> list[Tensor | None]:
+    """Runs of the flat sum, and not pieces along the dim."""
+    cut, flat = pieces(world, world.total), world.total.flatten()
+    runs = [flat[i * x.numel() : (i + 1) * x.numel()] for i, x in enumerate(cut)]
+    return [run.reshape(x.shape) if run.numel() == x.numel() else None for run, x in zip(runs, cut, strict=True)]
+
+
+def sums_at_other_places(one: One) -> bool:
+    whole = one.world.total.flatten().double()
+    return bool((one.found.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
+
+
+def of_shape(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
+    return lambda one: (
+        isinstance(one.found, Tensor)
+        and one.found.shape != one.due.shape
+        and fits(one)
+        and f"returned {one.told}; its piece has shape {tuple(one.due.shape)}"
+    )
+
+
+def along_another_dim(one: One) -> bool:
+    others = [dim for dim in range(len(one.world.shape)) if dim != dim_of(one.world)]
+    return any(one.found.shape == pieces(one.world, one.world.total, dim)[one.index].shape for dim in others)
+
+
+def padded(one: One) -> bool:
+    longer = one.found.numel() > one.due.numel() and one.found.ndim == one.due.ndim
+    return longer and one.found.shape[dim_of(one.world)] == longest(one.world)
+
+
+# fmt: off
+EXERCISE = Exercise(
+    worlds,
+    due=lambda world: pieces(world, world.total),
+    summands=lambda world, index: [pieces(world, x)[index] for x in world.xs],
+    sends=sends,
+    wide=lambda draw: draw.given(4, (256, 128), dtype=F32, args={"dim": 1}),
+    most=4.5, rest=0.25,  # the summand laid out anew and padded, and what arrives
+    question="Of which summands, and of which of their elements, is this made?",
+    forms=(
+        Mistake("the whole sum instead of a piece",
+                "Partial() to Replicate() is another row of the table. Which part is this rank's?",
+                of_shape(lambda one: one.found.shape == one.world.shape)),
+        Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
+                of_shape(padded), shows="right where the dim divides; elsewhere the last pieces end in zeros"),
+        Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
+    ),
+    mistakes=(
+        Mistake("one's own summand", "Where are the others' summands?", made(alone),
+                shows="no error, and numbers that are too small: a summand was taken for the tensor"),
+        Mistake("the pieces are rotated", "Which piece is rank r's?", as_if(rotated)),
+        Mistake("cut in the order of memory",
+                "Which elements lie side by side in memory, and which side by side along the dim?",
+                lambda one: dim_of(one.world) > 0 and (as_if(in_memory_order)(one) or sums_at_other_places(one))),
+    ),
+    asks={
+        "another shape": "How does torch.chunk cut this many elements into N pieces?",
+        "averaged instead of summed": "What do the summands make: a sum, or a mean?",
+        "too many bytes": "Which part of your summand does each other rank need?",
+        EMPTY: "A rank whose own piece is empty has summands of the others' pieces. Who waits for them?",
+    },
+)
+# fmt: on
+
+
+@answered
+def partial_to_shard(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(summand, dim, group=None) -> piece`: this rank's, along dim, of the sum of all ranks' summands."""
+    recording = checked(EXERCISE, (fn,), seed).recording
+    most = max(recording.sent(rank, 0) for rank in range(4)) / (4 * prod(BUDGET))
+    return f"you sent {most:.2f} × the tensor per rank; the least possible is 0.75 ×"

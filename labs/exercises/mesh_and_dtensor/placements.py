@@ -1,0 +1,255 @@
+"""Are these the placements of DDP, ZeRO 1, 2, 3 and HSDP?  A job obeys them: one training step of a few weights.
+
+What the placements say about P, G and S is all that a strategy is:
+
+    rest        each rank holds its block of P and S
+    forward     P to Replicate(), for backward again                        (what is whole already costs nothing)
+    backward    each rank's gradient is a summand of the mean: Partial()    to G's placements
+    step        G to S's placements; P's block there is updated             back to P's placements
+
+On 6 ranks, ("dp",) of 6 or ("replicate", "shard") of 2 × 3.  The bytes held of each kind and the bytes sent must be the
+strategy's (labs.cost's formulas), the new weights one process's.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.dtensor import Partial, Placement, Replicate
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import redistribute
+from labs.exercises.engine import case as shared
+from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
+from labs.exercises.engine.answer import Mistake, Wrong, answered, refuse, show
+from labs.exercises.engine.case import Outcome, close
+from labs.exercises.engine.launching import job, noted
+from labs.kit.record import mark
+from labs.mesh import Mesh
+
+MESHES = {"dp": (6,), "hsdp": (2, 3)}
+AXES = {"DDP": "dp", "ZeRO 1": "dp", "ZeRO 2": "dp", "ZeRO 3": "dp", "HSDP": "hsdp"}
+SHAPES = ((18, 36), (7, 11))  # the first divides along both dims: its bytes are compared; the other's numbers
+N, REPLICAS, SHARDS = 6, 2, 3
+ALL_REDUCE, HALF = 2 * (N - 1) / N, (N - 1) / N
+# By strategy: P, G and S held, and bytes sent in a step; × the model.  AdamW's S is twice as large as P.
+DUE = {
+    "DDP": (1, 1, 2, ALL_REDUCE),
+    "ZeRO 1": (1, 1, 2 / N, 2 * HALF),
+    "ZeRO 2": (1, 1 / N, 2 / N, 2 * HALF),
+    "ZeRO 3": (1 / N, 1 / N, 2 / N, 3 * HALF),
+    "HSDP": (1 / SHARDS, 1 / SHARDS, 2 / SHARDS, 3 * (SHARDS - 1) / SHARDS + 2 * (REPLICAS - 1) / REPLICAS / SHARDS),
+}
+
+
+@dataclass(frozen=True)
+class Case(shared.Case):
+    strategy: str = ""
+
+    def weights(self) -> list[Tensor]:
+        generator = self.generator()
+        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in SHAPES]
+
+    def gradients(self, rank: int) -> list[Tensor]:
+        generator = self.generator(rank, step=1)
+        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in SHAPES]
+
+
+@dataclass
+class Obeyed(Outcome):
+    """By strategy: bytes held of P, G and S of the first weight; the weights after the step, whole."""
+
+    table: Any = None
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    weights: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+@answered
+def placements(fn: Callable[..., Any], seed: int) -> str:
+    """`fn() -> {strategy: (P, G, S)}`: the placements of each, along ("dp",); of HSDP along ("replicate", "shard")."""
+    case = Case(random.Random(seed).randrange(2**40), N)
+    results = job(obey_all, fn, case, ranks=N)
+    for rank, outcome in enumerate(results):
+        refuse(AFTERMATH, outcome, f"on rank {rank} ")
+    for step, strategy in enumerate(AXES):
+        table = results[0].table
+        refuse(FORM, Form(strategy, table), f"{strategy}: ")
+        sent = max(results.recording.sent(rank, step) for rank in range(N))
+        held = results[0].held[strategy]
+        refuse(OBEYED, Seen(strategy, table[strategy], (*held, sent)), f"{strategy}: ")
+        for rank, outcome in enumerate(results):
+            for found, due in zip(outcome.weights[strategy], updated(case), strict=True):
+                if not close(found, due, 1e-12):
+                    raise Wrong(f"{strategy}: rank {rank} ends with different weights than one process", OBEY)
+    return "five strategies, each obeyed by a job: it holds and sends what the strategy does"
+
+
+def updated(case: Case) -> list[Tensor]:
+    """What one process makes of it."""
+    gradients = zip(*(case.gradients(rank) for rank in range(N)), strict=True)
+    return [stepped(w, torch.stack(all_).mean(0)) for w, all_ in zip(case.weights(), gradients, strict=True)]
+
+
+def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
+    """AdamW's first step, without decay: element by element, as all that ZeRO is good for."""
+    return weight - 0.1 * gradient / (gradient.abs() + 1e-8)
+
+
+def obey_all(fn: Callable[..., Any], case: Case) -> Obeyed:
+    with Aftermath() as aftermath:
+        found = Obeyed(table=noted(case, fn))
+    aftermath.tell(found)
+    meshes = {axes: mesh_of(axes) for axes in MESHES}  # before the first step: ranks agree on a mesh by messages
+    for strategy, axes in AXES.items():
+        mark("step")
+        if obeyable(strategy, found.table):
+            found.held[strategy], found.weights[strategy] = obey(case, meshes[axes], found.table[strategy])
+        mark("end")
+    found.table = found.table if isinstance(found.table, dict) else show(found.table)
+    return found
+
+
+@cache
+def mesh_of(axes: str) -> Mesh:
+    return Mesh(MESHES[axes], ("dp",) if axes == "dp" else ("replicate", "shard"))
+
+
+def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[tuple[int, ...], list[Tensor]]:
+    P, G, S = (tuple(kind) for kind in kinds)
+    whole, summand = (Replicate(),) * mesh.ndim, (Partial(),) * mesh.ndim
+    held, after = (), []
+    for weight, gradient in zip(case.weights(), case.gradients(mesh.rank), strict=True):
+        layout = Spec(tuple(weight.shape), mesh.shape, P)
+        block = weight[layout.block(mesh.get_coordinate()).slices].clone()
+        for _ in ("forward", "backward"):
+            redistribute(block, layout, whole, mesh)
+        # The last axis first: what is cut along it makes the summands along the others smaller.
+        last = (*summand[:-1], G[-1])
+        mine = redistribute(gradient / N, layout.but(summand), last, mesh)
+        mine = redistribute(mine, layout.but(last), G, mesh)
+        held = held or (block.nbytes, mine.nbytes, 2 * prod(layout.but(S).block(mesh.get_coordinate()).shape) * 8)
+        mine = redistribute(mine, layout.but(G), S, mesh)
+        own = redistribute(block, layout, S, mesh)
+        block = redistribute(stepped(own, mine), layout.but(S), P, mesh)
+        if weight.shape == SHAPES[0]:
+            mark("end")  # what comes now is looked at for its numbers
+        after.append(redistribute(block, layout, whole, mesh))
+    return held, after
+
+
+@dataclass(frozen=True)
+class Form:
+    strategy: str
+    table: Any
+
+    @property
+    def kinds(self) -> Any:
+        return self.table.get(self.strategy) if isinstance(self.table, dict) else None
+
+
+def obeyable(strategy: str, table: Any) -> bool:
+    return not any(row.fits(Form(strategy, table)) for row in FORM)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+AXES_OF = {"dp": 'one axis, ("dp",)', "hsdp": 'two axes, ("replicate", "shard")'}
+# fmt: off
+FORM = (
+    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
+    Mistake("not a table", "A row for each strategy: under which name?", lambda form: not isinstance(form.table, dict)),
+    Mistake("a strategy is missing", "Which five strategies belong in it, and under which names?",
+            lambda form: form.kinds is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}"),
+    Mistake("not three kinds", "P, G and S: which placements does each of them have?",
+            lambda form: not (is_list(form.kinds) and len(form.kinds) == 3)),
+    Mistake("not one placement for each axis", "How many axes does its mesh have?",
+            lambda form: not all(is_list(kind) and len(kind) == len(MESHES[AXES[form.strategy]])
+            for kind in form.kinds) and f"its mesh has {AXES_OF[AXES[form.strategy]]}; P, G, S are {form.kinds}"),
+    Mistake("not placements", "Which three are there?",
+            lambda form: not all(isinstance(p, Placement) for kind in form.kinds for p in kind) and f"{form.kinds}"),
+    Mistake("a dim that the weight lacks", "How many dims has a matrix?",
+            lambda form: any(p.is_shard() and p.dim not in (0, 1) for kind in form.kinds for p in kind)),
+    Mistake("parameters or optimizer state as summands", "Can a rank compute with parameters of which it has a "
+            "summand? Can AdamW step with a summand of its moments?",
+            lambda form: any(p.is_partial() for kind in (form.kinds[0], form.kinds[2]) for p in kind)
+            and f"P and S are {form.kinds[0]} and {form.kinds[2]}"),
+    # The bytes do not tell: to be made whole then or later costs the same.
+    Mistake("the gradient stays a summand", "What does each rank find in .grad after the backward: the mean over all "
+            "ranks, or its own part of the sum?",
+            lambda form: form.strategy in ("DDP", "HSDP") and any(p.is_partial() for p in form.kinds[1])
+            and f"G is {form.kinds[1]} when the backward is over",
+            shows="nobody has the gradient before the optimizer asks for it"),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was held of P, G and S, and sent, in bytes; and what is due."""
+
+    strategy: str
+    kinds: Sequence[Sequence[Placement]]
+    found: tuple[int, ...]
+
+    @property
+    def due(self) -> tuple[float, ...]:
+        return tuple(times * prod(SHAPES[0]) * 8 for times in DUE[self.strategy])
+
+    def off(self, index: int) -> float:
+        """How many times too much; 1 where it is right."""
+        ratio = self.found[index] / self.due[index]
+        return 1 if abs(ratio - 1) < 1e-9 else ratio
+
+    def said(self, index: int) -> str:
+        what = ("each rank holds {:,} bytes of P", "each rank holds {:,} bytes of G", "each rank holds {:,} bytes of S",
+                "a rank sends {:,} bytes in a step")[index]  # fmt: skip
+        return f"as the table says, {what.format(self.found[index])}; with {self.strategy} it is {self.due[index]:,.0f}"
+
+    @property
+    def wrong(self) -> int | None:
+        return next((index for index in range(4) if self.off(index) != 1), None)
+
+
+def kind_is(index: int, more: bool) -> Callable[[Seen], str | bool]:
+    return lambda seen: seen.wrong == index and (seen.off(index) > 1) == more and seen.said(index)
+
+
+def sharded(seen: Seen, index: int) -> list[bool]:
+    return [placement.is_shard() for placement in seen.kinds[index]]
+
+
+OBEY = "Follow a gradient through the step: where does it become the mean, and along which axes?"
+# fmt: off
+OBEYED = (
+    Mistake("nothing is sharded", "Of what does a rank of this strategy keep only a part?",
+            lambda seen: seen.strategy != "DDP" and seen.wrong is not None
+            and not any(any(sharded(seen, index)) for index in range(3)) and seen.said(seen.wrong)),
+    Mistake("sharded over the wrong axis",
+            "Along which axis do the ranks hold the same, and along which do they share?",
+            lambda seen: seen.strategy == "HSDP" and any(sharded(seen, index) == [True, False] for index in range(3))
+            and seen.said(seen.wrong),
+            shows="HSDP that gathers across nodes, where it should gather inside of them"),
+    Mistake("sharded over both axes", "If nothing is there twice, what is the axis of replicas for?",
+            lambda seen: any(sharded(seen, index) == [True, True] for index in range(3)) and seen.said(seen.wrong)),
+    Mistake("P is sharded", "What does the next forward begin with, in this strategy?", kind_is(0, more=False)),
+    Mistake("P is whole", "What does a rank of this strategy keep of the parameters between two uses?",
+            kind_is(0, more=True)),
+    Mistake("G is sharded", "What is in .grad when backward is over, in this strategy?", kind_is(1, more=False)),
+    Mistake("G is whole", "When does each gradient go to its owner, in this strategy?", kind_is(1, more=True)),
+    Mistake("S is sharded", "Which elements does each rank's optimizer update?", kind_is(2, more=False)),
+    Mistake("S is whole", "Which elements does each rank's optimizer update?", kind_is(2, more=True)),
+    Mistake("the gradient is reduced to everybody",
+            "Each rank's optimizer uses a part of the mean gradient. Who needs the sum of all of it?",
+            lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
+            shows="ZeRO 1 that sends half as much again as DDP"),
+    Mistake("more is sent than this strategy sends", OBEY, kind_is(3, more=True)),
+    Mistake("the mean is never there", "When, and along which axes, are the summands added up?",
+            kind_is(3, more=False)),
+)

@@ -1,0 +1,249 @@
+"""Are these the rows that five operations lack in the table of rules?  A job computes by them.
+
+An operation is tried on every layout that its inputs can have along one axis of three ranks.  Its numbers must be those
+of whole tensors; and the rank must send no more than by the course's own row, which allows all that is right.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labs.dtensor import DTensor, Partial, Placement, Replicate, Shard
+from labs.dtensor.algebra import Rule, Way, ways
+from labs.dtensor.operation import prepare
+from labs.dtensor.placement import Spec
+from labs.dtensor.rules import RULES
+from labs.exercises.engine import case as shared
+from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
+from labs.exercises.engine.answer import Mistake, answered, refuse, show
+from labs.exercises.engine.case import Outcome, close
+from labs.exercises.engine.launching import job, noted
+from labs.kit.watch.communication import CommunicationWatch
+from labs.mesh import Mesh
+
+RANKS = 3
+LINEAR = ("", "each", "first", "together")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """shapes: of its inputs; letters, linear: the course's row.  No dim is so short that a rank would have no block."""
+
+    do: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    letters: str
+    linear: str
+
+    @property
+    def layouts(self) -> list[tuple[Placement, ...]]:
+        """One placement for each input."""
+        every = [[Replicate(), *map(Shard, range(len(shape))), Partial()] for shape in self.shapes]
+        return list(product(*every))
+
+
+OPERATIONS = {
+    "cumsum": Operation(lambda x: x.cumsum(1), ((5, 7),), "a.->a.", "together"),
+    "logsumexp": Operation(lambda x: x.logsumexp(1), ((5, 7),), "a.->a", ""),
+    "trace": Operation(torch.trace, ((7, 7),), "..->", "together"),
+    "linalg_cross": Operation(lambda x, y: torch.linalg.cross(x, y, dim=1), ((5, 3), (5, 3)), "a.,a.->a.", "each"),
+    "convolution": Operation(nn.functional.conv1d, ((5, 5, 9), (7, 5, 3)), "nc.,oc.->no.", "each"),
+}
+TRIED = [(name, layout) for name, operation in OPERATIONS.items() for layout in operation.layouts]
+
+
+@dataclass(frozen=True)
+class Case(shared.Case):
+    def inputs(self, name: str) -> list[Tensor]:
+        generator = self.generator()
+        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in OPERATIONS[name].shapes]
+
+
+@dataclass
+class Computed(Outcome):
+    """By operation and layout, in the order of TRIED: the whole result, or in words why there is none; bytes sent.
+
+    enough: bytes, by the course's rows.
+    """
+
+    table: Any = None
+    found: Sequence[tuple[Tensor | str, int]] = ()
+    enough: Sequence[int] = ()
+
+
+# ---- on a rank -------------------------------------------------------------------------------------------
+
+
+def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
+    """By the learner's rows, and then by the course's."""
+    with Aftermath() as aftermath:
+        done = Computed(table=noted(case, fn))
+    aftermath.tell(done)
+    if not any(row.fits(Form(name, done.table)) for name in OPERATIONS for row in FORM):
+        done.found, done.enough = list(by_rows(done.table, case)), enough(case)
+    done.table = done.table if isinstance(done.table, dict) else show(done.table)
+    return done
+
+
+@cache
+def enough(case: Case) -> list[int]:
+    """The same for every table that is tried in a job."""
+    course = {name: (each.letters, each.linear) for name, each in OPERATIONS.items()}
+    return [sent for _, sent in by_rows(course, case)]
+
+
+def by_rows(table: Mapping[str, Any], case: Case) -> Iterator[tuple[Tensor | str, int]]:
+    mesh = Mesh((RANKS,), ("a",))
+    RULES.update({name: Rule(*table[name], tensors=len(each.shapes)) for name, each in OPERATIONS.items()})
+    prepare.cache_clear()  # it knows the rows before these
+    for name, layout in TRIED:
+        inputs = [laid_out(x, mesh, placement) for x, placement in zip(case.inputs(name), layout, strict=True)]
+        with CommunicationWatch() as watch:
+            try:
+                y = OPERATIONS[name].do(*inputs)
+                due = y.spec.block(mesh.get_coordinate()).shape
+                told = "" if due == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {due}"
+            except (RuntimeError, ValueError) as error:
+                told = str(error).splitlines()[0]
+        fits = torch.tensor(not told)
+        dist.all_reduce(fits, op=dist.ReduceOp.MIN)
+        found = y.full_tensor() if fits else f"the blocks do not make up the result ({told or 'on another rank'})"
+        yield found, sum(row["sent"] for row in watch.tape)
+
+
+def laid_out(x: Tensor, mesh: Mesh, placement: Placement) -> DTensor:
+    """Of summands, rank r has r + 1 sixths."""
+    spec = Spec(tuple(x.shape), mesh.shape, (placement,))
+    share = (mesh.rank + 1) / 6 if placement.is_partial() else 1
+    block = share * x[spec.block(mesh.get_coordinate()).slices]
+    return DTensor.from_local(block, mesh, [placement], shape=x.shape)
+
+
+# ---- what is judged --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    name: str
+    table: Any
+
+    @property
+    def row(self) -> Any:
+        return self.table.get(self.name) if isinstance(self.table, dict) else None
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Dims of inputs and output, as the letters have them, and as they are."""
+        operation = OPERATIONS[self.name]
+        written = [[len(dims) for dims in side.split(",")] for side in self.row[0].split("->")]
+        due = [[len(dims) for dims in side.split(",")] for side in operation.letters.split("->")]
+        return [] if written == due else [written, due]
+
+
+# fmt: off
+FORM = (
+    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
+    Mistake("not a table", "A row for each operation: under which name?",
+            lambda form: not isinstance(form.table, dict)),
+    Mistake("an operation is missing", "Which five operations belong in it, and under which names?",
+            lambda form: form.row is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}"),
+    Mistake("not letters and a word", "What does a row say of the dims, and what of being linear?",
+            lambda form: (not (isinstance(form.row, tuple | list) and len(form.row) == 2
+            and isinstance(form.row[0], str) and form.row[0].count("->") == 1 and form.row[1] in LINEAR))
+            and f"the row is {show(form.row)}; a word is one of {', '.join(map(repr, LINEAR))}"),
+    Mistake("not a letter for each dim", "How many dims has each input, and how many has the result?",
+            lambda form: form.counts and f"{form.row[0]!r} has {form.counts[0][0]} dims in its inputs and "
+            f"{form.counts[0][1]} in its result; there are {form.counts[1][0]} and {form.counts[1][1]}"),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An operation; where its numbers are wrong, or more is sent than has to be, in words."""
+
+    name: str
+    row: tuple[str, str]
+    wrong: str
+    more: str
+
+    def ways(self, more: bool) -> list[Way]:
+        """Those that are too many in the learner's row, or that it lacks."""
+        own = OPERATIONS[self.name]
+        mine, due = ways(*self.row), ways(own.letters, own.linear)
+        return [way for way in (mine if more else due) if way not in (due if more else mine)]
+
+    def of_summands(self, more: bool) -> bool:
+        return any(p.is_partial() for way in self.ways(more) for p in way.inputs)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether a way has the right inputs, and another result."""
+        lacking = {way.inputs for way in self.ways(more=False)}
+        return any(way.inputs in lacking for way in self.ways(more=True))
+
+
+# fmt: off
+ROWS = (
+    Mistake("the result is laid out differently", "Which dim of the result comes from the dim that is cut, if any?",
+            lambda seen: seen.elsewhere and (seen.wrong or seen.more)),
+    Mistake("linear, where it is not", "Put in two summands, one after the other. Do the two results add up to the "
+            "result of their sum?", lambda seen: seen.of_summands(True) and seen.wrong,
+            shows="right on one rank, and nobody is told otherwise on four"),
+    Mistake("cut where a block is not enough", "What does a rank need for its part of the result, besides its block?",
+            lambda seen: seen.wrong),
+    Mistake("a dim stays whole that could be cut", "Along which dim does a rank need nothing of the others?",
+            lambda seen: seen.more and not seen.of_summands(False) and seen.more,
+            shows="the right numbers, and a gather in every step that nobody asked for"),
+    Mistake("not linear, where it is", "Which of its inputs could be a summand, if the others are whole?",
+            lambda seen: seen.more),
+)
+# fmt: on
+
+
+def worded(name: str, layout: tuple[Placement, ...]) -> str:
+    return f"{name} of {' and '.join(map(repr, layout))}"
+
+
+@answered
+def rules(fn: Callable[..., Any], seed: int) -> str:
+    """`fn() -> {operation: (letters, linear)}`: rows for five operations that labs.dtensor refuses."""
+    case = Case(random.Random(seed).randrange(2**40), RANKS)
+    results = job(compute_all, fn, case, ranks=RANKS, record=None)
+    for rank, outcome in enumerate(results):
+        refuse(AFTERMATH, outcome, f"on rank {rank} ")
+    for name in OPERATIONS:
+        refuse(FORM, Form(name, results[0].table), f"{name}: ")
+    for name in OPERATIONS:
+        steps = [step for step, (other, _) in enumerate(TRIED) if other == name]
+        wrong = next(filter(None, (wrong_numbers(results, case, step) for step in steps)), "")
+        more = next(filter(None, (too_much(results, step) for step in steps)), "")
+        refuse(ROWS, Seen(name, tuple(results[0].table[name]), wrong, more), "")
+    return (
+        f"five rows, each on all layouts of its inputs, {len(TRIED)} in all: whole tensors' numbers, and no byte wasted"
+    )
+
+
+def wrong_numbers(results: Any, case: Case, step: int) -> str:
+    name, layout = TRIED[step]
+    due = OPERATIONS[name].do(*case.inputs(name))
+    for rank, outcome in enumerate(results):
+        found, _ = outcome.found[step]
+        if isinstance(found, str) or not close(found, due, 1e-9):
+            told = found if isinstance(found, str) else "the numbers are not those of whole tensors"
+            return f"{worded(name, layout)}: on rank {rank} {told}"
+    return ""
+
+
+def too_much(results: Any, step: int) -> str:
+    for rank, outcome in enumerate(results):
+        mine, due = outcome.found[step][1], outcome.enough[step]
+        if mine > due:
+            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {due:,} are enough"
+    return ""

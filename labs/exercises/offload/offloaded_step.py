@@ -1,0 +1,211 @@
+"""offloaded_step: while one parameter is updated, the next one's state comes from another tier, and another's goes.
+
+The tier is made here: what it hands out is a new tensor, and what an update gives is another one.  Nothing is judged by
+the clock: an update waits until the next fetch has begun, and a store until the next update has; one that waits in
+vain shows that nothing overlaps.  It counts the parameters whose state is alive at the same time.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine.aftermath import AFTERMATH
+from labs.exercises.engine.answer import Mistake, answered, first, show
+from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
+from labs.exercises.engine.on_ranks import Draw
+from labs.exercises.engine.scripts import Look, World
+
+IN_VAIN = 2.0  # s that one waits for another to begin, before nothing overlaps
+GREEDY = 0.05  # s in which a thread may fetch more than it should
+MOST = 3  # parameters whose state is here: one comes, one is updated, one goes
+GIVES = {"fetch": 0.0, "update": 0.5}  # by a call, the number of the parameter and so much
+BESIDE = {"update": "fetch", "store": "update"}  # what is to begin meanwhile, for the parameter that follows
+WRONG: set[int] = set()  # on a rank: functions that were wrong in an earlier world, by their id
+
+Call = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Step(World):
+    """due: the numbers of the parameters that take the step, in order.  fails: the call that raises, and of whom."""
+
+    due: tuple[int, ...] = ()
+    fails: Call | None = None
+
+    def __str__(self) -> str:
+        words = f"parameters {', '.join(map(str, self.due))}" if self.due else "no parameter"
+        return f"{words}, and {self.fails[0]} fails for {self.fails[1]}" if self.fails else words
+
+
+def worlds(draw: Draw) -> dict[int, list[Step]]:
+    pick = draw.random.sample
+    many = tuple(pick(range(20), 7))
+    some = [tuple(pick(range(9), 3)), many, (), (draw.random.randrange(1, 9),), tuple(pick(range(9), 2))]
+    failing = {("fetch", many[2]): 5, ("store", many[1]): 4, ("store", many[2]): 3}
+    return {
+        1: [
+            *(draw.world(Step, 1, due=due) for due in some),
+            *(draw.world(Step, 1, due=many[:n], fails=fails) for fails, n in failing.items()),
+        ]
+    }
+
+
+def script(world: Step, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    yield None
+    if id(fn) in WRONG:
+        yield Look()
+    else:
+        tier = Tier(world)
+        tier.play(fn)
+        if found := first_wrong(MISTAKES, [("", tier)]):
+            WRONG.add(id(fn))
+        yield Look(facts={"most": len(tier.most)} | found)
+
+
+class Tier:
+    """fetch, update and store, and what they see."""
+
+    def __init__(self, world: Step) -> None:
+        self.world, self.changed = world, threading.Condition()
+        self.begun: list[Call] = []
+        self.ended: list[Call] = []
+        self.alone: list[Call] = []  # those that waited in vain
+        self.given: list[tuple[str, str]] = []  # the call, and what it was given that it should not be
+        self.alive: dict[int, weakref.WeakSet] = {i: weakref.WeakSet() for i in range(20)}
+        self.most: list[int] = []  # the parameters whose state was alive at once
+        self.raised = ""
+
+    def play(self, fn: Callable[..., Any]) -> None:
+        before = threading.active_count()
+        try:
+            fn(list(self.world.due), *(partial(self.call, name) for name in ("fetch", "update", "store")))
+        except Exception as error:
+            if self.world.fails is None:
+                raise
+            self.raised = str(error)
+        self.stored = [i for name, i in self.ended if name == "store"]  # and not what comes later
+        self.threads = threading.active_count() - before
+        if self.threads > 0 and not self.world.fails:  # what comes too late is not left out
+            with self.changed:
+                self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.due), IN_VAIN)
+
+    def call(self, name: str, i: int, values: Any = None) -> dict[str, Tensor] | None:
+        with self.changed:
+            self.begun.append((name, i))
+            self.changed.notify_all()
+        if self.world.fails == (name, i):
+            raise OSError("no room is left on this tier")
+        self.count()
+        if name in BESIDE:
+            self.look(name, i, values)
+            self.wait(name, i)
+        made = None
+        if name in GIVES:
+            made = {"master": torch.full((4,), i + GIVES[name]), "mean": torch.full((4,), -float(i))}
+            with self.changed:
+                self.alive[i].add(made["master"])
+            self.count()
+        self.ended.append((name, i))
+        return made
+
+    def count(self) -> None:
+        with self.changed:
+            self.most = max(self.most, [i for i, tensors in self.alive.items() if len(tensors)], key=len)
+
+    def look(self, name: str, i: int, values: Any) -> None:
+        fits = isinstance(values, dict) and isinstance(values.get("master"), Tensor)
+        found = values["master"][0].item() if fits else None
+        if found != i + GIVES["fetch" if name == "update" else "update"]:
+            what = f"what {'update gave' if found % 1 else 'fetch gave'} for {int(found)}" if fits else show(values)
+            self.given.append((name, f"{name}({i}, …) was given {what}"))
+
+    def wait(self, name: str, i: int) -> None:
+        """Until the other call has begun, for what comes next; once one has waited in vain, or fails, nobody waits."""
+        due, hopeless = self.world.due, self.alone or self.world.fails
+        following = due[due.index(i) + 1 :][:1] if i in due else ()
+        if following:
+            with self.changed:
+                other = BESIDE[name], following[0]
+                begun = self.changed.wait_for(lambda: other in self.begun, 0 if hopeless else IN_VAIN)
+            if not begun and not hopeless:
+                self.alone.append((name, i))
+        if bool(following) == (name == "update"):
+            time.sleep(GREEDY)
+
+    def of(self, name: str) -> list[int]:
+        return [i for called, i in self.begun if called == name]
+
+
+def in_vain(name: str, told: str) -> Callable[[Tier], str | None]:
+    return lambda tier: first(told.format(i) for called, i in tier.alone if called == name)
+
+
+def given(name: str) -> Callable[[Tier], str | None]:
+    return lambda tier: first(told for called, told in tier.given if called == name)
+
+
+def too_often(tier: Tier) -> str | None:
+    for name, i in tier.begun:
+        if i not in tier.world.due:
+            return f"{name} was called for {i}"
+        if (times := tier.begun.count((name, i))) > 1:
+            return f"{name} was called {times} times for {i}"
+    return None
+
+
+def unless_it_fails(fits: Callable[[Tier], str | bool | None]) -> Callable[[Tier], str | bool | None]:
+    return lambda tier: None if tier.world.fails else fits(tier)
+
+
+# fmt: off
+MISTAKES = (
+    Mistake("an error is lost", "Who asks a future for its result, and what does it do if the call has raised?",
+            lambda tier: tier.world.fails and not tier.raised
+            and "{}({}) raised an OSError, and nobody heard of it".format(*tier.world.fails),
+            shows="a full disk, no error, and a training run that is lost"),
+    Mistake("called too often, or for others", "Which parameters take this step, and how often does each?", too_often),
+    Mistake("the wrong numbers are updated", "Whose values did the fetch that you waited for bring?",
+            given("update")),
+    Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?", given("store"),
+            shows="a step that changes nothing on the tier"),
+    Mistake("one is left out", "Which parameter has no other after it?",
+            unless_it_fails(lambda tier: first(f"{name} was not called for {i}"
+                                               for name in ("fetch", "update", "store")
+                                               for i in tier.world.due if (name, i) not in tier.begun))),
+    Mistake("in another order", "In which order are the parameters due?",
+            unless_it_fails(lambda tier: tier.of("update") != list(tier.world.due)
+                            and f"the updates were {tier.of('update')}")),
+    Mistake("returned too early", "Who waits for the last store?",
+            unless_it_fails(lambda tier: first(f"when your function returned, {i} was not stored"
+                                               for i in tier.world.due if i not in tier.stored)),
+            shows="numbers of the step before, now and then, in the last parameter"),
+    Mistake("too much at once", "How many parameters may be here: one that comes, one that is updated, one that goes?",
+            unless_it_fails(lambda tier: len(tier.most) > MOST
+                            and f"at one moment the state of {len(tier.most)} parameters was here: {tier.most}"),
+            shows="the next one is fetched in time, and the memory is what it was without offloading"),
+    Mistake("nothing is fetched during an update", "Which call must have begun before update is called?",
+            in_vain("update", "during the update of {} the next fetch did not begin"),
+            shows="the step takes as long as all fetches, updates and stores together"),
+    Mistake("the next update waits for a store",
+            "Who waits for a store, and when must somebody wait for it at the earliest?",
+            in_vain("store", "while {} was stored, the next update did not begin")),
+    Mistake("threads are left behind", "Which threads are still there after a thousand steps?",
+            lambda tier: tier.threads > 0
+            and f"there are {tier.threads} more than before your function was called"),
+)
+PLAY = Play(worlds, script, ((on_one_rank, (*as_found(MISTAKES), *AFTERMATH)),), "Which parameter is on its way now?")
+# fmt: on
+
+
+@answered
+def offloaded_step(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(due, fetch, update, store)`: every parameter in `due` is fetched, updated and stored, with overlap."""
+    most = max(seen.done[0].facts["most"] for seen in checked(PLAY, (fn,), seed).seen)
+    return f"each fetch, and each store, beside an update; the state of {most} parameters at most (budget {MOST})"

@@ -1,0 +1,87 @@
+"""How many bytes are P, G and S?  Of models in float32 and in mixed precision, some of whose tensors are frozen."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+
+Parameters = Sequence[tuple[tuple[int, ...], bool]]  # of each tensor its shape, and whether it is trained
+FULL, LOW = (4, 4, 8, 4), (2, 2, 12, 0)  # bytes of P, G and S per number, and of S per tensor besides
+
+
+@answered
+def bytes_by_kind(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, mixed) -> {"P": bytes, "G": bytes, "S": bytes}`, when backward is over."""
+    draw = random.Random(seed)
+    models: list[list[tuple[tuple[int, ...], bool]]] = [
+        [((3, 5), True)],
+        [((256, 64), True), ((64,), True), ((160, 64), True)],
+        [((7, 2), False), ((2,), True)],
+        [((), True), ((4,), True)],
+        [((4, 4), False)],
+        [((0, 3), True), ((2, 3, 4), True)],
+        [],
+        [(tuple(draw.randrange(1, 50) for _ in range(draw.randrange(1, 4))), draw.random() < 0.6) for _ in range(12)],
+    ]
+    sheets = [
+        Sheet((model, mixed), by_kind(model, mixed), f"{'mixed precision' if mixed else 'float32'}, {model}")
+        for model in models
+        for mixed in (False, True)
+    ]
+    return on_paper(fn, sheets, MISTAKES, "Which numbers belong to this kind, and how many bytes does each take?")
+
+
+def by_kind(
+    parameters: Parameters,
+    mixed: bool,
+    full: Sequence[int] = FULL,
+    low: Sequence[int] = LOW,
+    elements: Callable[[tuple[int, ...]], int] = math.prod,
+    of_frozen: str = "P",
+) -> dict[str, int]:
+    """The answer; or a wrong one, by bytes, by elements(shape), or by the kinds that a frozen tensor has."""
+    p, g, s, per_tensor = low if mixed else full
+    held = {"P": 0, "G": 0, "S": 0}
+    for shape, trained in parameters:
+        n = elements(shape)
+        each = {"P": p * n, "G": g * n, "S": s * n + per_tensor}
+        for kind in "PGS" if trained else of_frozen:
+            held[kind] += each[kind]
+    return held
+
+
+# fmt: off
+MISTAKES = (
+    Mistake("the steps are not counted", "adamw is told t. Where does PyTorch's AdamW keep it, for each tensor?",
+            as_if(by_kind, full=(4, 4, 8, 0))),
+    Mistake("a number of steps in mixed precision, where none is kept", "Which three tensors does remember return?",
+            as_if(by_kind, low=(2, 2, 12, 4))),
+    Mistake("no masters", "What does the optimizer change, if the model's own copy is bfloat16?",
+            as_if(by_kind, low=(2, 2, 8, 0))),
+    Mistake("masters in float32, where there are none", "Whose copy would that be?",
+            as_if(by_kind, full=(4, 4, 12, 4))),
+    Mistake("masters in P, not in S", "Who keeps the masters: the model, or the optimizer?",
+            as_if(by_kind, low=(6, 2, 8, 0))),
+    Mistake("gradients in float32", "What type is a gradient, if its parameter is bfloat16?",
+            as_if(by_kind, low=(2, 4, 12, 0))),
+    Mistake("the optimizer's numbers not in float32", "Why are there masters at all?",
+            as_if(by_kind, low=(2, 2, 6, 0))),
+    Mistake("AdamW remembers one number, and not two", "Which two running means does it keep?",
+            as_if(by_kind, full=(4, 4, 4, 4), low=(2, 2, 8, 0))),
+    Mistake("what is frozen counts as trained", "Who asks for the gradient of a frozen parameter?",
+            as_if(by_kind, of_frozen="PGS")),
+    Mistake("a gradient, though it is frozen", "Who asks for the gradient of a frozen parameter?",
+            as_if(by_kind, of_frozen="PG")),
+    Mistake("optimizer state of what is frozen, where there is none", "Which tensors does the optimizer change?",
+            as_if(by_kind, of_frozen="PS")),
+    Mistake("the parameters that are frozen are left out", "Does forward need it?", as_if(by_kind, of_frozen="")),
+    Mistake("dims added, not multiplied", "How many numbers are in a matrix of shape (3, 5)?",
+            as_if(by_kind, elements=sum)),
+    Mistake("no number in a tensor without dims", "How many numbers are in a tensor of shape ()?",
+            as_if(by_kind, elements=lambda shape: math.prod(shape) if shape else 0)),
+    Mistake("numbers, and not bytes", "How many bytes does a number take?",
+            as_if(by_kind, full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
+)

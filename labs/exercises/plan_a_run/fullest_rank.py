@@ -1,0 +1,79 @@
+"""What does the first rank of a pipeline hold?  State by stage of ZeRO, activations as 1F1B has them alive."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+
+JOBS = (  # parameters, activations, tp, pp, dp, zero, microbatches
+    (7_000_000_000, 30e9, 1, 1, 1, 0, 1),
+    (7_000_000_000, 30e9, 1, 1, 8, 0, 4),
+    (70_000_000_000, 200e9, 8, 1, 4, 3, 32),
+    (70_000_000_000, 200e9, 8, 4, 1, 0, 512),
+    (70_000_000_000, 200e9, 4, 8, 2, 1, 3),
+    (1_000_000_000_003, 777_777_777_777.0, 3, 5, 7, 2, 5),
+)
+WORDS = "{:,} parameters, {:,.0f} bytes of activations, tp {}, pp {}, dp {}, ZeRO {}, {} micro-batches"
+
+
+@answered
+def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes` on the first rank of 1F1B."""
+    draw = random.Random(seed)
+    sizes = ([draw.randint(1, 9) for _ in range(3)] + [stage, draw.randint(1, 20)] for stage in range(4))
+    jobs = [*JOBS, *((draw.randrange(10**11, 10**12), draw.uniform(1e11, 1e12), *each) for each in sizes)]
+    sheets = [Sheet(job, held(*job), WORDS.format(*job)) for job in jobs]
+    return on_paper(fn, sheets, MISTAKES, "Which part of the model has a rank, and what does it keep of that?")
+
+
+def held(
+    n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float | None = None, a_over: float = 0
+) -> float:
+    """alive, a_over: what is wrong, where they are given."""
+    return state(n / (tp * pp), dp, zero) + a / (a_over or tp * pp) * (min(pp, m) if alive is None else alive)
+
+
+def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 12)) -> float:
+    """Of a parameter 2 bytes, of its gradient 2, of AdamW's state 12: ZeRO 3 shares the first, 2 and 1 the others."""
+    return sum(size * n / (dp if zero >= stage else 1) for size, stage in zip(bytes_of, (3, 2, 1), strict=True))
+
+
+# fmt: off
+ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
+MISTAKES = (
+    Mistake("the activations of one micro-batch only", ALIVE, as_if(held, alive=1),
+            shows="out of memory in a pipeline that should fit: its activations were divided by pp"),
+    Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
+            as_if(lambda *job: held(*job, alive=job[6]))),
+    Mistake("more micro-batches alive than there are", "How many can be alive, if a step has only three of them?",
+            as_if(lambda *job: held(*job, alive=job[3]))),
+    Mistake("activations that tensor parallelism does not split", "With sequence parallelism, what does a rank keep?",
+            as_if(lambda *job: held(*job, a_over=job[3]))),
+    Mistake("activations that the pipeline does not split", "How many of the layers has this rank?",
+            as_if(lambda *job: held(*job, a_over=job[2]))),
+    Mistake("activations that data parallelism splits",
+            "They are those of a micro-batch of one rank along dp. Does it have fewer, if there are more such ranks?",
+            as_if(lambda *job: held(*job, a_over=job[2] * job[3] * job[4]))),
+    Mistake("the first micro-batch is not counted", ALIVE,
+            as_if(lambda *job: held(*job, alive=min(job[3] - 1, job[6])))),
+    Mistake("the state of more than this rank's part", "Which part of the parameters do tp and pp leave on a rank?",
+            as_if(*(lambda n, a, *sizes, over=over: state(n / over(*sizes[:2]), *sizes[2:4]) + held(0, a, *sizes)
+                    for over in (lambda tp, pp: 1, lambda tp, pp: tp, lambda tp, pp: pp)))),
+    Mistake("ZeRO shares everything at every stage", "What does stage 1 share, and what stage 2?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
+    Mistake("ZeRO shares too little", "What does stage 2 share besides, and what stage 3?",
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, stages=stages: held(n, a, tp, pp, dp, stages[zero], m)
+                    for stages in ((0, 1, 1, 1), (0, 1, 2, 2), (0, 0, 0, 3), (0, 0, 2, 3), (0, 1, 1, 3))))),
+    Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
+    Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, least=least: held(n, a, tp, pp, dp, max(zero, least), m)
+                    for least in (1, 2, 3)))),
+    Mistake("the wrong stage for one kind", "State, gradients, parameters: which stage of ZeRO shares which?",
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
+                    state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m)
+                    for sizes in ((12, 2, 2), (2, 12, 2))))),
+    Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: held(*job) / 1e9)),
+)

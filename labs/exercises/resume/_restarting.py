@@ -1,0 +1,243 @@
+"""A training that is lost, and goes on from what was remembered: what is trained, and what is there of it when.
+
+Each rank trains a model of its own, with batches and dropout of its own, so what one of them remembers fits no other.
+What is due is the same training undisturbed, on the same rank: its numbers after each step, by name, to the last bit.
+
+It is saved more often than it is lost, and before it is lost it goes on for some steps.  The one in its place is built
+from another seed; its optimizer is given the parameters in another order, and all of them have one shape.
+"""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, mse_loss
+
+from labs.exercises.engine.aftermath import Aftermath
+from labs.exercises.engine.launching import noted
+from labs.exercises.engine.on_paper import plain
+from labs.exercises.engine.scripts import World, copied
+from labs.kit.ranks.payload import dumps
+
+BATCH, DIM = 4, 32
+LOST = 2  # steps after a save, of which nothing is left
+
+
+class Kind(StrEnum):
+    """Of a number that a training has, in words."""
+
+    PARAMETER, FROZEN, BUFFER = "the parameter", "the frozen parameter", "the buffer"
+    MEAN, SQUARE, COUNT = "exp_avg of", "exp_avg_sq of", "step of"
+    RATE, SCHEDULE, PLACE = "optimizer.param_groups[0]['lr']", "schedule.last_epoch", "loader.step"
+    RANDOM, MODE = "torch.get_rng_state()", "model.training"
+
+
+Key = tuple[str, str]  # the kind, and whose it is
+Numbers = dict[Key, Any]
+
+
+@dataclass(frozen=True)
+class Training(World):
+    """saves: after how many steps that is remembered from which the next training goes on."""
+
+    saves: tuple[int, ...] = ()
+    frozen: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.saves[-1] + LOST
+
+    def __str__(self) -> str:
+        after = " and ".join(map(str, self.saves))
+        frozen = ", the first layer frozen" * self.frozen
+        return f"{self.who}, resumed after {after} of {self.last} steps{frozen}"
+
+
+class Model(nn.Module):
+    """mean: of all that it has seen, as in a batch norm."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(DIM, DIM, bias=False) for _ in range(3))
+        self.first.requires_grad_(not frozen)
+        self.register_buffer("mean", torch.zeros(DIM))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        self.mean.lerp_(x_BD.mean(0), 0.1)
+        x_BD = x_BD - self.mean
+        for layer in (self.first, self.second, self.third):
+            x_BD = dropout(layer(x_BD).tanh(), 0.3, self.training)
+        return x_BD
+
+
+class Loader:
+    """next(loader): the next batch.  step: how many have been read; the next one is found by it alone."""
+
+    def __init__(self, world: Training, rank: int) -> None:
+        self.world, self.rank, self.step = world, rank, 0
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> Tensor:
+        generator = self.world.generator(self.rank, operator.index(self.step))
+        self.step += 1
+        return torch.randn(2, BATCH, DIM, generator=generator)
+
+
+def slower(step: int) -> float:
+    return 1 / (1 + step)
+
+
+class Trainer:
+    """number: of restarts before it.  history: its numbers as it was built, and after each step."""
+
+    def __init__(self, world: Training, rank: int, number: int = 0) -> None:
+        torch.manual_seed(world.seed + 2 * number)
+        self.model = Model(world.frozen)
+        params = list(self.model.parameters())
+        params = params[number:] + params[:number]  # turned: neither as it was, nor the other way round
+        self.optimizer = torch.optim.AdamW(params, lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, slower)
+        self.loader = Loader(world, rank)
+        torch.manual_seed(world.seed + 2 * number + rank)
+        self.parts = self.model, self.optimizer, self.schedule, self.loader
+        self.history = [self.numbers()]
+
+    def take(self, steps: int) -> list[Numbers]:
+        for _ in range(steps):
+            x_BD, y_BD = next(self.loader)
+            self.optimizer.zero_grad()
+            mse_loss(self.model(x_BD), y_BD).backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.history.append(self.numbers())
+        return self.history
+
+    def numbers(self) -> Numbers:
+        found: Numbers = {}
+        for name, p in self.model.named_parameters():
+            found[Kind.PARAMETER if p.requires_grad else Kind.FROZEN, name] = p
+            found |= {(f"{kept} of", name): x for kept, x in self.optimizer.state.get(p, {}).items()}
+        found |= {(Kind.BUFFER, name): x for name, x in self.model.named_buffers()}
+        found[Kind.RATE, ""] = plain(self.optimizer.param_groups[0]["lr"])
+        found[Kind.SCHEDULE, ""], found[Kind.PLACE, ""] = plain(self.schedule.last_epoch), plain(self.loader.step)
+        found[Kind.RANDOM, ""], found[Kind.MODE, ""] = torch.get_rng_state(), self.model.training
+        return copied(found)
+
+    @property
+    def strange(self) -> int:
+        """How many of the optimizer's parameters are not the model's."""
+        own = {id(p) for p in self.model.parameters()}
+        return sum(id(p) not in own for p in self.optimizer.param_groups[0]["params"])
+
+
+@dataclass
+class Moment:
+    """When something was remembered, after `t` steps; or when another training has gone on from it.
+
+    state: what was remembered.  left: what the function has changed in the process.  found: the numbers after it.
+    due: those of the undisturbed training, by step; other: likewise, on the other rank.  broke: what is raised by what
+    comes next: by saving the state, or by a step.  Of another training, new: its numbers before; went: those after each
+    step since; strange: how many of its optimizer's parameters are not the model's.
+    """
+
+    t: int
+    state: Any
+    found: Numbers
+    due: list[Numbers]
+    other: list[Numbers]
+    left: str = ""
+    broke: str = ""
+    new: Numbers | None = None
+    went: Sequence[Numbers] = ()
+    strange: int = 0
+
+    @cached_property
+    def wrong(self) -> list[Key]:
+        return differing(self.found, self.due[self.t])
+
+    @cached_property
+    def lost(self) -> bool:
+        """Whether it has not gone on as if nothing had happened."""
+        pairs = zip(self.went, self.due[self.t + 1 :], strict=False)
+        return bool(self.new and (self.broke or any(differing(*pair) for pair in pairs)))
+
+    @property
+    def begun_anew(self) -> bool:
+        return bool(self.new and self.new.keys() == self.found.keys() and not differing(self.found, self.new))
+
+
+def differing(found: Numbers, due: Numbers) -> list[Key]:
+    """What is there besides does no harm."""
+    return [key for key in due if not same(found.get(key), due[key])]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    return isinstance(one, Tensor) == isinstance(other, Tensor) and one == other
+
+
+class Story:
+    """Of a training on this rank, restart after restart.  sizes: bytes that were remembered, and that were needed."""
+
+    def __init__(self, world: Training, *functions: Callable[..., Any]) -> None:
+        self.world, self.rank, self.functions = world, world.index(), dumps(functions)
+        self.other, self.due = (Trainer(world, rank).take(world.last) for rank in (1 - self.rank, self.rank))
+        self.sizes: list[tuple[int, int]] = []
+
+    def moments(self) -> Iterator[tuple[str, Moment]]:
+        trainer, (remember, _) = Trainer(self.world, self.rank), pickle.loads(self.functions)
+        for t in range(self.world.saves[0]):
+            yield f"at step {t} ", self.saved(trainer, remember, t)
+            trainer.take(1)
+        for number, (t, end) in enumerate(pairwise((*self.world.saves, self.world.last)), 1):
+            one = self.saved(trainer, remember, t)
+            yield f"at step {t} ", one
+            self.sizes.append((nbytes(one.state), nbytes(self.due[t])))
+            trainer.take(LOST)
+            remember(*trainer.parts)
+            saved = dumps(one.state)
+
+            remember, resume = pickle.loads(self.functions)  # another process knows nothing of their variables
+            trainer = Trainer(self.world, self.rank, number)
+            with Aftermath() as after:
+                noted(f"resume called with what there was after {t} steps", resume, pickle.loads(saved), *trainer.parts)
+            found, strange = trainer.numbers(), trainer.strange
+            broke, (new, *went) = raised(trainer.take, end - t), trainer.history
+            one = Moment(t, one.state, found, self.due, self.other, after.left, broke, new, went, strange)
+            yield f"at step {t}, after resume, ", one
+
+    def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
+        with Aftermath() as after:
+            state = noted(f"remember called after {t} steps", remember, *trainer.parts)
+        return Moment(t, state, trainer.numbers(), self.due, self.other, after.left, raised(dumps, state))
+
+
+def raised(call: Callable[..., Any], *args: Any) -> str:
+    try:
+        call(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def nbytes(value: Any) -> int:
+    """Of the tensors in it, and of what was written to bytes; a number has 8."""
+    if isinstance(value, Mapping):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(nbytes, value))
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return len(value) if isinstance(value, bytes | str) else 8

@@ -1,0 +1,138 @@
+"""Which windows does this rank read next?  Within an epoch, at its end, and with windows left that fill no batch."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper, so
+
+Order = Callable[[int], list[int]]  # of the windows, by epoch
+JOBS = (  # windows in an epoch, batch, ranks; steps so far
+    (24, 8, 4, (1, 2, 3, 4, 7, 0)),
+    (23, 6, 3, (1, 2, 3, 5, 6, 8)),
+    (14, 4, 2, (2, 3, 5)),
+    (9, 4, 1, (1, 2, 3)),
+    (5, 5, 5, (1, 2)),
+    (1000, 64, 64, (14, 15, 31)),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    windows: int
+    seed: int
+
+    def __call__(self, epoch: int) -> list[int]:
+        return random.Random(self.seed + epoch).sample(range(self.windows), self.windows)
+
+
+@answered
+def next_windows(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(order, batch, read, rank, ranks) -> windows`: the r-th of equal parts of the next batch, by number."""
+    sheets = [
+        Sheet(
+            job := (Drawn(windows, seed), batch, batch * step, rank, ranks),
+            dealt(*job),
+            f"{windows} windows in an epoch, {batch} in a batch, {batch * step} read so far, rank {rank} of {ranks}",
+        )
+        for windows, batch, ranks, steps in JOBS
+        for step in steps
+        for rank in sorted({0, ranks // 2, ranks - 1})
+    ]
+    return on_paper(fn, sheets, MISTAKES, "In which epoch is this, and how many of its windows have been read?")
+
+
+def part(step: int, batch: int, rank: int, ranks: int) -> slice:
+    """The places in an epoch's order."""
+    size = batch // ranks
+    return slice(step * batch + rank * size, step * batch + (rank + 1) * size)
+
+
+def dealt(
+    order: Order,
+    batch: int,
+    read: int,
+    rank: int,
+    ranks: int,
+    steps: Callable[[float], int] = math.floor,
+    places: Callable[[int, int, int, int], slice] = part,
+) -> list[int]:
+    """The answer; or a wrong one, by how the number of an epoch's steps is rounded, or by other places."""
+    epoch, step = divmod(read // batch, steps(len(order(0)) / batch))
+    return order(epoch)[places(step, batch, rank, ranks)]
+
+
+def by_windows(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
+    """An epoch ends with its last window, and not with its last batch."""
+    epoch, first = divmod(read, len(order(0)))
+    return order(epoch)[first:][part(0, batch, rank, ranks)]
+
+
+def joined(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
+    """Likewise, and a batch may go over into the next one."""
+    epoch, first = divmod(read, len(order(0)))
+    return [*order(epoch), *order(epoch + 1)][first:][part(0, batch, rank, ranks)]
+
+
+def not_over(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
+    """An epoch of which all steps have been taken is still the one."""
+    steps, step = len(order(0)) // batch, read // batch
+    epoch = max(0, step - 1) // steps
+    return order(epoch)[part(step - epoch * steps, batch, rank, ranks)]
+
+
+def in_blocks(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
+    """Each rank has a block of the epoch, and reads on in it."""
+    windows, size = len(order(0)), batch // ranks
+    epoch, step = divmod(read // batch, windows // batch)
+    first = rank * (windows // ranks) + step * size
+    return order(epoch)[first : first + size]
+
+
+# fmt: off
+PARTS = "Rank r reads the r-th of equal parts: of 8 windows, at which places are those of rank 1 of 2?"
+TAIL = "10 windows in an epoch, 4 in a batch: how many steps are that, and in which epoch is the third step?"
+MISTAKES = (
+    Mistake("begun anew", "How many windows have been read already?",
+            as_if(lambda order, batch, read, *rank: dealt(order, batch, 0, *rank)),
+            shows="after a restart the loss is a little too low: the model has seen these windows"),
+    Mistake("the order of epoch 0 in every epoch", "For which epoch is order asked, once epoch 0 is over?",
+            as_if(lambda order, *job: dealt(lambda epoch: order(0), *job)),
+            shows="the same order again and again, as from a DistributedSampler without set_epoch"),
+    Mistake("the epochs are counted from 1", "What is the number of the first epoch?",
+            as_if(lambda order, *job: dealt(lambda epoch: order(epoch + 1), *job))),
+    Mistake("the last batch once more", "Have these been read already?",
+            as_if(lambda order, batch, read, *rank: dealt(order, batch, max(0, read - batch), *rank))),
+    Mistake("a batch is left out", "Who has read the windows just before these?",
+            as_if(lambda order, batch, read, *rank: dealt(order, batch, read + batch, *rank))),
+    Mistake("read is taken for what this rank has read", "Who has read these: one rank, or all of them together?",
+            as_if(lambda order, batch, read, rank, ranks: dealt(order, batch, read * ranks, rank, ranks)),
+            shows="after a restart windows are left out, more of them the more ranks there are"),
+    Mistake("read is divided among the ranks", "How many windows do all ranks together read in a step?",
+            as_if(lambda order, batch, read, rank, ranks: dealt(order, batch, read // ranks, rank, ranks))),
+    Mistake("windows that fill no batch are counted", TAIL, as_if(by_windows, joined),
+            shows="right in the first epoch; from the second on, other windows than without a restart"),
+    Mistake("an epoch has a step too many", TAIL, as_if(dealt, steps=math.ceil)),
+    Mistake("an epoch that is over", "All steps of epoch 0 have been taken. In which epoch is the next one?",
+            as_if(not_over), shows="a batch that is empty, or too short, where an epoch ends"),
+    Mistake("all ranks read the same", PARTS,
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step, batch, 0, ranks)),
+            shows="N ranks that learn no more than one"),
+    Mistake("the whole batch on every rank", PARTS,
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step, batch, 0, 1))),
+    Mistake("as many windows on each rank as in a batch", "How many windows do all ranks together read in a step?",
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step + rank, batch, 0, 1))),
+    Mistake("dealt out one by one", PARTS,
+            as_if(dealt, places=lambda step, batch, rank, ranks: slice(step * batch + rank, (step + 1) * batch, ranks)),
+            shows="the right batch, but on other ranks than before: losses that differ in their last digits"),
+    Mistake("a block of the epoch for each rank", "Which windows are in the next batch, whichever rank reads them?",
+            as_if(in_blocks)),
+    Mistake("only one window", "How many windows of a batch are this rank's?", as_if(lambda *job: dealt(*job)[:1])),
+    Mistake("places in the order, and not windows", "What does order(epoch) say of a place?",
+            as_if(lambda order, *job: dealt(lambda epoch: range(len(order(epoch))), *job))),
+    Mistake("in another order", "In which order are they read?",
+            so(lambda found, due: isinstance(found, list) and sorted(map(str, found)) == sorted(map(str, due)))),
+)

@@ -1,0 +1,115 @@
+"""conjugate: copy and reduce, forward and backward; both of them twice in a larger graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.dtensor import Partial, Replicate
+from labs.dtensor.redistribute import Line
+from labs.exercises.engine import differentiated as ways
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_ranks import F32, Draw, checked
+from labs.exercises.engine.scripts import Functions
+from labs.exercises.engine.value import One, as_if
+from labs.tp import conjugate as borders
+
+
+def courses_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """`labs.tp.conjugate.reduce`, as exercises have it: for notebooks that go on without the learner's."""
+    ranks = Line(tuple(x.shape), dist.get_world_size(group), dist.get_rank(group), group)
+    return borders.Border.apply(x, ranks, (Partial(), Replicate()), (Replicate(), Replicate()))
+
+
+@dataclass(frozen=True)
+class Border(ways.Split):
+    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one.
+
+    Bytes are held by kind "one of the other": reduce(copy(x)).
+    """
+
+    kind: str = "one of the other"
+    shape: tuple[int, ...] = (5, 7)
+
+    whole = "x"
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        return () if self.kind == "reduce" else ("x",)
+
+    @property
+    def own_gradients(self) -> bool:
+        return self.kind == "copy"
+
+    def brings(self, rank: int) -> ways.Brought:
+        x = self.numbers(self.shape, rank if self.kind == "reduce" else self.fellows(rank)[0] + 32)
+        return {"x": x} | ({"w": self.numbers(self.shape, rank, 1) * (rank != 1)} if self.kind == "both" else {})
+
+    def on_one(self, brought: Sequence[ways.Brought]) -> Tensor:
+        if self.kind == "both":
+            return (1 + sum(each["w"] for each in brought)) ** 2 * brought[0]["x"]
+        return brought[0]["x"] * 1 if self.kind == "copy" else sum(each["x"] for each in brought)
+
+    def call(self, functions: Functions, brought: ways.Brought, **group: Any) -> Any:
+        (copy, reduce), x = functions, brought["x"]
+        if self.kind == "reduce":
+            return reduce(x, **group)
+        if self.kind == "one of the other":
+            return reduce(copy(x, **group), **group)
+        if self.kind == "copy":
+            y = copy(x, **group)
+            copy(x.detach())  # in another group, and before the gradient comes
+            return y
+        first = reduce(brought["w"] * copy(x, **group), **group)
+        return x + first + reduce(brought["w"] * copy(x + first, **group), **group)
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        return {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
+
+
+def worlds(draw: Draw) -> dict[int, list[Border]]:
+    a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
+    options = [*ways.usual(shape=(64, 96)), *ways.UNUSUAL]
+    options += [{"shape": shape} for shape in ((2, a, b), (a,), (1,), (0, 3), ())]
+    options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
+    both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
+    return ways.drawn(draw, Border, [*both, {"kind": "both"}])
+
+
+def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:
+    fits = as_if(make)
+    return lambda one: one.world.kind == "copy" and one.world.step == step and fits(one)
+
+
+# fmt: off
+EXERCISE = ways.both_ways(
+    worlds,
+    wide=lambda draw: Border(0, 4, dtype=F32, shape=(128, 256)), kept=0, most=6, rest=1,
+    question="Follow x through the split layer, and its gradient back: where is it whole, and where a summand?",
+    mistakes=(
+        Mistake("copy sends forward", "Every rank has all of x already: what could it lack?",
+                of_copy(lambda w: w.times(w.width), 0)),
+        ways.summands("What does each rank have where a split layer ends?"),
+        Mistake("the gradient of copy is not summed",
+                "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
+                of_copy(Border.alone, 1),
+                shows="the loss goes down more slowly: the layers in front get only a part of their gradient"),
+        ways.SUMMED_TOO,
+    ),
+)
+# fmt: on
+
+
+@answered
+def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -> str:
+    """`copy(x, group=None)` and `reduce(x, group=None)` -> tensor: forward and backward; x stays as it is.
+
+    copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
+    """
+    recording = checked(EXERCISE, (copy, reduce), seed).recording
+    copied, reduced = (ways.told(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
+    least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
+    return f"copy sent {copied}, reduce {reduced}; {least}"

@@ -1,0 +1,109 @@
+"""row_linear: summands of y from pieces of x, and the bias once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from labs.exercises.engine import differentiated as ways
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_ranks import F32, Draw, checked
+from labs.exercises.engine.value import One, as_if
+
+
+@dataclass(frozen=True)
+class Row(ways.Split):
+    """inputs: of each rank, 5 if they are left out; outer: the dims of x before them."""
+
+    outer: tuple[int, ...] = (6,)
+    inputs: tuple[int, ...] = ()
+    outputs: int = 7
+    biased: bool = True
+
+    alike = ("bias",)
+    whole = "y"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.outer, self.outputs)
+
+    def brings(self, rank: int) -> ways.Brought:
+        mine = self.inputs[self.fellows(rank).index(rank)] if self.inputs else 5
+        x, weight = self.numbers([*self.outer, mine], rank), self.numbers([self.outputs, mine], rank, 1)
+        return {"x": x, "weight": weight, "bias": self.numbers([self.outputs], 63, 2) if self.biased else None}
+
+    def on_one(self, brought: Sequence[ways.Brought]) -> Tensor:
+        y = sum(F.linear(each["x"], each["weight"]) for each in brought)
+        return y + brought[0]["bias"] if self.biased else y
+
+
+def worlds(draw: Draw) -> dict[int, list[Row]]:
+    a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
+    options = [*ways.usual(outer=(32,), outputs=24), {"biased": False}, *ways.UNUSUAL]
+    options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, a))]
+    options += [{"inputs": inputs} for inputs in ((0, a, 0, 1), (a, 0, b, 0))]
+    options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
+    return ways.drawn(draw, Row, options)
+
+
+def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
+    """So many times, by the number of ranks, and not once."""
+
+    def y(world: Row) -> Iterator[ways.Numbers]:
+        if world.biased and world.step == 0:
+            more = times(world.width) - 1
+            yield [{"y": due["y"] + more * world.brings(rank)["bias"]} for rank, due in enumerate(world.due())]
+
+    return as_if(y)
+
+
+def left_early(one: One) -> bool:
+    """A rank without inputs."""
+    return as_if(Row.alone)(one) and not one.world.brings(one.rank)["x"].numel()
+
+
+def on_one_rank_alone(one: One) -> str | bool:
+    if one.name != BIAS or one.found.any() or not one.due.any():
+        return False
+    theirs = [rank for rank, done in one.seen.ranks if done.values[BIAS].any()]
+    return bool(theirs) and f"has no gradient of its bias; rank {theirs[0]} has one"
+
+
+# fmt: off
+BIAS = ways.of("bias")
+EXERCISE = ways.both_ways(
+    worlds,
+    wide=lambda draw: Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128), kept=1.2, most=7, rest=1,
+    question="Which summand of y does this rank make, and who adds what to it?",
+    forms=(
+        Mistake("the bias on one rank alone",
+                "The copies of the bias must stay equal: which gradient does each of them get?", on_one_rank_alone,
+                shows="the right output, and copies of the bias that drift apart"),
+    ),
+    mistakes=(
+        Mistake("the bias is added on every rank", "How many ranks add it, before the sum?",
+                bias_added(lambda ranks: ranks),
+                shows="a model with biases that is right on one rank, and wrong on more"),
+        Mistake("the bias is left out", "Who adds it, and where?", bias_added(lambda ranks: 0)),
+        Mistake("", "Its summand of y is zero. Who waits for it, and who tells it what y is?", left_early),
+        ways.summands("What does each rank have of y?"),
+        Mistake("the gradient of the bias is an N-th",
+                "Every rank has all of the bias. How much of its gradient must it see?",
+                lambda one: one.name == BIAS and as_if(lambda w: w.times(1 / w.width))(one),
+                shows="the right output, and biases that learn N times too slowly"),
+        ways.SUMMED_TOO,
+    ),
+)
+# fmt: on
+
+
+@answered
+def row_linear(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(x, weight, bias, group=None) -> y`, whole on every rank: of this rank's inputs to all outputs.
+
+    x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], the same, or None.
+    """
+    recording = checked(EXERCISE, (fn,), seed).recording
+    return f"you sent {ways.told(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"

@@ -1,0 +1,62 @@
+"""wrong_by: three losses that are scaled wrongly, and by which factor."""
+
+import random
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import AsIf, Sheet, on_paper, part_as_if, part_so, so
+from labs.parallel import AXES
+
+SIZES = ((2, 1, 4, 3), (3, 2, 5, 2), (4, 3, 1, 8), (1, 1, 7, 1), (5, 1, 1, 2), (16, 2, 64, 8))
+
+
+@answered
+def wrong_by(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(sizes, microbatches) -> {"A": factor, "B": factor, "C": factor}`: × what is due.
+
+    A: each micro-batch's mean, added up.  B: each rank's sum, divided by the tokens of the whole batch, averaged over
+    the data's ranks.  C: the last stage's loss, and 0 from the others, added up over all ranks, and divided by these.
+    """
+    draw = random.Random(seed)
+    jobs = [(sizes, sizes[0] * draw.randrange(2, 9) + 11) for sizes in SIZES]
+    words = "{}, {} micro-batches"
+    sheets = [
+        Sheet((sizes, m), factors(*sizes, m), words.format(" × ".join(map("{} {}".format, AXES, sizes)), m))
+        for sizes, m in jobs
+    ]
+    return on_paper(fn, sheets, MISTAKES, "How many were added up, and by how many was the sum divided?")
+
+
+def factors(pp: int, replicate: int, shard: int, tp: int, m: int) -> dict[str, float]:
+    return {"A": m, "B": 1 / (replicate * shard), "C": 1 / pp}
+
+
+def instead(name: str, *others: Callable[..., float]) -> AsIf:
+    return part_as_if(name, *(lambda sizes, m, other=other: other(*sizes, m) for other in others))
+
+
+# fmt: off
+A = "Of m micro-batches each mean is about as large as the mean of all. What is their sum?"
+B = "Added up, the ranks' parts would be the mean of the whole batch. What does the mean of them make of it?"
+C = "How many of the ranks bring the loss, and how many are counted?"
+MISTAKES = (
+    Mistake("not three factors, A, B and C", "Which are the keys of the answer?",
+            so(lambda found, due: isinstance(found, dict) and found.keys() != due.keys())),
+    Mistake("A: the other way round", A, instead("A", lambda pp, r, s, tp, m: 1 / m)),
+    Mistake("A: the data's ranks count, too", "Gradients are averaged over those: does that change with their number?",
+            instead("A", lambda pp, r, s, tp, m: m * r * s)),
+    Mistake("A: nothing is wrong", A, instead("A", lambda *_: 1)),
+    Mistake("B: the other way round", B, instead("B", lambda pp, r, s, tp, m: r * s)),
+    Mistake("B: one of the data's axes only", "Along which axes do ranks read different sequences?",
+            instead("B", lambda pp, r, s, tp, m: 1 / s, lambda pp, r, s, tp, m: 1 / r)),
+    Mistake("B: all ranks", "Along which axes is the mean taken?", instead("B", lambda *sizes: 1 / prod(sizes[:4]))),
+    Mistake("B: nothing is wrong", B, instead("B", lambda *_: 1)),
+    Mistake("C: the other way round", C, instead("C", lambda pp, r, s, tp, m: pp)),
+    Mistake("C: as if one rank had it", "All ranks of the last stage have a loss: how many are these?",
+            instead("C", lambda *sizes: 1 / prod(sizes[:4]))),
+    Mistake("C: nothing is wrong", C, instead("C", lambda *_: 1)),
+    *(Mistake(f"{name}: another factor", question, part_so(name))
+      for name, question in {"A": A, "B": B, "C": C}.items()),
+)

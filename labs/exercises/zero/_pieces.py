@@ -1,0 +1,139 @@
+"""What the stages of ZeRO have in common: whose piece is this, which gradient has come to it, and what may it cost?"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine import common_mistakes as rows
+from labs.exercises.engine import in_acts as acts
+from labs.exercises.engine.answer import Mistake, Wrong, first, first_fit
+from labs.exercises.engine.case import close
+from labs.exercises.engine.mixture import COEFFICIENTS, Made, mixture
+from labs.exercises.engine.scripts import Functions
+from labs.exercises.engine.value import One
+from labs.exercises.zero._flat_layers import Layers
+
+# fmt: off
+THAWED = Mistake("requires_grad has changed", "Who decides what is trained?",
+                 lambda full: full.thawed and "its requires_grad has changed")
+# fmt: on
+
+# ---- pieces ----------------------------------------------------------------------------------------------
+
+
+def side_by_side(vectors: Sequence[Tensor], n: int, index: int) -> Tensor:
+    """Of n pieces of each."""
+    return torch.cat([vector.chunk(n)[index] for vector in vectors])
+
+
+def in_anothers_place(one: One) -> str | None:
+    found, due = one.found.chunk(one.n), one.due.chunk(one.n)
+    places = permutations(range(one.n), 2)
+    return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], due[b]))
+
+
+WHICH_PIECE = "Which piece of full is rank r's?"
+ROTATED = Mistake("the pieces are rotated", WHICH_PIECE, in_anothers_place)
+
+# ---- which gradient? -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What has come to one piece of all layers, side by side; gradients: of each micro-batch of each rank alone."""
+
+    world: Layers
+    index: int
+    found: Tensor
+    gradients: list[list[Tensor]]
+
+    def sources(self, index: int) -> list[Tensor]:
+        return [side_by_side(each, self.world.n, index) for each in self.gradients]
+
+    @property
+    def due(self) -> Tensor:
+        return torch.stack(self.sources(self.index)).double().mean(0)
+
+    @cached_property
+    def origin(self) -> tuple[int, Made] | tuple[None, None]:
+        """Of which piece of the gradients it is made, and how."""
+        n = self.world.n
+        for place in (*range(self.index, n), *range(self.index)):
+            if (times := mixture(self.found, self.sources(place))) is not None:
+                return place, Made((times * len(self.gradients)).view(n, -1), self.index)
+        return None, None
+
+    @property
+    def called(self) -> str | None:
+        return first_fit(COEFFICIENTS, self.origin[1])[0].name if self.origin[1] else None
+
+    @property
+    def told(self) -> str:
+        return self.origin[1].told
+
+
+# fmt: off
+GRADIENT = (
+    Mistake("rounded on the way", "In which dtype do the gradients travel?",
+            lambda one: close(one.found, one.due, 1e-2) and "It is right but for its last digits."),
+    Mistake("read before it was written", "Who writes into this tensor, and when is that done?",
+            lambda one: not one.found.isfinite().all() and "There are numbers in it that nobody has written."),
+    Mistake("the gradient of another piece", WHICH_PIECE, lambda one: one.origin[0] not in (None, one.index)
+            and f"It is made of piece {one.origin[0]} of the gradients; piece {one.index} is due."),
+    *(replace(row, fits=lambda one, row=row: one.origin[1] and row.fits(one.origin[1])) for row in COEFFICIENTS),
+    Mistake("", "Which gradients went into this one, and how often?",
+            lambda one: "It is not a mixture of the ranks' gradients."),
+)
+# fmt: on
+
+# ---- budgets ---------------------------------------------------------------------------------------------
+
+BUFFERS = 4.5  # layers: the one in flight, and its copies on the way
+SLACK = 1.25  # layers: a buffer that is used again may stay
+ASKS = {
+    "too many bytes": "How often does each number travel, and who needs it?",
+    "a different dtype travels": "Who needs the extra digits?",
+}
+
+
+def travel(world: Layers, whole: float, least: float) -> rows.Sends:
+    """(N - 1) / N of `whole` bytes by each rank are enough, and of `least` by all of them must be."""
+    return rows.Sends((world.n - 1) * least, lambda rank: 1.02 * (world.n - 1) / world.n * whole + 8 * world.n)
+
+
+def held(*called: tuple[str, str]) -> tuple[Mistake, ...]:
+    """What to call, and ask of, what is kept after a step, and what is held in it."""
+    both = zip(rows.HELD[2:], called, strict=True)
+    return tuple(replace(row, name=name, question=question, shows="") for row, (name, question) in both)
+
+
+# ---- two common slips ------------------------------------------------------------------------------------
+
+# fmt: off
+SLIPS = (
+    Mistake("there is no memory to gather into",
+            "How many bytes does full's storage have when gather begins, and how many when the numbers arrive?",
+            lambda text: re.search("storage of size 0|SIGSEGV|SIGBUS", text) is not None),
+    Mistake("autograd sees the change",
+            "What on this line is still a Parameter, and which attribute of it is unseen by autograd?",
+            lambda text: re.search("is being (modified inplace|used in an in-place operation)", text) is not None),
+)
+# fmt: on
+
+
+def checked(play: acts.Play, functions: Functions, seed: int) -> acts.Passed:
+    try:
+        return acts.checked(play, functions, seed)
+    except Wrong as wrong:
+        raise hinted(wrong) from None
+
+
+def hinted(wrong: Wrong) -> Wrong:
+    """What torch says of them, by their names."""
+    slip = first_fit(SLIPS, wrong.answer.text)
+    return Wrong(wrong.answer.text, slip[0].question, slip[0].name) if slip else wrong

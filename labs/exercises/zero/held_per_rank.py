@@ -1,0 +1,92 @@
+"""What does one rank hold under each stage of ZeRO?  On layers that the number of ranks divides, and on others."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
+
+Bytes = tuple[float, ...]  # of P, G and S
+FLOAT32, MIXED, MEGATRON = (4, 4, 8), (2, 2, 12), (2, 4, 12)
+
+
+@answered
+def held_per_rank(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(stage, layers, ranks, size) -> (P, G, S)`: bytes that one rank holds from backward to the step."""
+    draw = random.Random(seed)
+    jobs = [
+        (0, [8, 2, 3], 4, FLOAT32),
+        (1, [12, 8], 4, FLOAT32),
+        *((stage, [10, 3, 7], 4, MIXED) for stage in (1, 2, 3)),
+        (3, [5, 5, 5], 8, MEGATRON),
+        (2, [8], 1, MEGATRON),
+        (3, [0, 6, 1], 3, FLOAT32),
+        (1, [], 2, FLOAT32),
+        *((stage, [draw.randrange(1, 5000) for _ in range(6)], draw.randrange(2, 9), MEGATRON) for stage in range(4)),
+    ]
+    sheets = [Sheet(job, held(*job), words(*job)) for job in jobs]
+    return on_paper(fn, sheets, MISTAKES, "Which kinds does this stage cut, and into parts of how many elements?")
+
+
+def words(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> str:
+    way = f"stage {stage}" if stage else "stage 0 (DDP)"
+    return f"{way}, layers of {layers} parameters, {ranks} ranks, {size} bytes per parameter"
+
+
+def by_layer(stage: int, layers: Sequence[int], ranks: int) -> int:
+    """Elements, with the zeros that make every layer a multiple of the ranks; under DDP nothing is cut."""
+    return sum(n + -n % ranks for n in layers) if stage else sum(layers)
+
+
+def held(
+    stage: int,
+    layers: Sequence[int],
+    ranks: int,
+    size: Sequence[int],
+    elements: Callable[[int, Sequence[int], int], int] = by_layer,
+    cut: Callable[[int, int], bool] = int.__ge__,
+) -> Bytes:
+    """The answer; or a wrong one, by `elements`, or by cut(stage, the first one that shards a kind)."""
+    n = elements(stage, layers, ranks)
+    return tuple(b * n / (ranks if cut(stage, first) else 1) for b, first in zip(size, (3, 2, 1), strict=True))
+
+
+def cut_down(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
+    n, shard = sum(layers), sum(layers) // ranks
+    return tuple(b * (shard if stage >= first else n) for b, first in zip(size, (3, 2, 1), strict=True))
+
+
+def shards_padded(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
+    whole, padded = held(0, layers, ranks, size), held(stage, layers, ranks, size)
+    return tuple(p if stage >= first else w for w, p, first in zip(whole, padded, (3, 2, 1), strict=True))
+
+
+# fmt: off
+MISTAKES = (
+    Mistake("the padding is left out", "A layer of 10 elements on 4 ranks: how many elements are in each rank's shard?",
+            as_if(held, elements=lambda stage, layers, ranks: sum(layers))),
+    Mistake("the remainder of a division is lost", "Who holds the last elements of 10, if 4 ranks hold 2 each?",
+            as_if(cut_down)),
+    Mistake("all layers are padded as one, and not each by itself",
+            "What gets zeros at its end: each layer, or the whole model?",
+            as_if(held, elements=lambda stage, layers, ranks: by_layer(stage, [sum(layers)], ranks))),
+    Mistake("padding where none is needed", "How many zeros does a layer of 12 elements need on 4 ranks?",
+            as_if(held, elements=lambda stage, layers, ranks: sum(n + (ranks - n % ranks) * (stage > 0)
+                                                                  for n in layers))),
+    Mistake("padding under DDP, where none is needed", "What does DDP cut?",
+            as_if(held, elements=lambda stage, layers, ranks: by_layer(1, layers, ranks))),
+    Mistake("the padding is left out of what is whole",
+            "On 4 ranks, 10 elements become 12. How many of these does a rank hold that holds all of them?",
+            as_if(shards_padded)),
+    Mistake("a stage leaves the earlier ones' kinds whole", "In stage 2, is S whole again?",
+            as_if(held, cut=int.__eq__)),
+    Mistake("P is cut first, not S", "Which kind does stage 1 shard?",
+            as_if(held, cut=lambda stage, first: stage >= 4 - first)),
+    Mistake("every stage shards every kind", "What is whole in stage 1?",
+            as_if(held, cut=lambda stage, first: stage > 0)),
+    Mistake("elements, and not bytes", "What is size for?", as_if(lambda *job: held(*job[:3], (1, 1, 1)))),
+    Mistake("what all ranks hold together, and not one of them", "How many ranks does the question ask about?",
+            as_if(lambda *job: tuple(b * job[2] for b in held(*job)))),
+    Mistake("the order is wrong", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),
+)

@@ -1,0 +1,214 @@
+"""stage_3: the events of one step in their order, and each layer whole only while it computes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.engine.aftermath import AFTERMATH
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
+from labs.exercises.engine.on_ranks import F64, Draw
+from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.value import One
+from labs.group import all_gather, reduce_scatter
+
+DIM, BATCH, LEARNING_RATE = 6, 5, 0.1  # 36 elements per layer: 2 ranks divide them, and 3
+
+
+@dataclass(frozen=True)
+class Chain(World):
+    """y = tanh(x @ W) for each layer, and a loss whose gradient is y itself, over the batch."""
+
+    depth: int = 4
+
+    def inputs(self, rank: int, step: int) -> Tensor:
+        return torch.randn(BATCH, DIM, generator=self.generator(rank, step + 1), dtype=F64)
+
+    def weights(self, steps: int) -> list[Tensor]:
+        """After so many steps, by plain autograd on the batches of all ranks."""
+        weights = list(torch.randn(self.depth, DIM, DIM, generator=self.generator(), dtype=F64) / 2)
+        for step in range(steps):
+            x = torch.cat([self.inputs(rank, step) for rank in range(self.ranks)])
+            for w in weights:
+                x = torch.tanh(x @ w.requires_grad_())
+            gradients = torch.autograd.grad(x.square().sum() / (2 * BATCH * self.ranks), weights)
+            weights = [w.detach() - LEARNING_RATE * g for w, g in zip(weights, gradients, strict=True)]
+        return weights
+
+    def shards(self, steps: int, rank: int) -> dict[str, Tensor]:
+        return {f"layer {n}": w.flatten().chunk(self.ranks)[rank] for n, w in enumerate(self.weights(steps))}
+
+    def __str__(self) -> str:
+        return f"{self.who}, {self.depth} layer{'s' * (self.depth > 1)}"
+
+
+def worlds(draw: Draw) -> dict[int, list[Chain]]:
+    depths = {2: (4, 1), 3: (5,)}
+    return {n: [draw.world(Chain, n, steps=2, depth=depth) for depth in of_n] for n, of_n in depths.items()}
+
+
+def loss(y: Tensor) -> Tensor:
+    """The gradient, with respect to y, of half the squares of y, per row."""
+    return y / BATCH
+
+
+class Layer:
+    """What the learner's function is given.  Each event is noted, and leaves something for those that come after it."""
+
+    def __init__(self, number: int, shard: Tensor, events: list[tuple[str, int]]) -> None:
+        self._number, self._shard, self._events = number, shard, events
+        self._left: dict[str, Any] = {}  # by the event
+
+    def _begin(self, what: str, *after: str) -> list[Any]:
+        for event in after:
+            if event not in self._left:
+                raise RuntimeError(f"layer {self._number}: {what}() comes after {event}()")
+        self._events.append((what, self._number))
+        return [self._left[event] if event == "gather" else self._left.pop(event) for event in after]
+
+    def gather(self) -> None:
+        """All of its parameters, from everybody's shard."""
+        if "gather" not in self._left:
+            self._begin("gather")
+            self._left["gather"] = whole = torch.empty(DIM * DIM, dtype=F64)
+            all_gather(whole, self._shard)
+
+    def drop(self) -> None:
+        if "gather" in self._left:
+            self._begin("drop")
+            del self._left["gather"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        (whole,) = self._begin("forward", "gather")
+        y = torch.tanh(x @ whole.view(DIM, DIM))
+        self._left["forward"] = x, y
+        return y
+
+    def backward(self, dy: Tensor) -> Tensor:
+        whole, (x, y) = self._begin("backward", "gather", "forward")
+        dz = dy * (1 - y * y)
+        self._left["backward"] = (x.t() @ dz).flatten()
+        return dz @ whole.view(DIM, DIM).t()
+
+    def reduce(self) -> None:
+        """Its gradient goes to the owners; this rank's shard of the mean stays."""
+        (gradient,) = self._begin("reduce", "backward")
+        self._left["reduce"] = reduce_scatter(gradient, None) / dist.get_world_size()
+
+    def update(self) -> None:
+        """The optimizer's step, on this rank's shard."""
+        (part,) = self._begin("update", "reduce")
+        self._shard -= LEARNING_RATE * part
+
+    def __repr__(self) -> str:
+        return f"<layer {self._number}>"
+
+
+def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    rank, events = dist.get_rank(), []
+    layers = [Layer(n, shard.clone(), events) for n, shard in enumerate(world.shards(0, rank).values())]
+    for step in range(world.steps):
+        given, x = list(layers), world.inputs(rank, step)
+        events.clear()
+        yield None
+        fn(given, x, loss)
+        facts = {"events": list(events), "listed": given == layers}
+        yield Look({f"layer {layer._number}": layer._shard for layer in layers}, facts)
+
+
+class Step:
+    """On one rank: its events, (what, number of the layer)."""
+
+    def __init__(self, depth: int, events: list[tuple[str, int]], listed: bool) -> None:
+        self.layers, self.events, self.listed = range(depth), events, listed
+
+    def count(self, what: str, layer: int | None = None) -> int:
+        return sum(event == what and layer in (None, number) for event, number in self.events)
+
+    def between(self, begins: str, ends: str) -> Iterator[list[int]]:
+        """After each event: which layers are between these two."""
+        there: list[int] = []
+        for what, number in self.events:
+            if what == begins and number not in there:
+                there.append(number)
+            elif what == ends and number in there:
+                there.remove(number)
+            yield list(there)
+
+    def together(self, begins: str, ends: str) -> list[int]:
+        return next((layers for layers in self.between(begins, ends) if len(layers) > 1), [])
+
+    def told(self, fits: Callable[[int], Any], text: str) -> str | None:
+        return told([layer for layer in self.layers if fits(layer)], text)
+
+
+def told(layers: list[int], text: str) -> str | None:
+    named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+    return text.format(named) if layers else None
+
+
+def each_step(seen: Seen) -> Iterator[tuple[str, Step]]:
+    for where, done in on_each_rank(seen):
+        yield where, Step(seen.world.depth, **done.facts)
+
+
+def due(world: Chain) -> list[dict[str, Tensor]]:
+    return [world.shards(world.step + 1, rank) for rank in world.members]
+
+
+def not_right(one: One) -> str | None:
+    """Which layers of this rank."""
+    pairs = [(one.done.values[name], value) for name, value in one.dues[one.index].items()]
+    return told([n for n, pair in enumerate(pairs) if not one.near(*pair)], "Not those of one process: {}.")
+
+
+# fmt: off
+TOGETHER = "{} were whole at the same time"
+EVENTS = (
+    *(Mistake(f"a layer without {what}()", "Which layers does the step pass through, and which events does each have?",
+              lambda step, what=what: step.told(lambda layer: not step.count(what, layer), f"{{}} had no {what}()"))
+      for what in ("forward", "backward", "reduce", "update")),
+    # What PyTorch calls reshard_after_forward=False.
+    Mistake("layers stay whole from forward to backward", "Who needs a layer between its forward and its backward?",
+            lambda step: step.count("gather") <= len(step.layers) and told(step.together("gather", "drop"), TOGETHER),
+            shows="P is whole on every rank in the middle of the step: stage 2"),
+    Mistake("more than one layer is whole", "When was the layer before this one needed for the last time?",
+            lambda step: told(step.together("gather", "drop"), TOGETHER)),
+    Mistake("a layer stays whole after the step", "What does a rank hold at rest?",
+            lambda step: told([*step.between("gather", "drop")][-1], "still whole: {}")),
+    Mistake("gradients wait for each other",
+            "Who owns the other parts of a gradient, once its layer's backward is over?",
+            lambda step: told(step.together("backward", "reduce"), "{} had whole gradients"),
+            shows="G grows through backward, and is whole at its end: stage 1"),
+    Mistake("forward runs twice", "What does forward() keep for backward(), and for how long?",
+            lambda step: step.told(lambda layer: step.count("forward", layer) > 1, "{} had more than one forward()")),
+    Mistake("gathered too often", "In which two events is a layer needed?",
+            lambda step: step.told(lambda layer: step.count("gather", layer) > 2, "{} gathered more than twice")),
+    Mistake("the list of layers has changed", "Whose list is it?",
+            lambda step: not step.listed and "the list is not what it was; reversed(layers) leaves it alone"),
+)
+PLAY = Play(
+    worlds,
+    train,
+    tables=(
+        (each_step, EVENTS),
+        (wrong(due, {F64: 1e-10}), (Mistake("not one process's parameters", "", not_right),)),
+        (on_each_rank, AFTERMATH),
+    ),
+    question="In which order does backward pass through the layers, and what does each hand to the next?",
+)
+# fmt: on
+
+
+@answered
+def stage_3(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(layers, x, loss)`: one step of stage 3; layers: in the order of forward; loss(y) is the gradient of y."""
+    ((_, last), *_) = each_step(checked(PLAY, (fn,), seed).seen[-1])
+    return (
+        f"{last.count('gather')} gathers and {last.count('reduce')} reduce-scatters for {len(last.layers)} layers, "
+        "and never more than one layer whole; with one layer at a time 9 gathers are the least possible"
+    )

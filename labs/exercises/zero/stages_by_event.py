@@ -1,0 +1,64 @@
+"""stages_by_event: what each stage of ZeRO does at each event of a step, as a table from memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.on_paper import Seen, Sheet, as_if, form, on_paper, plain, same
+
+STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/zero/zero.py
+    "before_forward": ("", "", "all_gather"),
+    "after_forward": ("", "", "drop"),
+    "before_backward": ("", "", "all_gather"),
+    "after_backward": ("", "", "drop"),
+    "gradient_ready": ("", "reduce_scatter", "reduce_scatter"),
+    "sync": ("reduce_scatter", "", ""),
+    "step": ("all_gather", "all_gather", ""),
+}
+
+
+@answered
+def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
+    """`fn() -> {event: (stage 1, stage 2, stage 3)}`: "all_gather", "drop", "reduce_scatter" or ""."""
+    return on_paper(
+        fn,
+        [Sheet((), STAGES, "the table", secret=True)],
+        BY_EVENT,
+        "What does a rank need at this event that it does not hold?",
+    )
+
+
+def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
+    """At the first event that is wrong: the stages of which what is found and what is due are so."""
+
+    def fits(seen: Seen) -> str | None:
+        found, due = plain(seen.found), plain(seen.sheet.due)
+        if form(found) != form(due):
+            return None
+        event = next(event for event in due if not same(found[event], due[event]))
+        if form(found[event]) != "list" or len(found[event]) != len(due[event]):
+            return None
+        pairs = enumerate(zip(found[event], due[event], strict=True), 1)
+        stages = [str(stage) for stage, pair in pairs if pair[0] != pair[1] and test(*pair)]
+        return f"{seen.told}; wrong for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else None
+
+    return fits
+
+
+# fmt: off
+BY_EVENT = (
+    Mistake("stage 2 is made to reduce in sync, as stage 1 does", "What would a rank hold at the end of backward?",
+            as_if(lambda: STAGES | {"gradient_ready": ("", "", "reduce_scatter"),
+                                    "sync": ("reduce_scatter",) * 2 + ("",)})),
+    Mistake("stage 3 is made to gather in its step",
+            "Which parameters does it update, and who needs them whole before the next forward?",
+            as_if(lambda: STAGES | {"step": ("all_gather",) * 3})),
+    Mistake("a stage does something where nothing is left to do",
+            "What has this stage done already before this event, or what does it do later?",
+            at_a_stage(lambda found, due: not due)),
+    Mistake("a gather is missing", "What does a rank need at this event that it does not hold?",
+            at_a_stage(lambda found, due: not found and due == "all_gather")),
+    Mistake("", "What does a rank hold at this event, and which part of it does it need from now on?",
+            at_a_stage(lambda found, due: True)),
+)
+# fmt: on

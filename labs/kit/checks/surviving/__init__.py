@@ -1,1 +1,0 @@
-"""Exercises on a training that survives: what is saved, and how it goes on from there."""
