@@ -26,7 +26,9 @@ os.environ.setdefault("LABS_DEVICE", "cpu")  # every machine runs the same tests
 # Ranks also need these modules for the functions of tests. They are imported before the fork, since importing them took
 # most ranks most of their time.
 course.COURSE += ["pytest", "tests.models"]
-course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]
+course.COURSE += [
+    f"tests.exercises.{file.parent.name}.{file.stem}" for file in Path(__file__).parent.glob("exercises/*/[a-z]*.py")
+]
 
 # Examples are the same each time, on any machine, however busy it is, and none is written to disk. They contain no
 # constants of the course: these depend on what a worker has imported, and each worker would parse the whole course.

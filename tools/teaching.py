@@ -6,32 +6,30 @@ A row is printed if it says what a teacher sees.  The rows follow the order of t
 come last.  The table stands between two marks; mistakes that no check can recognise stand below it.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from inspect import unwrap
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from labs import exercises
 from labs.exercises.engine.answer import Mistake
-from labs.kit import check, checks
 
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 
 
 def modules() -> Iterator[str]:
-    """Yield the modules in the order of the checks: each check's own, the shared ones beside it, then the others."""
-    lines = re.findall(r"^    \d\d\w? +(.+)", check.__doc__, re.M)
-    own = [unwrap(getattr(check, name)).__module__ for name in re.findall(r"\w+", " ".join(lines))]
-    for module in own:
-        yield module
-        if (family := module.rpartition(".")[0]) != checks.__name__:
-            beside = (f"{family}.{each.name}" for each in iter_modules(import_module(family).__path__))
-            yield from (name for name in beside if name not in own)
-    yield from (f"{checks.__name__}.{each.name}" for each in iter_modules(checks.__path__) if not each.ispkg)
+    """Yield the modules that have rows: each exercise's own and what its chapter shares; then the engine's."""
+    for chapter in exercises.CHAPTERS:
+        package = f"{exercises.__name__}.{chapter}"
+        yield from (f"{package}.{each.name}" for each in iter_modules(exercises_in(chapter)))
+    yield from (f"{exercises.__name__}.engine.{each.name}" for each in iter_modules(exercises_in("engine")))
+
+
+def exercises_in(folder: str) -> list[str]:
+    return [str(exercises.HERE / folder)]
 
 
 def rows_in(value: Any) -> Iterator[Mistake]:

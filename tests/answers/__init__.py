@@ -3,6 +3,9 @@
     python -m tests.answers                  of each exercise: wrong ones caught, and named; right ones accepted
     python -m tests.answers broadcast clip   of these
 
+tests/exercises/<chapter>/<name>.py has the answers that `make test` tries: right ones built differently, and a wrong
+one with each name.  archive.zip, beside this file, has all that were ever written: `make soak` tries them.
+
 A wrong answer stands beside the name by which its check must call it ("" where any rejection will do).  Most are what
 people do write: the mistakes were seen in courses and repositories, or are one slip away from a right answer, and are
 written like that, as a right answer of which some words are exchanged:
@@ -23,8 +26,7 @@ written like that, as a right answer of which some words are exchanged:
 What a check itself computes, to know a mistake by it, is not written out again: `answers.instead(MISTAKES)`.
 
 blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
-alone: it ends or hangs its job, or leaves something behind.  `make test` tries a wrong one with each name (`short`),
-`make soak` all of them, by other numbers, too.  long: tried there alone, if it can be.
+alone: it ends or hangs its job, or leaves something behind.
 """
 
 import inspect
@@ -35,14 +37,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
+import labs.exercises
 from labs.exercises.engine.answer import Answer as Said
 from labs.exercises.engine.answer import Mistake
 from tests.answers.together import SEED, together
 
-EVERYWHERE = 3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -163,48 +167,37 @@ def text_of(fn: Any) -> str:
     return "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
 
 
+ARCHIVE = Path(__file__).with_name("archive.zip")
+
+
 def exercises() -> dict[str, Exercise]:
-    """All of them, by the names of their checks."""
-    names = (each.name for each in iter_modules(__path__) if each.name not in ("__main__", "together"))
-    modules = [import_module(f"{__name__}.{name}") for name in names]
-    found = [each for module in modules for each in vars(module).values() if isinstance(each, Exercise)]
-    return {each.check: each for each in found}
+    """Import tests/exercises; return the exercises by the names of their checks."""
+    return found(
+        f"tests.exercises.{chapter}.{name}" for chapter in labs.exercises.CHAPTERS for name in answered(chapter)
+    )
 
 
-def short(exercise: Exercise) -> list[Answer]:
-    """What each run of the tests tries: the course's own right ones, or three; and one wrong one with each name.
-
-    A name that many exercises know is mostly that of a row that holds everywhere: three of them try it, or fewer.
-    """
-    right = [answer for answer in exercise.answers if answer.right and not answer.long]
-    own = [answer for answer in right if not answer.blind]
-    wrong = [min(alike, key=lambda answer: answer.long) for name, alike in by_name(exercise).items() if name]
-    mine = [answer for answer in wrong if exercise.check in some(known_to()[answer.mistake])]
-    nameless = by_name(exercise).get("", [])[:1]
-    return (own if len(own) >= 3 else right[:3]) + mine + nameless
+def answered(chapter: str) -> list[str]:
+    return sorted(path.stem for path in (ROOT / "tests/exercises" / chapter).glob("[a-z]*.py"))
 
 
-def some(checks: list[str]) -> list[str]:
-    return checks[:: -(-len(checks) // EVERYWHERE)]
+def archived() -> dict[str, Exercise]:
+    """Import the archive: all answers that the checks have ever been tried on, blind ones included."""
+    return found(archived_modules())
 
 
-def by_name(exercise: Exercise) -> dict[str, list[Answer]]:
-    """Its wrong answers."""
-    names: dict[str, list[Answer]] = {}
-    for answer in exercise.answers:
-        if not answer.right:
-            names.setdefault(answer.mistake, []).append(answer)
-    return names
+def archived_modules() -> list[str]:
+    """Return the names of the archive's modules, which can be imported from now on."""
+    if str(ARCHIVE) not in sys.path:
+        sys.path.append(str(ARCHIVE))
+    with ZipFile(ARCHIVE) as archive:
+        files = [Path(name) for name in archive.namelist()]
+    return [f"{file.parent}.{file.stem}" for file in files if file.stem != "__init__"]
 
 
-@cache
-def known_to() -> dict[str, list[str]]:
-    """By the name of a mistake, the checks of which an answer has it."""
-    checks: dict[str, list[str]] = {}
-    for check, exercise in exercises().items():
-        for name in by_name(exercise):
-            checks.setdefault(name, []).append(check)
-    return checks
+def found(modules: Iterable[str]) -> dict[str, Exercise]:
+    values = [each for module in modules for each in vars(import_module(module)).values()]
+    return {each.check: each for each in values if isinstance(each, Exercise)}
 
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:

@@ -17,7 +17,7 @@ from labs.fsdp import fully_shard
 from labs.kit.exercises import unshard_with
 from labs.kit.launch import run
 from labs.model import GPT, PRESETS
-from tests.answers.unshard_and_reshard import reshard, unshard
+from tests.exercises.fsdp.unshard_and_reshard import reshard, unshard
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,10 +10,10 @@ from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.exercises.ddp._wrong_gradients import Gradient
 from labs.exercises.engine.scripts import Done, Seen, World
 from labs.kit import check
-from tests.answers import mean_on_rank_0
-from tests.answers.average_gradients import one_vector
-from tests.answers.mean_on_rank_0 import by_all_reduce
 from tests.answers.together import together
+from tests.exercises.ddp.average_gradients import one_vector
+from tests.exercises.start_here import mean_on_rank_0
+from tests.exercises.start_here.mean_on_rank_0 import by_all_reduce
 
 
 def test_the_words_of_a_first_exercise():

@@ -9,7 +9,7 @@ import torch
 
 from labs.kit import check
 from labs.memory import recompute
-from tests.answers.checkpoint import ck_torch_forgetful
+from tests.exercises.memory.checkpoint import ck_torch_forgetful
 
 
 def test_a_stub_inside_of_a_hook_is_not_yet():

@@ -10,8 +10,8 @@ from labs.exercises.plan_a_run.bottlenecks import REPORTS
 from labs.exercises.plan_a_run.forecast import TABLE
 from labs.exercises.zero.held_per_rank import held
 from labs.model import PRESETS
-from tests.answers.held_per_rank import table
 from tests.answers.together import together
+from tests.exercises.zero.held_per_rank import table
 
 
 def test_a_wrong_table_says_of_which_stages():

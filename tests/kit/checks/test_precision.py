@@ -3,7 +3,7 @@
 import torch
 
 from labs.kit import check
-from tests.answers.mixed_precision import adamw, remember
+from tests.exercises.one_device.mixed_precision import adamw, remember
 
 
 def test_the_words():

@@ -3,8 +3,8 @@
 import torch
 
 from labs.kit import check
-from tests.answers.resume import remember, resume
 from tests.answers.together import together
+from tests.exercises.resume.resume import remember, resume
 
 
 def test_the_words():

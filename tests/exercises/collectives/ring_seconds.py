@@ -1,0 +1,44 @@
+"""Answers on paper to notebook 02: how long an all-reduce takes, as a ring and as a tree; what rings send."""
+
+import itertools  # noqa: F401  (exchanged words name it)
+from fractions import Fraction  # noqa: F401  (as above)
+
+import numpy as np  # noqa: F401  (as above)
+import torch  # noqa: F401  (as above)
+
+from labs.exercises.collectives.ring_seconds import RING
+from tests.answers import Exercise
+
+# fmt: off
+rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
+TEN = "right on all 10 examples"
+
+# ---- ring_seconds: right ---------------------------------------------------------------------------------
+
+
+@rings.right(line=TEN, blind=True)
+def ring(size, ranks, latency, bandwidth):
+    rounds = 2 * (ranks - 1)
+    piece = size / ranks
+    return rounds * latency + rounds * piece / bandwidth
+
+
+TWICE, PIECE, LATENCY, BYTES = "2 * (ranks - 1)", "size / ranks", "rounds * latency", "rounds * piece / bandwidth"
+TOTAL = f"{LATENCY} + {BYTES}"
+EACH = "latency + piece / bandwidth"
+
+rings.vary(ring, {TOTAL: f"rounds * ({EACH})"}, line=TEN, blind=True)
+rings.vary(ring, {TOTAL: f"sum(({EACH} for _ in range(rounds)), 0.0)"}, line=TEN, blind=True)
+
+# ---- ring_seconds: wrong ---------------------------------------------------------------------------------
+
+rings.spoil(ring, "only the first half of the ring", {TWICE: "ranks - 1"}, blind=True)
+rings.spoil(ring, "N rounds, and not N − 1", {TWICE: "2 * ranks"}, blind=True)
+rings.spoil(ring, "a different kind of answer", {" + ": ", "})
+rings.spoil(ring, "", {PIECE: "size // ranks"}, blind=True)
+
+
+# ---- sent_by_rings: wrong --------------------------------------------------------------------------------
+
+
+rings.instead(RING)

@@ -1,0 +1,36 @@
+"""Answers on paper to notebook 02: how long an all-reduce takes, as a ring and as a tree; what rings send."""
+
+import itertools  # noqa: F401  (exchanged words name it)
+from fractions import Fraction  # noqa: F401  (as above)
+
+import numpy as np  # noqa: F401  (as above)
+import torch  # noqa: F401  (as above)
+
+from tests.answers import Exercise
+
+# fmt: off
+rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
+
+
+# ---- sent_by_rings: right --------------------------------------------------------------------------------
+
+SIX = "right on all 6 examples"
+
+
+@sendings.right(line=SIX, blind=True)
+def sent(ranks):
+    part = (ranks - 1) / ranks
+    return {"reduce_scatter": part, "all_gather": part, "all_reduce": 2 * part, "all_to_all": part}
+
+
+PART, SUM, GATHERED, DEALT = "(ranks - 1) / ranks", "2 * part", '"all_gather": part', '"all_to_all": part'
+
+sendings.vary(sent, {PART: "Fraction(ranks - 1, ranks)"}, line=SIX, blind=True)
+sendings.vary(sent, {PART: "1 - 1 / ranks", SUM: "2 - 2 / ranks"}, blind=True)
+
+# ---- sent_by_rings: wrong --------------------------------------------------------------------------------
+
+sendings.spoil(sent, "all_reduce once instead of twice", {SUM: "part"}, blind=True)
+sendings.spoil(sent, "(N − 1) tensors instead of pieces", {PART: "ranks - 1"}, blind=True)
+sendings.spoil(sent, "N pieces, and not N − 1", {PART: "1"}, blind=True)
+sendings.spoil(sent, "", {SUM: "2"})

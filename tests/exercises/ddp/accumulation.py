@@ -1,0 +1,128 @@
+"""Answers to accumulation(model, micro_batches)."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch.distributed as dist
+
+from tests.answers import Exercise
+
+# fmt: off
+answers = Exercise("accumulation")
+LINE = "you sent 1.50 × the gradients per rank and step, for 4 micro-batches; the least possible is 1.50 ×"
+
+
+@answers.right(line=LINE, blind=True)
+def first_and_last(model, micro_batches):
+    n = len(micro_batches)
+    with model.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (model(*micro_batch) / n).backward()
+    (model(*micro_batches[-1]) / n).backward()
+    model.sync()
+
+
+@answers.right(line=LINE, blind=True)
+def in_one_loop(model, micro_batches):
+    n = len(micro_batches)
+    for i, micro_batch in enumerate(micro_batches):
+        with nullcontext() if i == n - 1 else model.no_sync():
+            loss = model(*micro_batch) / n
+            loss.backward()
+    model.sync()
+
+
+def divide(model, n):
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.div_(n)
+
+
+FIRST, LAST = "(model(*micro_batch) / n).backward()", "(model(*micro_batches[-1]) / n).backward()"
+WHOLE = {FIRST: "model(*micro_batch).backward()", LAST: "model(*micro_batches[-1]).backward()"}
+LOSS, SYNC = "loss = model(*micro_batch) / n", "model.sync()"
+CONTEXT = "with nullcontext() if i == n - 1 else model.no_sync():"
+also_right = partial(answers.vary, first_and_last, line=LINE, blind=True)
+also_right(WHOLE | {"model.sync()": "model.sync()\n    divide(model, n)"})
+
+# ---- which numbers ------------------------------------------------------------------------------------------
+
+spoil = partial(answers.spoil, first_and_last)
+blind = partial(spoil, blind=True)
+loop = partial(answers.spoil, in_one_loop)
+COUNT = "n = len(micro_batches)"
+
+blind("the loss is not divided by the number of micro-batches", WHOLE)
+blind("divided by the wrong number", {COUNT: "n = dist.get_world_size()"})
+blind("averaged twice", {COUNT: "n = len(micro_batches) * dist.get_world_size()"}, long=True)
+blind("", {FIRST: WHOLE[FIRST]}, long=True)
+spoil("divided by the number of micro-batches twice", {SYNC: SYNC + "\n    divide(model, n)"})
+loop("only the last micro-batch counts", {CONTEXT: "model.zero_grad()\n        " + CONTEXT}, blind=True)
+spoil("the gradient is zero", {SYNC: SYNC + "\n    model.zero_grad(set_to_none=False)"})
+blind("a gradient is gone", {SYNC: SYNC + "\n    model.zero_grad()"})
+spoil("the parameters have changed", {SYNC: SYNC + "\n    torch.optim.SGD(model.parameters(), lr=0.1).step()"})
+blind("summed instead of averaged", {SYNC: SYNC
+    + "\n    for p in model.parameters():\n        if p.grad is not None:\n            dist.all_reduce(p.grad)"})
+
+
+@answers.wrong("only the last micro-batch is synchronised")
+def the_last_gradients_only(model, micro_batches):
+    *first, last = micro_batches
+    with model.no_sync():
+        for micro_batch in first:
+            (model(*micro_batch) / len(micro_batches)).backward()
+    before = {p: p.grad for p in model.parameters()}
+    model.zero_grad()
+    (model(*last) / len(micro_batches)).backward()
+    model.sync()
+    for p, gradient in before.items():
+        if gradient is not None:
+            p.grad += gradient
+
+
+@answers.wrong("too many bytes", blind=True)
+def of_everybody(model, micro_batches):
+    everybodys = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, micro_batches)
+    every = [batch for part in everybodys for batch in part]
+    with model.no_sync():
+        for micro_batch in every:
+            (model(*micro_batch) / len(every)).backward()
+
+
+# ---- when it is synchronised ----------------------------------------------------------------------------------
+
+NOTHING, ALWAYS = "nothing synchronised", "synchronised at every micro-batch"
+WITHIN = "the last backward is within no_sync()"
+blind("nothing synchronised", {SYNC: "pass"})  # left in flight, or not averaged at all
+loop("forward outside of no_sync()", {CONTEXT: LOSS + "\n        " + CONTEXT, "            " + LOSS + "\n": ""},
+    blind=True)
+loop(WITHIN, {CONTEXT: "with model.no_sync():"}, blind=True)
+blind("one side of a message or a collective is missing", {SYNC: "if dist.get_rank() == 0:\n        model.sync()"},
+    alone=True, long=True)
+
+
+@answers.wrong(ALWAYS, blind=True)
+def every_time(model, micro_batches):
+    for micro_batch in micro_batches:
+        (model(*micro_batch) / len(micro_batches)).backward()
+        model.sync()
+
+
+@answers.wrong("only the first micro-batch is synchronised")
+def after_the_first(model, micro_batches):
+    for i, micro_batch in enumerate(micro_batches):
+        with nullcontext() if i == 0 else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+            if i == 0:
+                model.sync()
+
+
+# ---- what is held, told and left -----------------------------------------------------------------------------
+
+GRAPHS, LIST = "the graphs of all micro-batches are kept", "the caller's list has changed"
+blind(LIST, {COUNT: COUNT + "\n    last = micro_batches.pop()", "micro_batches[:-1]": "micro_batches",
+    "micro_batches[-1]": "last"})
+spoil("something is left behind", {COUNT: COUNT + "\n    torch.manual_seed(0)"})
+loop("the graphs of all micro-batches are kept", {COUNT: "n, losses = len(micro_batches), []",
+    "loss.backward()": "losses.append(loss)\n            loss.backward(retain_graph=True)"}, blind=True)

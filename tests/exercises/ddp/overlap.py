@@ -1,0 +1,138 @@
+"""Answers to overlap(wrap): wrap(model, bucket_bytes, **options), a labs.ddp.Overlapped with hooks of its own."""
+
+from contextlib import contextmanager  # noqa: F401 (a spoilt answer calls it)
+from functools import partial
+
+import torch
+import torch.distributed as dist  # noqa: F401 (spoilt answers call it)
+
+from labs import ddp
+from tests.answers import Exercise
+
+# fmt: off
+answers = Exercise("overlap")
+LINE = "4 of 4 all-reduces begin during backward, and nobody waits there"
+answers.right(ddp.Overlapped, line=LINE)
+
+
+@answers.right(line=LINE, blind=True)
+class InTurn(ddp.Overlapped):
+    def gradient_ready(self, p):
+        bucket = self.bucket_of[p]
+        bucket.collect(p)
+        if self.syncing:
+            bucket.waiting_for.remove(p)
+            self.start_full_buckets()
+
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+
+
+@answers.right(line=LINE, blind=True)
+class WhileFull(ddp.Overlapped):
+    def gradient_ready(self, p):
+        self.bucket_of[p].collect(p)
+        if not self.syncing:
+            return
+        self.bucket_of[p].waiting_for.discard(p)
+        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
+            flat = self.buckets[len(self.works)].flat
+            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
+
+
+# ---- when a bucket begins -------------------------------------------------------------------------------------
+
+spoil = partial(answers.spoil, InTurn)
+blind = partial(spoil, blind=True)
+COLLECT, ALL = "bucket.collect(p)", "for bucket in self.buckets[len(self.works) :]:"
+READY, CROSS = "bucket.waiting_for.remove(p)\n            self.start_full_buckets()", "bucket.waiting_for.remove(p)"
+BEGIN = "self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))"
+INDENT = "\n            "
+ORDER, EARLY = "buckets begin in different orders on different ranks", "a bucket begins before it is full"
+NEVER, WAITS = "a bucket's all-reduce never begins", "waited for during backward"
+
+
+
+@answers.wrong(ORDER, blind=True, alone=True)
+class WhicheverIsFull(InTurn):
+    def gradient_ready(self, p):
+        bucket = self.bucket_of[p]
+        bucket.collect(p)
+        if self.syncing:
+            bucket.waiting_for.remove(p)
+            if not bucket.waiting_for:
+                self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+
+
+@answers.wrong("a full bucket lies idle", blind=True)
+class OneAtATime(InTurn):
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+            if any(bucket.waiting_for for bucket in self.buckets):
+                return
+blind(EARLY, {"if bucket.waiting_for:": "if len(bucket.waiting_for) > 1:"})
+blind("", {COLLECT: "pass", READY: READY + "\n        bucket.collect(p)"})  # and then it collects
+blind(NEVER, {BEGIN: BEGIN + INDENT + "return"})
+blind("more works than buckets", {ALL: "for bucket in list(self.buckets):", BEGIN: "self.buckets.pop(0)" + INDENT
+    + BEGIN})
+
+
+@answers.wrong("nothing is sent during backward")
+class AfterBackward(ddp.Overlapped):
+    def gradient_ready(self, p):
+        pass
+
+    def average(self):
+        for p in self.trainable.values():
+            super().gradient_ready(p)
+        super().average()
+
+
+@answers.wrong("some buckets begin after backward")
+class LeavesTheLast(ddp.Overlapped):
+    def gradient_ready(self, p):
+        if p is next(iter(self.trainable.values())) and torch._C._current_graph_task_id() != -1:
+            return
+        super().gradient_ready(p)
+
+
+# ---- who waits for it -----------------------------------------------------------------------------------------
+
+
+
+
+blind(WAITS, {BEGIN: BEGIN + INDENT + "self.works[-1].wait()"})
+blind("not one all-reduce for each bucket", {BEGIN: "dist.barrier(group=self.group)" + INDENT + BEGIN})
+
+
+@answers.wrong("nobody waited")
+class NobodyWaits(ddp.Overlapped):
+    def average(self):
+        for bucket in self.buckets:
+            bucket.flat /= self.ranks
+            bucket.waiting_for = set(bucket.views)
+        self.works = []
+
+
+# ---- what travels, and where it goes ----------------------------------------------------------------------------
+
+blind("wrong in a group of only some ranks", {"group=self.group, ": ""}, alone=True)
+blind("not with its own all-reduce", {"self.all_reduce": "dist.all_reduce"})
+blind("gradients are held outside their buckets", {COLLECT: "if self.syncing:" + INDENT + COLLECT})
+blind("the mean does not reach .grad", {COLLECT: "bucket.views[p].copy_(p.grad)"})
+spoil("synchronised at every micro-batch", {"    def start":
+    "    @contextmanager\n    def no_sync(self):\n        yield\n        self.sync()\n\n    def start"})
+
+
+@answers.wrong("summed instead of averaged")
+class NeverDivides(ddp.Overlapped):
+    def average(self):
+        super().average()
+        for bucket in self.buckets:
+            bucket.flat *= self.ranks

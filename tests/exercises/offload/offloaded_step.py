@@ -1,0 +1,106 @@
+"""Answers to offloaded_step (07b): the next state comes, and the last one goes, beside an update."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+from labs.kit import exercises
+from tests.answers import Exercise
+
+# fmt: off
+answers = Exercise("offloaded_step")
+LINE = "each fetch, and each store, beside an update; the state of "
+answers.right(exercises.offloaded_step, line=LINE)
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right(line=LINE)
+def offloaded_step(due, fetch, update, store):
+    stored = []
+    with ThreadPoolExecutor(1) as thread:
+        coming = [thread.submit(fetch, i) for i in due[:1]]
+        for n, i in enumerate(due):
+            values = coming[0].result()
+            coming = [thread.submit(fetch, j) for j in due[n + 1 : n + 2]]
+            stored.append(thread.submit(store, i, update(i, values)))
+    for each in stored:
+        each.result()
+
+
+STORED = "stored.append(thread.submit(store, i, update(i, values)))"
+SUBMITTED = "thread.submit(store, i, update(i, values))"
+INDENT = "\n            "
+
+
+@answers.right(line=LINE)
+def two_threads(due, fetch, update, store):
+    """One that fetches and one that stores."""
+    with ThreadPoolExecutor(1) as fetching, ThreadPoolExecutor(1) as storing:
+        coming, going = None, None
+        for i, following in pairwise([*due, None]):
+            values = coming.result() if coming else fetch(i)
+            coming = fetching.submit(fetch, following) if following is not None else None
+            new = update(i, values)
+            if going:
+                going.result()
+            going = storing.submit(store, i, new)
+            del values, new
+        if going:
+            going.result()
+
+
+# ---- wrong: nothing overlaps -----------------------------------------------------------------------------
+
+ALONE = "nothing is fetched during an update"
+WAITED = "the next update waits for a store"
+FIRST, FOLLOWING = "coming = [thread.submit(fetch, i) for i in due[:1]]", "due[n + 1 : n + 2]"
+TAKEN, NEXT = "values = coming[0].result()", f"coming = [thread.submit(fetch, j) for j in {FOLLOWING}]"
+
+spoil = answers.slips(offloaded_step)
+
+
+@answers.wrong(ALONE, blind=True)
+def os_one_by_one(due, fetch, update, store):
+    for i in due:
+        store(i, update(i, fetch(i)))
+spoil(WAITED, {STORED: "store(i, update(i, values))"}, blind=True)
+
+# ---- wrong: too much is here -----------------------------------------------------------------------------
+
+MANY = "too much at once"
+
+spoil(MANY, {"due[:1]": "due", TAKEN: "values = coming[n].result()", NEXT: ""}, blind=True)
+
+
+# ---- wrong: errors, and the end --------------------------------------------------------------------------
+
+LOST = "an error is lost"
+
+spoil(LOST, {STORED: SUBMITTED}, blind=True)
+spoil("",
+    {TAKEN: f"failed = coming[0].exception() is not None{INDENT}values = None if failed else coming[0].result()",
+     STORED: f"if not failed:{INDENT}    {STORED}"}, blind=True)
+WITH, BARE = "    with ThreadPoolExecutor(1) as thread:", "    thread = ThreadPoolExecutor(1)"
+spoil("returned too early",
+    {WITH: f"{BARE}\n    if True:",
+     STORED: SUBMITTED,
+     "    for each": "    thread.shutdown(wait=False)\n    for each"}, blind=True)
+KEPT = []
+spoil("threads are left behind", {WITH: f"{BARE}\n    KEPT.append(thread)\n    if True:"}, alone=True)
+
+# ---- wrong: which one ------------------------------------------------------------------------------------
+
+OTHERS, UPDATED = "called too often, or for others", "the wrong numbers are updated"
+
+
+def due_instead(mistake, due, **options):
+    spoil(mistake, {"stored = []": f"due, stored = {due}, []"}, **options)
+
+
+due_instead("one is left out", "due[:-1]")
+due_instead(OTHERS, "list(range(len(due)))")
+due_instead("in another order", "sorted(due)", blind=True)
+spoil("the wrong numbers are stored",
+    {STORED: f"update(i, values){INDENT}stored.append(thread.submit(store, i, values))"}, blind=True)
+spoil(UPDATED, {TAKEN: "values = coming[0]"})

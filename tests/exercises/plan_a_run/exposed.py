@@ -1,0 +1,33 @@
+"""Answers to exposed (15): what a step waits for gradients after its last backward."""
+
+from labs.exercises.plan_a_run.exposed import MISTAKES
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("exposed")
+answers.right(exercises.exposed, line="right on all 13 examples")
+
+
+@answers.right
+def by_the_clock(backward, reduce):
+    now = free = 0
+    for computes, travels in zip(backward, reduce, strict=True):
+        now += computes
+        free = max(now, free) + travels
+    return free - now
+
+
+@answers.right
+def from_the_last_idle_moment(backward, reduce):
+    """The wire is idle last before some layer n: from there on it works without a break."""
+    n = len(backward)
+    return max((sum(reduce[k:]) - sum(backward[k + 1 :]) for k in range(n)), default=0)
+
+
+def spoil(mistake, old, new, fn=by_the_clock, **options):
+    answers.spoil(fn, mistake, {old: new}, **options)
+
+
+spoil("", "max(now, free)", "min(now, free)")
+
+answers.instead(MISTAKES)

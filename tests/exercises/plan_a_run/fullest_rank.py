@@ -1,0 +1,35 @@
+"""Answers to fullest_rank (15): the bytes on the first rank of a pipeline."""
+
+from labs.exercises.plan_a_run.fullest_rank import MISTAKES
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("fullest_rank")
+answers.right(exercises.fullest_rank, line="right on all 10 examples")
+
+
+@answers.right
+def in_steps(parameters, activations, tp, pp, dp, zero, microbatches):
+    mine = parameters / tp / pp
+    weights, gradients, state = 2 * mine, 2 * mine, 12 * mine
+    if zero >= 1:
+        state /= dp
+    if zero >= 2:
+        gradients /= dp
+    if zero == 3:
+        weights /= dp
+    alive = min(pp, microbatches)
+    return weights + gradients + state + activations / tp / pp * alive
+
+
+@answers.right
+def by_table(n, a, tp, pp, dp, zero, m):
+    divided, whole = [(0, 16), (12, 4), (14, 2), (16, 0)][zero]
+    return n * (divided / dp + whole) / (tp * pp) + a * min(m / pp, 1) / tp
+
+
+spoil = answers.slips(in_steps)
+spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
+spoil("", "12 * mine", "8 * mine")
+
+answers.instead(MISTAKES)

@@ -1,0 +1,150 @@
+"""Answers to an exercise of notebook 09b: a loss whose vocabulary is split."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.nn import functional as differentiable  # noqa: F401 (it stands in words that are exchanged)
+
+from tests.answers import Exercise, exchanged
+from tests.exercises.tensor_parallel.conjugate import as_is, border, reduce, summed  # noqa: F401 (as above)
+
+# fmt: off
+answers = Exercise("split_loss")
+NONE = "none backward; 3 are enough for any vocabulary"
+
+
+def target_column(logits, targets, first):
+    """Beyond this rank's own, a column of -inf for those that others have."""
+    here = (targets >= first) & (targets < first + logits.shape[1])
+    column = (targets - first).where(here, logits.shape[1])
+    return here, column, F.pad(logits, (0, 1), value=-torch.inf)
+
+
+def top(logits, group):
+    highest = logits.detach().amax(1)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    return highest
+
+
+@answers.right(line=f"you sent 3.00 numbers per token forward and {NONE}", blind=True)
+def in_two(logits, targets, first, group=None):
+    here, column, padded = target_column(logits, targets, first)
+    shifted = padded - top(padded, group)[:, None]
+    picked = shifted.gather(1, column[:, None])[:, 0].masked_fill(~here, 0)
+    total, target = reduce(shifted.exp().sum(1), group), reduce(picked, group)
+    return (total.log() - target).mean()
+
+
+@answers.right(blind=True)
+def without_padding(logits, targets, first, group=None):
+    v = logits.shape[1]
+    here = (targets >= first) & (targets < first + v)
+    highest = logits.detach().amax(1) if v else logits.new_full((len(targets),), -torch.inf)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - highest[:, None]
+    column = (targets - first).clamp(0, max(0, v - 1))[:, None]
+    picked = shifted.gather(1, column)[:, 0].where(here, 0) if v else shifted.sum(1)
+    total, target = reduce(torch.stack([shifted.exp().sum(1), picked]), group).unbind()
+    return (total.log() - target).sum() / len(targets)
+
+
+class SplitLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, first, group):
+        here, column, padded = target_column(logits, targets, first)
+        padded.sub_(top(padded, group)[:, None])
+        both = padded.new_zeros(2, len(targets))
+        both[1] = padded.gather(1, column[:, None])[:, 0].masked_fill(~here, 0)
+        padded.exp_()
+        both[0] = padded.sum(1)
+        dist.all_reduce(both, group=group)
+        padded.div_(both[0][:, None])
+        ctx.save_for_backward(padded, column)
+        ctx.group = group
+        return (both[0].log() - both[1]).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        softmax, column = ctx.saved_tensors
+        out = softmax.clone()
+        out[torch.arange(len(column)), column] -= 1
+        return out[:, :-1] * (gradient / len(column)), None, None, None
+
+
+def applied(function):
+    return lambda logits, targets, first, group=None: function.apply(logits, targets, first, group)
+
+
+answers.right(blind=True)(applied(SplitLoss))
+
+
+# ---- with other words ------------------------------------------------------------------------------------
+
+TOP, MASK, PICKED = "top(padded, group)[:, None]", ".masked_fill(~here, 0)", "shifted.gather(1, column[:, None])[:, 0]"
+SUM, TARGET, END = "reduce(shifted.exp().sum(1), group)", "reduce(picked, group)", "(total.log() - target).mean()"
+RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
+LOW = "padded.detach().amax(1).nan_to_num(neginf=0.0)"  # of this rank alone
+INFINITE, GRADIENT, FORM = "not finite", "the right loss with a wrong gradient", "another shape"
+MANY, DIVIDE = "more than three numbers per token", "right only where the ranks divide the vocabulary"
+TOKENS, GROUP = "summed over the tokens", "right only on the group of all ranks"
+
+spoil = answers.slips(in_two, blind=True)
+spoil(INFINITE, {TOP: "0"})
+spoil("relative to each rank's own highest logit", {TOP: f"{LOW}[:, None]"})
+spoil(TOKENS, {END: "(total.log() - target).sum()"})
+spoil("", {PICKED: "padded.gather(1, column[:, None])[:, 0]"})
+spoil("a target's logit stays on its rank", {TARGET: "picked"})
+spoil(GRADIENT, {SUM: "summed(shifted.exp().sum(1).detach(), group)"})
+spoil("divided by the tokens of one rank", {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"})
+fourth = "target / reduce(here.to(logits.dtype), group)"
+spoil(MANY, {END: f"(total.log() - {fourth}).mean()"})
+spoil(DIVIDE, {"targets, first)": f"targets, {RANK} * logits.shape[1])"})
+
+
+@answers.wrong("logits are gathered", blind=True)
+def gathers(logits, targets, first, group=None):
+    n, width = dist.get_world_size(group), torch.tensor([logits.shape[1]])
+    widths = [torch.empty_like(width) for _ in range(n)]
+    dist.all_gather(widths, width, group=group)
+    widths = [int(w) for w in widths]
+    mine = F.pad(logits.detach(), (0, max(widths) - logits.shape[1])).contiguous()
+    parts = [torch.empty_like(mine) for _ in range(n)]
+    dist.all_gather(parts, mine, group=group)
+    parts = [p[:, :w] for p, w in zip(parts, widths, strict=True)]
+    parts[dist.get_rank(group)] = logits
+    return F.cross_entropy(torch.cat(parts, 1), targets)
+
+
+@answers.wrong("too many collectives", blind=True)
+def token_by_token(logits, targets, first, group=None):
+    losses = [in_two(logits[i : i + 1], targets[i : i + 1], first, group) for i in range(len(targets))]
+    return torch.stack(losses).mean()
+
+
+def by_hand(mistake, changes, **options):
+    answers.wrong(mistake, **options)(applied(exchanged(SplitLoss, changes, f"SplitLoss_{len(answers.answers)}")))
+
+
+BACK, MINUS = "softmax, column = ctx.saved_tensors", "out[torch.arange(len(column)), column] -= 1"
+by_hand("the gradient that comes in is left out", {"gradient / len": "1 / len"}, blind=True)
+equal = "summed(gradient, ctx.group) / dist.get_world_size(ctx.group)"
+by_hand("something is sent where nothing is due", {BACK: f"{BACK}; gradient = {equal}"}, blind=True)
+one_hot = "ctx.wide = F.one_hot(targets, max(int(targets.max()) + 1, first + logits.shape[1]))"
+by_hand("kept for backward, but not needed there", {"ctx.group = group": one_hot})
+
+# ---- not seen by others ----------------------------------------------------------------------------------
+
+unseen = {
+    SUM: "shifted.exp().sum(1)",
+    TARGET: "picked",
+    "return": "dist.all_reduce(total, group=group); dist.all_reduce(target, group=group); return",
+}
+spoil("a collective that autograd does not see", unseen, blind=False)
+spoil("no gradient", {"target_column(logits,": "target_column(logits.detach(),"}, blind=False)
+mine = "(logits.logsumexp(1) if logits.shape[1] else logits.sum(1)) - picked"
+mine = "shifted.exp().sum(1)"
+wide = "F.one_hot(targets, first + logits.shape[1] + int(targets.max()) + 512)"
+spoil("the dtype changed", {"target_column(logits,": "target_column(logits.float(),"}, blind=False, long=True)
+spoil("not a tensor", {END: f"{END}.item()"}, blind=False)
+answers.spoil(without_padding, "the right loss with a gradient that is not finite",
+    {"logits.detach().amax(1) if v": "logits.amax(1) if v"})

@@ -1,0 +1,36 @@
+"""Answers to interval (08b): seconds between two saves, by Young's formula."""
+
+import math
+
+from labs.exercises.resume.interval import MISTAKES
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("interval")
+answers.right(exercises.interval, line="right on all 8 examples")
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right
+def by_a_power(save, machine, machines):
+    return (2 * save * machine / machines) ** 0.5
+
+
+@answers.right
+def in_steps(save, machine, machines):
+    between_failures = machine / machines
+    return math.sqrt(2) * math.sqrt(save) * math.sqrt(between_failures)
+
+
+# ---- wrong -----------------------------------------------------------------------------------------------
+
+FORMULA = "(2 * save * machine / machines) ** 0.5"
+
+instead = answers.slips(by_a_power, FORMULA)
+instead("a different kind of answer", f"[{FORMULA}]")
+instead("", f"round({FORMULA})")
+
+
+answers.instead(MISTAKES)

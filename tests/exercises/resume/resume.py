@@ -1,0 +1,235 @@
+"""Answers to resume (08b): what a training remembers, and how another one goes on from it."""
+
+import copy
+import io
+
+import torch
+import torch.distributed as dist
+
+from tests.answers import Exercise
+
+# fmt: off
+answers = Exercise("resume")
+LINE = "the same training, to the last bit; each rank remembers {} × the bytes that it needs"
+
+
+def remember(model, optimizer, schedule, loader):
+    moments = {}
+    for name, p in model.named_parameters():
+        moments[name] = {key: x.clone() for key, x in optimizer.state[p].items()}
+    return {
+        "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "buffers": {name: x.clone() for name, x in model.named_buffers()},
+        "moments": moments,
+        "rate": optimizer.param_groups[0]["lr"],
+        "steps": schedule.last_epoch,
+        "read": loader.step,
+        "random": torch.get_rng_state(),
+    }
+
+
+def resume(state, model, optimizer, schedule, loader):
+    for name, p in model.named_parameters():
+        p.data.copy_(state["parameters"][name])
+        optimizer.state[p] = state["moments"][name]
+    for name, x in model.named_buffers():
+        x.copy_(state["buffers"][name])
+    optimizer.param_groups[0]["lr"] = state["rate"]
+    schedule.last_epoch = state["steps"]
+    loader.step = state["read"]
+    torch.set_rng_state(state["random"])
+
+
+def remembers(fn):
+    """This is what it remembers."""
+    return fn, resume
+
+
+def resumes(fn):
+    """This is how it goes on."""
+    return remember, fn
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+answers.right(remember, line=LINE.format("1.00"), given=remembers)
+
+
+def resume_by_numbers_of_its_own(state, model, optimizer, schedule, loader):
+    """What optimizer.state_dict() would be, had this optimizer saved it."""
+    model.load_state_dict(state["parameters"] | state["buffers"])
+    names = {p: name for name, p in model.named_parameters()}
+    found = optimizer.state_dict()
+    order = [names[p] for p in optimizer.param_groups[0]["params"]]
+    found["state"] = {number: state["moments"][name] for number, name in enumerate(order) if state["moments"][name]}
+    found["param_groups"][0]["lr"] = state["rate"]
+    optimizer.load_state_dict(found)
+    schedule.last_epoch = state["steps"]
+    for _ in range(state["read"]):
+        next(loader)
+    torch.set_rng_state(state["random"])
+
+
+answers.right(resume_by_numbers_of_its_own, given=resumes)
+
+
+def resume_from_bytes(state, model, optimizer, schedule, loader):
+    kept = torch.load(io.BytesIO(state["bytes"]), weights_only=True)
+    model.load_state_dict(kept["model"])
+    numbers = {name: number for number, name in enumerate(kept["names"])}
+    state_of = kept["optimizer"]["state"]
+    names = {p: name for name, p in model.named_parameters()}
+    mine = [numbers[names[p]] for p in optimizer.param_groups[0]["params"]]
+    optimizer.load_state_dict(
+        {
+            "state": {i: state_of[number] for i, number in enumerate(mine) if number in state_of},
+            "param_groups": kept["optimizer"]["param_groups"],
+        }
+    )
+    schedule.load_state_dict(kept["schedule"])
+    loader.step = kept["loader"]
+    torch.set_rng_state(kept["random"])
+
+
+@answers.right(given=lambda fn: (fn, resume_from_bytes))
+def remember_in_bytes(model, optimizer, schedule, loader):
+    file = io.BytesIO()
+    live = {
+        "model": model.state_dict(),
+        "names": [name for p in optimizer.param_groups[0]["params"] for name, q in model.named_parameters() if p is q],
+        "optimizer": optimizer.state_dict(),
+        "schedule": {key: x for key, x in schedule.state_dict().items() if isinstance(x, int | list)},
+        "loader": loader.step,
+        "random": torch.get_rng_state(),
+    }
+    torch.save(live, file)
+    return {"bytes": file.getvalue()}
+
+
+# ---- wrong: what is remembered ---------------------------------------------------------------------------
+
+P, BUFFERS = "p.detach().clone()", "x.clone() for name, x in model.named_buffers()"
+MOMENT, STATE = "x.clone() for key, x", "optimizer.state[p].items()"
+MOMENTS, NOW, BEGIN = f"{{key: {MOMENT} in {STATE}}}", "torch.get_rng_state()", "    moments = {}\n"
+LIVE, OTHER = "what was remembered is not a copy", "a moment that belongs to another parameter"
+RANDOM, EXCHANGED = "one random state for all ranks", "ranks exchange what they remember"
+KEPT = {}
+
+
+def of_rank_0(state):
+    dist.broadcast(state, 0)
+    return state
+
+
+kept = answers.slips(remember, given=remembers)
+
+
+def first(mistake, words, **options):
+    """With these before anything is remembered."""
+    kept(mistake, {BEGIN: f"    {words}\n{BEGIN}"}, **options)
+
+
+kept("nothing is remembered", {"    return {": "    state = {"})
+kept("not a dictionary",
+    {"    return {": "    return list({",
+     "get_rng_state(),\n    }": "get_rng_state(),\n    }.items())"})
+kept(LIVE, {P: "p.detach()"})
+kept("", {P: "KEPT.setdefault((id(model), name), p.detach().clone())"})
+kept("right only for the first restart", {"loader.step": "schedule._step_count - 1"})
+kept(RANDOM, {NOW: "of_rank_0(torch.get_rng_state())"}, alone=True)
+kept("the random numbers begin anew", {NOW: "torch.Generator().manual_seed(torch.initial_seed()).get_state()"})
+first("remembering moves the random numbers", "torch.manual_seed(0)")
+first("remembering changes the training", "model.eval()")
+kept("what is remembered cannot be saved", {P: "(x for x in p.detach().clone())"})
+
+
+@answers.wrong("what another rank remembers", alone=True, given=remembers)
+def remember_rank_0(*training):
+    states = [remember(*training)]
+    dist.broadcast_object_list(states, 0)
+    return states[0]
+
+
+@answers.wrong(EXCHANGED, given=remembers)
+def remember_all(*training):
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, remember(*training))
+    return states[dist.get_rank()]
+
+
+def resume_the_model(state, model, optimizer, schedule, loader):
+    model.load_state_dict(state["model"])
+    loader.step = state["step"]
+
+
+@answers.wrong("the optimizer is left out", given=lambda fn: (fn, resume_the_model))
+def remember_the_model(model, optimizer, schedule, loader):
+    return {"model": copy.deepcopy(model.state_dict()), "step": loader.step}
+
+
+def as_in_most_scripts(model, optimizer, schedule, loader):
+    """torch.save of everybody's state_dict."""
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    kept = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    return kept | {"step": loader.step, "random": torch.get_rng_state()}
+
+
+def resume_most(state, model, optimizer, schedule, loader):
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    loader.step = state["step"]
+    torch.set_rng_state(state["random"])
+
+
+answers.wrong(OTHER, given=lambda fn: (fn, resume_most))(as_in_most_scripts)
+
+# ---- wrong: how it goes on -------------------------------------------------------------------------------
+
+
+
+
+def without(key, optimizer, p, kept):
+    optimizer.state[p] = {name: x for name, x in kept.items() if name != key}
+
+
+LOAD, PUT = 'p.data.copy_(state["parameters"][name])', 'optimizer.state[p] = state["moments"][name]'
+BUFFER, LR = 'x.copy_(state["buffers"][name])', 'optimizer.param_groups[0]["lr"] = state["rate"]'
+SCHEDULE, PLACE = 'schedule.last_epoch = state["steps"]', 'loader.step = state["read"]'
+SET = 'torch.set_rng_state(state["random"])'
+RATE, COUNT = "the first step has another learning rate", "AdamW counts its steps from another number"
+
+spoil = answers.slips(resume, given=resumes)
+
+
+def then(mistake, words, **options):
+    """With these after all."""
+    spoil(mistake, {SET: f"{SET}\n    {words}"}, **options)
+
+
+def before(mistake, words, **options):
+    """With these before all."""
+    spoil(mistake, {"    for name, p in": f"    {words}\n    for name, p in"}, **options)
+spoil("the parameters are left out", {LOAD: "pass"})
+spoil("frozen parameters are left out", {LOAD: f"if p.requires_grad:\n            {LOAD}"})
+spoil("buffers are left out", {BUFFER: "pass"})
+spoil(RATE, {LR: "pass"})
+spoil("the schedule is left out", {SCHEDULE: "pass"})
+spoil("the schedule goes on from another place", {SCHEDULE: 'schedule.last_epoch = state["steps"] - 1'})
+spoil("the data begin anew", {PLACE: "pass"})
+spoil("the data go on from another place", {PLACE: 'loader.step = state["read"] + 1'})
+spoil("the random state is left out", {SET: ""})
+spoil("the random numbers go on from another place", {SET: "torch.manual_seed(0)"})
+answers.spoil(remember, "right only after a first step",
+    {"x.clone() for key, x in optimizer.state[p].items()":
+     'optimizer.state[p][key].clone() for key in ("step", "exp_avg", "exp_avg_sq")'},
+    given=remembers)
+then("no longer in training mode", "model.eval()")
+spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})
+spoil("a part of the optimizer's state is left out", {PUT: 'without("exp_avg", optimizer, p, state["moments"][name])'})
+spoil(COUNT, {PUT: 'without("step", optimizer, p, state["moments"][name])'})
+PARTED = "the optimizer has other parameters than the model"
+spoil(PARTED,
+    {LOAD: "pass",
+     "    for name, x in": '    model.load_state_dict(state["parameters"] | state["buffers"], assign=True)\n'
+         "    for name, x in"})

@@ -1,0 +1,65 @@
+"""Answers on paper to notebook 04: what a rank holds in each stage, and when each stage sends."""
+
+from labs.exercises.zero.held_per_rank import MISTAKES
+from tests.answers import Exercise
+
+# fmt: off
+answers, events = Exercise("held_per_rank"), Exercise("stages_by_event")
+LINE = "right on all 13 examples"
+
+# ---- held_per_rank: right --------------------------------------------------------------------------------
+
+
+@answers.right(line=LINE, blind=True)
+def held(stage, layers, ranks, size):
+    whole = sum(layers) if stage == 0 else sum(-(-n // ranks) * ranks for n in layers)
+    part = whole // ranks
+    P, G, S = (b * (part if stage >= first else whole) for b, first in zip(size, (3, 2, 1), strict=True))
+    return P, G, S
+
+
+DDP, PADDED, PART, SIZES = "sum(layers) if stage == 0 else ", "-(-n // ranks) * ranks", "whole // ranks", "zip(size,"
+WHOLE = f"{DDP}sum({PADDED} for n in layers)"
+CUT, ALL = "stage >= first", "return P, G, S"
+
+answers.vary(held, {PADDED: "n + -n % ranks"}, blind=True)
+answers.vary(held, {PADDED: "math.ceil(n / ranks) * ranks", PART: "whole / ranks", ALL: "return [P, G, S]"}, line=LINE)
+
+
+# ---- held_per_rank: wrong --------------------------------------------------------------------------------
+
+instead = answers.slips(held)
+instead("the padding is left out", {WHOLE: "sum(layers)", PART: "whole / ranks"}, blind=True)
+instead("all layers are padded as one, and not each by itself",
+    {f"sum({PADDED} for n in layers)": "-(-sum(layers) // ranks) * ranks"}, blind=True)
+instead("padding where none is needed", {PADDED: "(n // ranks + 1) * ranks"}, blind=True)
+instead("padding under DDP, where none is needed", {DDP: ""}, blind=True)
+instead("a stage leaves the earlier ones' kinds whole", {CUT: "stage == first"}, blind=True)
+instead("P is cut first, not S", {"(3, 2, 1)": "(1, 2, 3)"}, blind=True)
+instead("elements, and not bytes", {"b * ": ""}, blind=True)
+instead("what all ranks hold together, and not one of them", {"b * ": "ranks * b * "}, blind=True)
+instead("", {ALL: "return P, S, G"}, blind=True)
+
+
+# ---- stages_by_event: right ------------------------------------------------------------------------------
+
+
+@events.right(line="right", blind=True)
+def table():
+    return {
+        "before_forward": ("", "", "all_gather"),
+        "after_forward": ("", "", "drop"),
+        "before_backward": ("", "", "all_gather"),
+        "after_backward": ("", "", "drop"),
+        "gradient_ready": ("", "reduce_scatter", "reduce_scatter"),
+        "sync": ("reduce_scatter", "", ""),
+        "step": ("all_gather", "all_gather", ""),
+    }
+
+
+# ---- stages_by_event: wrong ------------------------------------------------------------------------------
+
+
+
+
+answers.instead(MISTAKES)

@@ -1,0 +1,118 @@
+"""Answers to stage_3 (04): one step, event by event."""
+
+from contextlib import contextmanager
+
+import torch.distributed as dist  # noqa: F401  (exchanged words name it)
+
+from tests.answers import Exercise
+
+# fmt: off
+answers = Exercise("stage_3")
+LINE = (
+    "{} gathers and 5 reduce-scatters for 5 layers, and never more than one layer whole; "
+    "with one layer at a time 9 gathers are the least possible"
+)
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right(line=LINE.format(10))
+def loops(layers, x, loss):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in reversed(layers):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+    for layer in layers:
+        layer.update()
+
+
+@answers.right(line=LINE.format(9))
+def that_keeps_the_last(layers, x, loss):
+    """Backward begins with the last layer: it need not be dropped before."""
+    *others, last = layers
+    for layer in others:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    last.gather()
+    dy = last.backward(loss(last.forward(x)))
+    last.drop()
+    last.reduce()
+    last.update()
+    for layer in reversed(others):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+        layer.update()
+
+
+@answers.right(line=LINE.format(10))
+def from_a_list(layers, x, loss):
+    """What is to be done, in a list."""
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in layers[::-1]:
+        for event in ("gather", "backward", "reduce", "drop"):
+            dy = getattr(layer, event)(dy) if event == "backward" else getattr(layer, event)() or dy
+    for layer in layers:
+        layer.update()
+
+
+@contextmanager
+def whole(layer):
+    layer.gather()
+    try:
+        yield layer
+    finally:
+        layer.drop()
+
+
+# ---- wrong: forward --------------------------------------------------------------------------------------
+
+spoil = answers.slips(loops)
+FORWARD = "    for layer in layers:\n        layer.gather()\n        x = layer.forward(x)\n        layer.drop()\n"
+BACK = "        layer.gather()\n        dy = layer.backward(dy)\n        layer.reduce()\n        layer.drop()\n"
+UPDATE = "    for layer in layers:\n        layer.update()\n"
+KEPT = FORWARD.replace("        layer.drop()\n", "")
+WITHOUT_GATHER = BACK.replace("        layer.gather()\n", "")
+
+spoil("layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
+spoil("more than one layer is whole",
+    {FORWARD: "    layers[0].gather()\n"
+         "    for layer, following in zip(layers, [*layers[1:], None]):\n"
+         "        if following:\n            following.gather()\n"
+         "        x = layer.forward(x)\n        layer.drop()\n"}, blind=True)
+spoil("forward runs twice",
+    {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"})
+spoil("", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
+
+# ---- wrong: backward -------------------------------------------------------------------------------------
+
+spoil("gradients wait for each other",
+    {BACK: BACK.replace("        layer.reduce()\n", ""),
+     UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}"}, blind=True)
+spoil("not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
+spoil("a layer without backward()",
+    {"reversed(layers)": "layers[:0:-1]",
+     UPDATE: UPDATE.replace("layers:", "layers[1:]:")})
+TURNED = "    layers.reverse()\n    for layer in layers:\n"
+spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
+
+
+# ---- wrong: the end --------------------------------------------------------------------------------------
+
+spoil("a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
+spoil("gathered too often",
+    {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"})
+spoil("a layer without update()", {UPDATE: ""}, blind=True)
