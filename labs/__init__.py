@@ -32,6 +32,6 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     deepspeed    the same strategies in DeepSpeed, chosen by a configuration (extra deepspeed)
     xla          the same in JAX: annotate how arrays are laid out, and the compiler communicates (extra gspmd)
 
-labs/kit is the laboratory around them, and not on the exam; its own map is in labs/kit/__init__.py.  labs/exercises has
-the exercises and challenges of the notebooks, one file each.
+labs/kit is the laboratory around these chapters: it runs and measures them.  Its own map is in labs/kit/__init__.py.
+labs/exercises has the exercises and challenges of the notebooks, one file each.
 """

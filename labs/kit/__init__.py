@@ -4,16 +4,14 @@ launch     run a function on several ranks, and return the value of each        
 record     record from outside what a rank sends and holds, and when                 watch/
 draw       draw figures of recordings, ledgers and layouts                           drawing/
 play       draw figures with sliders                                                 explorers/
-check      run a learner's answer to an exercise, and say what is right or differs   checks/
-beat       score a learner's answer to an open challenge                             challenges/
+check      run a learner's answer to an exercise, and say what is right or differs   labs/exercises
+beat       score a learner's answer to an open challenge                             labs/exercises
 
 ranks/       the processes of a job, from the fork to the diagnosis of a hang
 watch/       observers of a rank: its collectives, its storages, and the lines of code that made them
 nccl/        a prediction whether a recorded job would hang on NCCL
 drawing/     pictures from data, from the palette to the timeline
 explorers/   pictures with sliders, one per file
-checks/      the checks of the exercises, and the mistakes that they know by name
-challenges/  the open challenge of each notebook: its judge and its scores
 rows/        the table of strategies, one family per file
 dry/         one process that acts as any rank of a job, on a simulated device
 
@@ -25,6 +23,7 @@ training     a model under a strategy, and one step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
 side_by_side several strategies in one job, on the same batches
 progress     the exercises that a learner has passed
+standings    what learners have passed and scored, printed
 recall       questions on earlier notebooks, and their answers (recall.md)
 exercises    a learner's functions in place of the course's own
 tour         each strategy compared with one process

@@ -1,0 +1,30 @@
+"""Exercises are discovered: a folder per notebook, a file per exercise or challenge, its answers at the same place."""
+
+import re
+from pathlib import Path
+
+from labs import exercises
+from labs.exercises.engine.challenge import Challenge
+
+ROOT = Path(__file__).resolve().parents[1]
+CALLS = {"check": exercises.of_kind(), "beat": exercises.of_kind(Challenge)}
+
+
+def test_each_folder_bears_the_name_of_a_notebook():
+    notebooks = [path.stem.partition("_")[2] for path in sorted((ROOT / "solutions").glob("*.py"))]
+    assert exercises.CHAPTERS == notebooks
+    folders = {path.parent.name for path in (ROOT / "labs/exercises").glob("*/*.py")}
+    assert folders == {*notebooks, "engine"}
+
+
+def test_each_notebook_calls_what_its_folder_has():
+    for source in sorted((ROOT / "solutions").glob("*.py")):
+        text = source.read_text(encoding="utf-8")
+        called = {name for face in CALLS for name in re.findall(rf"\b{face}\.(\w+)\(", text) if name in CALLS[face]}
+        assert called == set(exercises.names(source.stem.partition("_")[2])), source.name
+
+
+def test_each_exercise_has_answers_at_the_same_place():
+    for chapter in exercises.CHAPTERS:
+        answered = {path.stem for path in (ROOT / "tests/exercises" / chapter).glob("[a-z]*.py")}
+        assert answered == set(exercises.names(chapter)) & CALLS["check"].keys(), chapter
