@@ -12,7 +12,7 @@ CALLS = {"check": exercises.of_kind(), "beat": exercises.of_kind(Challenge)}
 
 def test_each_folder_bears_the_name_of_a_notebook():
     notebooks = [path.stem.partition("_")[2] for path in sorted((ROOT / "solutions").glob("*.py"))]
-    assert exercises.CHAPTERS == notebooks
+    assert notebooks == exercises.CHAPTERS
     folders = {path.parent.name for path in (ROOT / "labs/exercises").glob("*/*.py")}
     assert folders == {*notebooks, "engine"}
 

@@ -1,6 +1,7 @@
 """Answers to replace (08): a file that has its old text or its new one at every moment, whole."""
 
 import random
+import secrets  # noqa: F401 (varied answers use it)
 
 from tests.answers import Exercise
 

@@ -10,6 +10,7 @@ from labs import collectives
 from labs.collectives import exchange, place
 from tests.answers import Exercise
 from tests.exercises.collectives import (
+    all_gather,  # noqa: F401 (varied answers use it)
     reduce_scatter,  # noqa: F401 (varied answers call them)
 )
 from tests.exercises.collectives.all_gather import ring as gather

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from functools import partial
 
+import torch  # noqa: F401 (varied answers use it)
 import torch.distributed as dist
 
 from tests.answers import Exercise

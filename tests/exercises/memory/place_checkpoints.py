@@ -13,7 +13,14 @@ from torch.utils.checkpoint import checkpoint as torchs
 from labs.memory import recompute
 from labs.memory.selective import ATTENTION, MATMULS
 from tests.answers import Exercise, exchanged
-from tests.exercises.memory.checkpoint import FORK, OVERWRITTEN, ck_reentrant, ck_skeleton, into
+from tests.exercises.memory.checkpoint import (
+    FORK,
+    OVERWRITTEN,
+    ck_reentrant,
+    ck_skeleton,
+    into,
+    itself,  # noqa: F401 (varied answers use it)
+)
 
 # fmt: off
 answers = Exercise("place_checkpoints")

@@ -3,7 +3,12 @@
 from itertools import chain  # noqa: F401  (exchanged words name it)
 
 from labs import pp
-from labs.pp import F, I, W
+from labs.pp import (
+    B,  # noqa: F401 (varied answers use it)
+    F,
+    I,
+    W,
+)
 from tests.answers import Exercise
 
 # fmt: off

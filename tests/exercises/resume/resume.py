@@ -2,6 +2,7 @@
 
 import copy
 import io
+import random  # noqa: F401 (varied answers use it)
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
 """Answers to gather_and_drop (04): stage 3, one vector."""
 
+import torch  # noqa: F401 (varied answers use it)
 import torch.distributed as dist
 
 from labs import collectives

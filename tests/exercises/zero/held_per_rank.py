@@ -1,5 +1,7 @@
 """Answers on paper to notebook 04: what a rank holds in each stage, and when each stage sends."""
 
+import math  # noqa: F401 (varied answers use it)
+
 from labs.exercises.zero.held_per_rank import MISTAKES
 from tests.answers import Exercise
 
