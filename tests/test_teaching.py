@@ -14,7 +14,7 @@ def test_every_row_that_is_printed_has_a_name_and_a_question():
     rows = teaching.rows()
     assert len(rows) > 10
     for row in rows:
-        assert row.name and row.question.endswith(("?", ".")) and "|" not in row.shows + row.name + row.question
+        assert row.name and row.question.endswith(("?", ".")) and "|" not in row.symptom + row.name + row.question
 
 
 def test_a_table_that_was_changed_by_hand_is_seen():

@@ -47,12 +47,12 @@ def rows_in(value: Any) -> Iterator[Mistake]:
 def rows() -> list[Mistake]:
     """Return the rows of all tables, each once, in the order in which they are tried."""
     values = (value for name in dict.fromkeys(modules()) for value in vars(import_module(name)).values())
-    return list({row.name: row for value in values for row in rows_in(value) if row.shows}.values())
+    return list({row.name: row for value in values for row in rows_in(value) if row.symptom}.values())
 
 
 def table() -> str:
     lines = ["| what you see | what the check calls it | a question that leads on |", "|---|---|---|"]
-    lines += [f"| {row.shows} | {row.name} | {row.question} |" for row in rows()]
+    lines += [f"| {row.symptom} | {row.name} | {row.question} |" for row in rows()]
     return "\n".join(lines)
 
 

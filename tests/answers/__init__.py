@@ -122,10 +122,10 @@ class Exercise:
 
     def instead(self, table: Iterable[Mistake]) -> None:
         """Wrong answers that the check itself computes: of its rows that are another answer, each by its name."""
-        due = self.answers[0].functions[0]
+        expected = self.answers[0].functions[0]
         for row in table:
-            for number, other in enumerate(getattr(row.fits, "others", ())):
-                fn = partial(with_part, due, row.fits.part, other) if row.fits.part else other
+            for number, other in enumerate(getattr(row.matches, "others", ())):
+                fn = partial(with_part, expected, row.matches.part, other) if row.matches.part else other
                 self.answers.append(Answer(self.check, f"{row.name} {number}", (fn,), False, mistake=row.name))
 
     def note(
@@ -139,8 +139,8 @@ class Exercise:
         return noted
 
 
-def with_part(due: Callable[..., Any], name: str, other: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    return due(*arguments) | {name: other(*arguments)}
+def with_part(expected: Callable[..., Any], name: str, other: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    return expected(*arguments) | {name: other(*arguments)}
 
 
 def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:

@@ -79,9 +79,9 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def ones(seen: Seen) -> Iterator[tuple[str, One]]:
-    dues = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
+    expected_by_name = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
     for place, rank in enumerate(seen.world.members):
-        yield f"on rank {rank} ", One(seen, place, "", dues)
+        yield f"on rank {rank} ", One(seen, place, "", expected_by_name)
 
 
 class Reads:
@@ -95,7 +95,7 @@ class Reads:
         self.others = set(self.elements) - set(self.own)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return f"read {len(self.elements)} elements; {len(self.own)} are its own"
 
     @property
@@ -135,25 +135,25 @@ FIRST = "Which element of the vector is the first of this rank's part, and in wh
 FORM = (
     *rows.FORM[:3],
     rows.FORM[-1],
-    Mistake("another shape", "What is the shape of a vector?", lambda one: one.found.dim() != 1
-            and f"returned {one.told}"),
+    Mistake("another shape", "What is the shape of a vector?", lambda one: one.received.dim() != 1
+            and f"returned {one.description}"),
 )
 ELEMENTS = (
     Mistake("the whole vector on every rank", "Which elements does this rank need?",
             as_if(lambda world: [[range(sum(world.files))] * world.n]),
-            shows="the job ends for want of memory as it loads, and has more than enough when it trains"),
+            symptom="the job ends for want of memory as it loads, and has more than enough when it trains"),
     Mistake("rank 0's part on every rank", "Where does the part of rank r begin?",
             as_if(lambda world: [[world.parts[0]] * world.n])),
     Mistake("another rank's part", "Where does the part of rank r begin, and how long are all parts before it?",
             as_if(of_other_ranks)),
     Mistake("as if as many ranks had saved", "How many have saved, how many load, and who says that they cut alike?",
-            as_if(as_they_were_saved), shows="right as long as the job has as many ranks as the one that saved"),
+            as_if(as_they_were_saved), symptom="right as long as the job has as many ranks as the one that saved"),
     Mistake("begun anew in each file", "Which element of the vector is element 0 of the second file?",
             as_if(begun_anew)),
     Mistake("files of equal size are assumed", "What does the index say of each file, besides its name?",
             as_if(of_equal_size)),
     Mistake("the files in another order", "Which file comes after rank-1, and who says so?", as_if(in_another_order),
-            shows="right with up to ten files: after them, rank-10 comes before rank-2"),
+            symptom="right with up to ten files: after them, rank-10 comes before rank-2"),
     Mistake("pieces in the wrong order", "In which order do the pieces lie in the vector?",
             lambda its: sorted(its.at) == its.own),
     Mistake("numbers that are in no file", "Who writes into each element of the result?",
@@ -172,23 +172,23 @@ READS = (
             lambda its: its.outside),
     Mistake("every rank reads everything",
             "How much is read by all ranks together, and how much would one read that loads alone?",
-            lambda its: its.others and its.all_of_them and its.told,
-            shows="right, but with N ranks the disk is read N times"),
+            lambda its: its.others and its.all_of_them and its.description,
+            symptom="right, but with N ranks the disk is read N times"),
     Mistake("more than its part is read", "Which of this file's elements does this rank need?",
-            lambda its: its.others and its.told,
-            shows="right, but it reads, and holds, whole files of which it needs the ends"),
+            lambda its: its.others and its.description,
+            symptom="right, but it reads, and holds, whole files of which it needs the ends"),
     Mistake("read twice", "What have you read of this file already?",
-            lambda its: len(set(its.elements)) < len(its.elements) and its.told),
+            lambda its: len(set(its.elements)) < len(its.elements) and its.description),
     Mistake("many small reads", "How many times would you open a file, to read some elements that lie side by side?",
             lambda its: its.too_often,
-            shows="right, but on a network's disk it takes a hundred times as long as its bytes"),
+            symptom="right, but on a network's disk it takes a hundred times as long as its bytes"),
     Mistake("an empty read", "What does it cost to open a file, and of which of them is something due?",
-            lambda its: its.empty, shows="every rank opens every file, and the file system is busy with that alone"),
+            lambda its: its.empty, symptom="every rank opens every file, and the file system is busy with that alone"),
     Mistake("not read", "How else did the numbers get here?",
-            lambda its: len(its.elements) < len(its.own) and its.told),
+            lambda its: len(its.elements) < len(its.own) and its.description),
 )
 ALONE = Mistake("one rank reads for all", "What do the others do meanwhile, and how much does this one hold?",
-                one_for_all, shows="more ranks do not load sooner: all of it comes through one of them")
+                one_for_all, symptom="more ranks do not load sooner: all of it comes through one of them")
 SENT = Mistake("something is sent", "Who has what this rank needs, and who may be elsewhere yet?",
                lambda seen: seen.events and f"rank {seen.events[0].rank} calls {seen.events[0].op}")
 PLAY = Play(
@@ -203,7 +203,7 @@ PLAY = Play(
         (ones, rows.AFTER),
     ),
     question=FIRST,
-    asks={
+    questions={
         "not a tensor": "What will the model be given: pieces, or one vector?",
         "the dtype changed": "In which dtype are the pieces that you have read?",
         "what was given has changed": "Whose list is the index, and who goes through it after you?",

@@ -108,11 +108,11 @@ class Left:
 
     @property
     def lost(self) -> bool:
-        return self.found not in ((self.text,) if self.cut.over else (self.old, self.text))
+        return self.received not in ((self.text,) if self.cut.over else (self.old, self.text))
 
     @property
     def torn(self) -> bool:
-        return self.lost and self.found not in (self.old, None)
+        return self.lost and self.received not in (self.old, None)
 
     def called(self, *begin: str) -> bool:
         return any(call[: len(begin)] == begin for call in self.cut.calls)
@@ -129,35 +129,37 @@ class Left:
         return any(self.called("flush", name) for name in came)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         calls = [f"{what}({', '.join(map(repr, names))})" for what, *names in self.cut.calls]
-        due = repr(self.text) if self.cut.over or self.old is None else f"{self.old!r} or {self.text!r}"
+        expected = repr(self.text) if self.cut.over or self.old is None else f"{self.old!r} or {self.text!r}"
         when = f"after {', '.join(calls) or 'no call'}" + " and its return" * self.cut.over
-        return f"{when} the power goes\nand leaves this: {self.world.name!r} {said(self.found)}; {due} is due"
+        return f"{when} the power goes\nand leaves this: {self.world.name!r} {said(self.received)}; {expected} is due"
 
 
 def said(text: str | None) -> str:
     return "is not there" if text is None else f"has {text!r}"
 
 
-def told(fits: Callable[[Left], Any]) -> Callable[[Left], str | None]:
-    return lambda its: its.told if fits(its) else None
+def describe(matches: Callable[[Left], Any]) -> Callable[[Left], str | None]:
+    return lambda its: its.description if matches(its) else None
 
 
 def changed(its: Left) -> str | None:
-    left, due = its.cut.left, its.world.beside.items()
-    return first(f"{name!r} had {text!r}, and {said(left.get(name))}" for name, text in due if left.get(name) != text)
+    left, expected = its.cut.left, its.world.beside.items()
+    return first(
+        f"{name!r} had {text!r}, and {said(left.get(name))}" for name, text in expected if left.get(name) != text
+    )
 
 
 def more(had: bool) -> Callable[[Left], str | None]:
     """More files than are due; had: a power cut had left them."""
 
-    def fits(its: Left) -> str | None:
-        due = (its.world.name, *its.world.beside)
-        names = [name for name in its.cut.now if name not in due and (name in its.before) == had]
+    def matches(its: Left) -> str | None:
+        expected = (its.world.name, *its.world.beside)
+        names = [name for name in its.cut.now if name not in expected and (name in its.before) == had]
         return f"when it has returned, {names[0]!r} is there" if its.cut.over and names else None
 
-    return fits
+    return matches
 
 
 # fmt: off
@@ -165,35 +167,36 @@ BETWEEN = "And if the power goes between these two calls?"
 MISTAKES = (
     Mistake("another file is gone", "Whose are the other names on this disk?", changed),
     Mistake("overwritten in place", "Where is the old text, while the new one is on its way to the disk?",
-            told(lambda its: its.torn and its.called("write", its.world.name)),
-            shows="after a crash a file of length 0, or half of one, where the last checkpoint was"),
+            describe(lambda its: its.torn and its.called("write", its.world.name)),
+            symptom="after a crash a file of length 0, or half of one, where the last checkpoint was"),
     Mistake("the old one is removed first", BETWEEN,
-            told(lambda its: its.lost and its.found is None and its.called("remove", its.world.name)),
-            shows="after a crash neither the old checkpoint nor the new one"),
+            describe(lambda its: its.lost and its.received is None and its.called("remove", its.world.name)),
+            symptom="after a crash neither the old checkpoint nor the new one"),
     Mistake("renamed the wrong way round", "Which of the two names is there before, and which one afterwards?",
-            told(lambda its: its.lost and its.found is None and its.away and its.called("write", its.away))),
-    Mistake("the old one is renamed first", BETWEEN, told(lambda its: its.lost and its.found is None and its.away),
-            shows="after a crash the checkpoint has another name, which no program asks for"),
+            describe(lambda its: its.lost and its.received is None and its.away and its.called("write", its.away))),
+    Mistake("the old one is renamed first", BETWEEN, describe(lambda its: its.lost and its.received is None
+        and its.away),
+            symptom="after a crash the checkpoint has another name, which no program asks for"),
     Mistake("what a power cut has left is taken for the text", "Who has written that, and had it come to an end?",
-            told(lambda its: its.torn and not its.called("write"))),
+            describe(lambda its: its.torn and not its.called("write"))),
     Mistake("another text", "Which text was the file to have?",
-            told(lambda its: its.torn and its.now not in (None, its.old, its.text))),
+            describe(lambda its: its.torn and its.now not in (None, its.old, its.text))),
     Mistake("another file is flushed", "Under which name is the new text, at this moment?",
-            told(lambda its: its.torn and its.called("flush") and not its.flushed)),
+            describe(lambda its: its.torn and its.called("flush") and not its.flushed)),
     Mistake("renamed before the flush", "Where is the text, when the new name is on the disk already?",
-            told(lambda its: its.torn), shows="after a crash the file has its new name, and length 0"),
+            describe(lambda its: its.torn), symptom="after a crash the file has its new name, and length 0"),
     Mistake("nothing is written", "Where does the new text go?",
-            told(lambda its: its.cut.over and its.lost and not its.called("write"))),
+            describe(lambda its: its.cut.over and its.lost and not its.called("write"))),
     Mistake("never renamed", "Under which name is the new text now, and under which one will it be looked for?",
-            told(lambda its: its.cut.over and its.now != its.text)),
+            describe(lambda its: its.cut.over and its.now != its.text)),
     Mistake("the names are flushed too early", "Which call changes a name last, and who brings that to the disk?",
-            told(lambda its: its.lost and its.called("flush_names"))),
+            describe(lambda its: its.lost and its.called("flush_names"))),
     Mistake("the names are never flushed", "The text is on the disk. Under which name is it there?",
-            told(lambda its: its.lost), shows="it was said to be saved, and after a crash the old one is there"),
+            describe(lambda its: its.lost), symptom="it was said to be saved, and after a crash the old one is there"),
     Mistake("a draft is left behind", "How many files are there, when you have saved a thousand times?",
             more(had=False)),
     Mistake("what a power cut has left stays", "Which names may be there, when the job is started anew?",
-            more(had=True), shows="a disk that fills up with drafts, one for each crash"),
+            more(had=True), symptom="a disk that fills up with drafts, one for each crash"),
 )
 RAISED = (
     Mistake("it fails after a power cut", "Which names may be there, when the job is started anew?",

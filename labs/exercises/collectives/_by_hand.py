@@ -137,23 +137,25 @@ def count_rounds(events: list[Event]) -> int:
 
 
 def too_many_rounds(enough: Callable[[int], int]) -> Callable[[Sent], str | None]:
-    def fits(sent: Sent) -> str | None:
+    def matches(sent: Sent) -> str | None:
         if sent.too_much or sent.other_dtypes:  # which says more
             return None
-        rounds, due = count_rounds(sent.events), enough(sent.world.n)
+        rounds, expected = count_rounds(sent.events), enough(sent.world.n)
         return (
-            f"it took {rounds} rounds, as ranks wait for each other in turn; {due} are enough" if rounds > due else None
+            f"it took {rounds} rounds, as ranks wait for each other in turn; {expected} are enough"
+            if rounds > expected
+            else None
         )
 
-    return fits
+    return matches
 
 
 def unchanged(one: One) -> bool:
-    return same_numbers(one.found, one.done.facts["before"])
+    return same_numbers(one.received, one.done.facts["before"])
 
 
 def right_on_one(one: One) -> str | None:
-    right = [rank for rank, done in one.seen.ranks if one.near(done.values[""], one.due)]
+    right = [rank for rank, done in one.seen.ranks if one.near(done.values[""], one.expected)]
     if unchanged(one) and len(right) == 1:
         return f"Rank {right[0]} has it; rank {one.rank} has what it brought."
     return None
@@ -170,7 +172,7 @@ WHOLE = Mistake("whole tensors travel",
                 "How large is what you hand to your neighbour, and which part of it is needed there?",
                 lambda sent: any(event.bytes_in == sent.world.nbytes for event in sent.seen.messages)
                 and sent.world.nbytes > sent.world.dtype.itemsize and sent.too_much,
-                shows="the right answer, for N/2 to N times the bytes")
+                symptom="the right answer, for N/2 to N times the bytes")
 # fmt: on
 
 

@@ -8,7 +8,7 @@ from labs.exercises.engine.on_paper import AsIf, Sheet, as_if
 Count = Callable[[int], float]  # of something, by the number of ranks
 
 
-def sheets(due: Callable[..., float], seed: int) -> list[Sheet]:
+def sheets(expected: Callable[..., float], seed: int) -> list[Sheet]:
     draw = random.Random(seed)
     jobs = [
         (1_000_000, 8, 20e-6, 10e9),
@@ -20,7 +20,7 @@ def sheets(due: Callable[..., float], seed: int) -> list[Sheet]:
         (10**6, 2, 0.0, 1e9),
         *((draw.randrange(1, 10**8), draw.randrange(7, 1100), draw.uniform(1e-6, 1e-4), 1e9 * k) for k in (1, 10, 50)),
     ]
-    return [Sheet(job, due(*job), words(*job)) for job in jobs]
+    return [Sheet(job, expected(*job), words(*job)) for job in jobs]
 
 
 def words(size: int, ranks: int, latency: float, bandwidth: float) -> str:

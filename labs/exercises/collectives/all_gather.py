@@ -27,10 +27,10 @@ from labs.exercises.engine.value import One
 
 
 def another_piece(one: One) -> str | None:
-    pairs = list(enumerate(zip(one.world.pieces(one.found), one.world.pieces(one.due), strict=True)))
+    pairs = list(enumerate(zip(one.world.pieces(one.received), one.world.pieces(one.expected), strict=True)))
     for place, (piece, _) in pairs:
-        for other, (_, due) in pairs:
-            if other != place and piece.numel() and torch.equal(piece, due[: len(piece)]):
+        for other, (_, expected) in pairs:
+            if other != place and piece.numel() and torch.equal(piece, expected[: len(piece)]):
                 return f"Piece {other} stands in the place of piece {place}."
     return None
 
@@ -38,19 +38,19 @@ def another_piece(one: One) -> str | None:
 # fmt: off
 ALL_GATHER = Exercise(
     worlds,
-    due=lambda world: [world.gathered] * world.n,
+    expected=lambda world: [world.gathered] * world.n,
     script=partial(in_place, brings="only_my_piece"),
     sends=ring(1), wide=wide, most=1, rest=0,
     question="Which piece did you receive in the round before, and who lacks it now?",
     mistakes=(
         Mistake("right on one rank only", "How do the others learn it?", right_on_one),
         NOTHING,
-        Mistake("a piece is missing", "", lambda one: one.found.isnan().any() and "A piece never arrived there."),
+        Mistake("a piece is missing", "", lambda one: one.received.isnan().any() and "A piece never arrived there."),
         Mistake("a piece in another's place", "Whose piece has just arrived, and where does that one belong?",
                 another_piece),
     ),
     sending=(WHOLE, TURNS),
-    asks=SAME_ROUND,
+    questions=SAME_ROUND,
 )
 # fmt: on
 

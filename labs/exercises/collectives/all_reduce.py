@@ -30,9 +30,9 @@ from labs.exercises.engine.value import One
 
 
 def own_piece_only(one: One) -> str | bool:
-    found, due = (one.world.pieces(x)[one.index] for x in (one.found, one.due))
-    rounded = one.near(one.found, one.due, 2e-2)
-    return one.near(found, due, 1e-5) and not rounded and f"Piece {one.index}, its own, is right."
+    found, expected = (one.world.pieces(x)[one.index] for x in (one.received, one.expected))
+    rounded = one.near(one.received, one.expected, 2e-2)
+    return one.near(found, expected, 1e-5) and not rounded and f"Piece {one.index}, its own, is right."
 
 
 def other_bits(sent: Sent) -> str | bool:
@@ -43,7 +43,7 @@ def other_bits(sent: Sent) -> str | bool:
 # fmt: off
 ALL_REDUCE = Exercise(
     worlds,
-    due=lambda world: [world.total] * world.n,
+    expected=lambda world: [world.total] * world.n,
     script=in_place,
     summands=lambda world, index: world.xs,
     pieces=InPlace.pieces,
@@ -56,10 +56,10 @@ ALL_REDUCE = Exercise(
     ),
     sending=(
         WHOLE,
-        replace(TURNS, fits=too_many_rounds(lambda n: 4 * (n - 1))),
+        replace(TURNS, matches=too_many_rounds(lambda n: 4 * (n - 1))),
         Mistake("not the same bits on every rank", "Does every rank add up in the same order?", other_bits),
     ),
-    asks=SAME_ROUND,
+    questions=SAME_ROUND,
 )
 # fmt: on
 

@@ -38,14 +38,14 @@ def by_tree(world: InPlace) -> Sends:
 # fmt: off
 BROADCAST = Exercise(
     partial(worlds, rooted=True),
-    due=lambda world: [world.tensor(world.root)] * world.n,
+    expected=lambda world: [world.tensor(world.root)] * world.n,
     script=partial(in_place, brings="own_or_infinity"),
     sends=by_tree, wide=wide, most=1, rest=0,
     question="After one round two ranks know the tensor. How many could know it after the next one?",
     mistakes=(
         NOTHING,
         Mistake("what was there before leaves a trace", "What is 0 × infinity, and who may need a rank's old numbers?",
-                lambda one: one.world.dtype is F32 and not one.found.isfinite().all()),
+                lambda one: one.world.dtype is F32 and not one.received.isfinite().all()),
         Mistake("", "", as_if(lambda world: ([world.tensor(other)] * world.n for other in world.members))),
     ),
     sending=(
@@ -53,7 +53,7 @@ BROADCAST = Exercise(
                 if sum(event.rank == sent.world.root for event in sent.seen.messages) == sent.world.n - 1 else None),
         Mistake("too many rounds", "", too_many_rounds(tree)),
     ),
-    asks=SAME_ROUND | {
+    questions=SAME_ROUND | {
         "right only when the number of ranks is a power of two":
             "In the last round on three ranks, whom does each rank tell? Is there a rank with that number?",
     },

@@ -27,8 +27,8 @@ def with_its_piece(world: InPlace, fn: Callable[..., Any]) -> Iterator[Look | No
 def whole_sum_elsewhere(one: One) -> str | None:
     """What it returned is a part of a sum; in its tensor, another piece is a whole one."""
     pieces = zip(one.world.pieces(one.done.facts["x"]), one.world.pieces(one.world.total), strict=True)
-    for place, (piece, due) in enumerate(pieces):
-        if place != one.index and piece.numel() and due.any() and one.near(piece, due, 1e-5):
+    for place, (piece, expected) in enumerate(pieces):
+        if place != one.index and piece.numel() and expected.any() and one.near(piece, expected, 1e-5):
             return f"In the tensor of rank {one.rank}, piece {place} is a whole sum."
     return None
 
@@ -41,29 +41,30 @@ def rotated(world: InPlace) -> Iterator[list[Tensor]]:
 # fmt: off
 REDUCE_SCATTER = Exercise(
     worlds,
-    due=lambda world: world.pieces(world.total),
+    expected=lambda world: world.pieces(world.total),
     script=with_its_piece,
     summands=lambda world, index: [world.pieces(x)[index] for x in world.xs],
     sends=ring(1), wide=wide, most=1, rest=0.25,
     question="Which one piece does the neighbour need from you in this round?",
     forms=(
         Mistake("the whole tensor instead of a piece", "How does tensor_split cut this many elements into N pieces?",
-                lambda one: isinstance(one.found, Tensor)
-                and one.due.numel() != one.found.numel() == one.world.total.numel() and f"returned {one.told}"),
+                lambda one: isinstance(one.received, Tensor)
+                and one.expected.numel() != one.received.numel() == one.world.total.numel()
+                    and f"returned {one.description}"),
     ),
     mistakes=(
         Mistake("the pieces are rotated",
                 "A partial sum sets out from rank r and takes N - 1 steps. Where does it end?",
                 lambda one: as_if(rotated)(one) or whole_sum_elsewhere(one),
-                shows="every number is right, but in another's place"),
+                symptom="every number is right, but in another's place"),
     ),
     after=(
         Mistake("not in place", "Where would an all_gather go on from?",
-                lambda one: not one.near(one.world.pieces(one.done.facts["x"])[one.index], one.due, 1e-5)
+                lambda one: not one.near(one.world.pieces(one.done.facts["x"])[one.index], one.expected, 1e-5)
                 and "returned what is right, but its piece of the tensor is not"),
     ),
     sending=(WHOLE, TURNS),
-    asks=SAME_ROUND | {"another shape": "How does tensor_split cut this many elements into N pieces?"},
+    questions=SAME_ROUND | {"another shape": "How does tensor_split cut this many elements into N pieces?"},
 )
 # fmt: on
 

@@ -38,14 +38,14 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 # ---- what has changed ------------------------------------------------------------------------------------
 
 
-def told(name: str, text: str) -> Callable[[Done], str | None]:
+def describe(name: str, text: str) -> Callable[[Done], str | None]:
     """`text` with that fact, or the first of them, where there is one."""
 
-    def fits(done: Done) -> str | None:
+    def matches(done: Done) -> str | None:
         fact = done.facts.get(name)
         return text.format(fact[0] if isinstance(fact, list) else fact) if fact else None
 
-    return fits
+    return matches
 
 
 def changed(done: Done) -> str | None:
@@ -56,16 +56,17 @@ def changed(done: Done) -> str | None:
 WHOSE = "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?"
 # fmt: off
 STEP = (
-    replace(rows.FORM[0], fits=lambda done: done.refused and "raised an error, and others did not"),
-    Mistake("not a wrapper", "What does a training loop call on the wrapper, besides forward?", told("lacks", "{}")),
+    replace(rows.FORM[0], matches=lambda done: done.refused and "raised an error, and others did not"),
+    Mistake("not a wrapper", "What does a training loop call on the wrapper, besides forward?", describe("lacks",
+    "{}")),
     AVERAGED := Mistake("parameters averaged instead of gradients", WHOSE,
             lambda done: done.facts["parameters sent"] and changed(done),
-            shows="replicas differ after the first step"),
+            symptom="replicas differ after the first step"),
     Mistake("the parameters have changed", WHOSE, changed),
     Mistake("requires_grad has changed", "Who decides which parameters are trained?",
-            told("thawed", "the requires_grad of {!r} has changed")),
+            describe("thawed", "the requires_grad of {!r} has changed")),
     Mistake("no longer in training mode", "What does dropout do there?",
-            told("idle", "the model is in evaluation mode")),
+            describe("idle", "the model is in evaluation mode")),
 )
 # fmt: on
 
@@ -81,16 +82,16 @@ class Gradient(One):
 
     def __init__(self, seen: Seen, index: int, name: str) -> None:
         plain = [own[name] for done in seen.done for own in done.facts["plain"]] if name in trained(seen) else []
-        due = mean(plain) if plain else None
-        tolerance = TOLERANCE[due.dtype] if plain else 0
-        super().__init__(seen, index, name, [{name: due}] * seen.world.n, tolerance, plain)
+        expected = mean(plain) if plain else None
+        tolerance = TOLERANCE[expected.dtype] if plain else 0
+        super().__init__(seen, index, name, [{name: expected}] * seen.world.n, tolerance, plain)
         self.value, self.wanted = self.done.facts["before"][name], bool(plain)
 
     @cached_property
     def parts(self) -> tuple[list[Gradient], list[Gradient]]:
         """Of the parameters on this rank that have elements, those that are right and those that are not."""
         all_of_them = [Gradient(self.seen, self.index, name) for name in trained(self.seen)]
-        some = [one for one in all_of_them if one.found.numel()]
+        some = [one for one in all_of_them if one.received.numel()]
         return [one for one in some if one.right], [one for one in some if not one.right]
 
     @property
@@ -103,7 +104,7 @@ class Gradient(One):
         """None where it cannot be told."""
         wrong, n = self.parts[1], self.world.n
         columns = [flat(each) for each in zip(*(one.summands for one in wrong), strict=True)]
-        times = mixture(flat(one.found for one in wrong), columns)
+        times = mixture(flat(one.received for one in wrong), columns)
         return None if times is None else Made((times * len(columns)).view(n, -1), self.index)
 
     @cached_property
@@ -113,7 +114,7 @@ class Gradient(One):
 
     @property
     def nothing_of_others(self) -> str | bool:
-        return self.called == NOTHING.name and self.made.told
+        return self.called == NOTHING.name and self.made.description
 
 
 def mean(tensors: Iterable[Tensor]) -> Tensor:
@@ -126,19 +127,19 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def unlike(one: Gradient, what: str) -> str | bool:
-    differs = one.wanted and getattr(one.found, what) != getattr(one.value, what)
-    return differs and f"the gradient of {one.name!r} is {one.told}; the parameter is {show(one.value)}"
+    differs = one.wanted and getattr(one.received, what) != getattr(one.value, what)
+    return differs and f"the gradient of {one.name!r} is {one.description}; the parameter is {show(one.value)}"
 
 
 def unasked(one: Gradient, why: str) -> str | bool:
-    return not one.wanted and one.found is not None and f"{one.name!r} {why}, but has a gradient"
+    return not one.wanted and one.received is not None and f"{one.name!r} {why}, but has a gradient"
 
 
 ZEROS = "What would AdamW with momentum and weight decay do with a gradient of zeros, and what with None?"
 # fmt: off
 KIND = (
     Mistake("a gradient is gone", "Who took it away?",
-            lambda one: one.wanted and one.found is None and f"{one.name!r} has no gradient any more"),
+            lambda one: one.wanted and one.received is None and f"{one.name!r} has no gradient any more"),
     Mistake("a frozen parameter has a gradient", ZEROS,
             lambda one: one.name.startswith("frozen") and unasked(one, "is frozen (requires_grad is False)")),
     Mistake("zeros where nobody has a gradient", ZEROS, lambda one: unasked(one, "is used by nobody")),
@@ -155,8 +156,8 @@ def right_elsewhere(one: Gradient) -> str | None:
 
 def right_but_for_digits(one: Gradient) -> str | None:
     every = [g for part in one.parts for g in part]
-    found, due = flat(g.found for g in every), flat(g.due for g in every)
-    near = torch.allclose(found, due, rtol=1e-2, atol=1e-2 * float(due.abs().max()))
+    found, expected = flat(g.received for g in every), flat(g.expected for g in every)
+    near = torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
     return "It is right but for its last digits." if near else None
 
 
@@ -165,7 +166,7 @@ def left_out(one: Gradient) -> str | bool:
     right, wrong = one.parts
     if one.made:
         return right and one.nothing_of_others
-    return all(g.near(g.found, mean(own[g.name] for own in one.done.facts["plain"])) for g in wrong)
+    return all(g.near(g.received, mean(own[g.name] for own in one.done.facts["plain"])) for g in wrong)
 
 
 def equal_everywhere(seen: Seen, name: str) -> bool:
@@ -177,14 +178,14 @@ PARTLY = "right on some ranks only"
 VALUES = (
     Mistake(PARTLY, "How do the other ranks learn the mean?", right_elsewhere),
     Mistake("rounded on the way", "In which dtype do the gradients travel?", right_but_for_digits),
-    replace(TIED, fits=lambda one: one.made and one.parts[0] and [g.name for g in one.parts[1]] == ["embed.weight"]),
-    replace(ONE_RANK, fits=lambda one: equal_everywhere(one.seen, one.parts[1][0].name) and one.nothing_of_others),
+    replace(TIED, matches=lambda one: one.made and one.parts[0] and [g.name for g in one.parts[1]] == ["embed.weight"]),
+    replace(ONE_RANK, matches=lambda one: equal_everywhere(one.seen, one.parts[1][0].name) and one.nothing_of_others),
     Mistake("some parameters are left out", "What is special about those that are wrong?", left_out),
-    replace(AVERAGED, question="A post-accumulate hook is given p. What is p.grad?", shows="",
-            fits=lambda one: one.done.facts["parameters sent"] and one.called in (None, "", NOTHING.name)),
+    replace(AVERAGED, question="A post-accumulate hook is given p. What is p.grad?", symptom="",
+            matches=lambda one: one.done.facts["parameters sent"] and one.called in (None, "", NOTHING.name)),
     Mistake("the mean does not reach .grad", "Into which tensor does the result go?",
             lambda one: one.seen.sent[0] and one.nothing_of_others),
-    *(replace(row, fits=lambda one, row=row: one.made and row.fits(one.made)) for row in COEFFICIENTS),
+    *(replace(row, matches=lambda one, row=row: one.made and row.matches(one.made)) for row in COEFFICIENTS),
     Mistake("", QUESTION, lambda one: True),
 )
 BITS = (
@@ -244,10 +245,10 @@ TRAFFIC = (
     Mistake("one rank does the work for all", "How long do the others wait for this rank?", lambda t: t.one_for_all),
     Mistake("synchronised at every micro-batch",
             "When do the other ranks need your gradients, if the optimizer steps once?", lambda t: t.every_time,
-            shows="the right gradients, but the bytes grow with the number of micro-batches"),
+            symptom="the right gradients, but the bytes grow with the number of micro-batches"),
     Mistake("forward outside of no_sync()", "What does the wrapper's forward send, if the model has buffers?",
             lambda t: t.world.micro_batches > 1 and t.world.buffers and t.too_much),
-    replace(TIED, fits=lambda t: t.more_by(t.sizes["embed.weight"]), shows=""),
+    replace(TIED, matches=lambda t: t.more_by(t.sizes["embed.weight"]), symptom=""),
     Mistake("frozen parameters are sent", "Which parameters never have a gradient?", lambda t: t.more_by(t.frozen)),
     Mistake("buffers are sent", "Which of a model's tensors have a gradient?", lambda t: t.more_by(t.buffers)),
     Mistake("too many bytes", "What does each rank send to whom, and how often does the same number travel?",
@@ -257,23 +258,24 @@ TRAFFIC = (
 )
 KEPT = Mistake("something is kept from every step",
                "Which of your variables still refers to what was there a step ago?",
-               told("kept", "the wrapper's lists have {} more elements than a step before"),
-               shows="memory that grows from step to step")
+               describe("kept", "the wrapper's lists have {} more elements than a step before"),
+               symptom="memory that grows from step to step")
 LEFT = (
     *AFTERMATH,
     KEPT,
     Mistake("hooks are left behind", "How many hooks are there after a thousand steps?",
-            told("hooks", "there are {} more hooks than before the step"),
-            shows="right, but every step takes longer than the one before"),
+            describe("hooks", "there are {} more hooks than before the step"),
+            symptom="right, but every step takes longer than the one before"),
 )
 NOT_IN_PLACE = Mistake("not in place", "Who else may hold the tensor that was .grad, and what stands there now?",
-                       told("replaced", "the gradient of {!r} is right, but in another tensor than before"))
+                       describe("replaced", "the gradient of {!r} is right, but in another tensor than before"))
 # By a rank, × the gradients: at the peak of a step, and left by it; and by how much more than the one before
 HELD = (
-    replace(KEPT, shows="",
-            fits=lambda held: held[1] > 0.3 and f"holds {held[1]:.2f} × the gradients more after a step than before"),
-    replace(KEPT, shows="",
-            fits=lambda held: held[2] > 0.3 and f"holds {held[2]:.2f} × the gradients more than a step ago"),
+    replace(KEPT, symptom="",
+            matches=lambda held: held[1] > 0.3
+                and f"holds {held[1]:.2f} × the gradients more after a step than before"),
+    replace(KEPT, symptom="",
+            matches=lambda held: held[2] > 0.3 and f"holds {held[2]:.2f} × the gradients more than a step ago"),
     # Two copies at the same time are plenty.
     Mistake("full copies are kept", "Whose gradients do you keep after you have added them up?",
             lambda held: held[0] > 2.5 and f"held {held[0]:.2f} × the gradients in buffers"),

@@ -8,7 +8,7 @@ from torch import nn
 
 from labs.ddp import Naive, Overlapped
 from labs.exercises.ddp._training import MicroBatch, Training, odd, train, wide
-from labs.exercises.ddp._wrong_gradients import QUESTION, line, tables, told
+from labs.exercises.ddp._wrong_gradients import QUESTION, describe, line, tables
 from labs.exercises.engine.answer import Mistake, answered, refuse
 from labs.exercises.engine.in_acts import Play, checked
 from labs.exercises.engine.launching import job
@@ -62,16 +62,16 @@ def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
 # fmt: off
 LEFT = (
     Mistake("the caller's list has changed", "What does the caller's next step find in it?",
-            told("taken", "the list of micro-batches is not what it was before the call")),
+            describe("taken", "the list of micro-batches is not what it was before the call")),
     Mistake("the last backward is within no_sync()",
             "How does a wrapper that sends during backward know which one is the last?",
-            told("asleep", "no all-reduce had begun when sync() was called"),
-            shows="right, but as slow as without overlap"),
+            describe("asleep", "no all-reduce had begun when sync() was called"),
+            symptom="right, but as slow as without overlap"),
 )
 GRAPHS = (
     Mistake("the graphs of all micro-batches are kept", "What is freed by backward, and when do you call it?",
             lambda held: held[1] > 1.5 * held[0] and f"{held[0]:,} bytes with 1 micro-batch, {held[1]:,} with 4",
-            shows="many micro-batches take as much memory as one large batch"),
+            symptom="many micro-batches take as much memory as one large batch"),
 )
 # fmt: on
 PLAY = Play(worlds, script, tables(*LEFT, exact=True), QUESTION)

@@ -84,9 +84,9 @@ OWN = (
 def own_group(wrap: Callable[..., Any], seed: int, bucket_bytes: int) -> None:
     play = Play(some_ranks, in_a_group, tables(exact=True), QUESTION)
     for seen in checked(play, (wrap,), seed).seen:
-        due = len(in_buckets((p for p in seen.world.model().parameters() if p.requires_grad), bucket_bytes))
+        expected = len(in_buckets((p for p in seen.world.model().parameters() if p.requires_grad), bucket_bytes))
         for rank, done in seen.ranks:
-            refuse(OWN, (len(seen.of(rank)), due, done.facts["calls"]), f"{seen}: on rank {rank} ")
+            refuse(OWN, (len(seen.of(rank)), expected, done.facts["calls"]), f"{seen}: on rank {rank} ")
 
 
 PLAY = Play(worlds, train_wrapped, tables(NOT_IN_PLACE, exact=True), QUESTION)

@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake("closed before it is full",
             "Is a bucket closed when it has reached bucket_bytes, or when the next tensor would not fit?",
             as_if(filled, full=lambda has, more, limit: has + more > limit),
-            shows="more buckets than needed, and each costs a message"),
+            symptom="more buckets than needed, and each costs a message"),
     Mistake("closed one tensor too late", "What should happen when a bucket has exactly bucket_bytes?",
             as_if(filled, full=lambda has, more, limit: has > limit)),
     Mistake("only one tensor in a bucket", "How many messages is that?",
@@ -69,7 +69,7 @@ MISTAKES = (
     Mistake("only one bucket for them all", "When is a bucket closed?",
             as_if(filled, full=lambda has, more, limit: False)),
     Mistake("an empty bucket", "Which tensor is in it?",
-            so(lambda found, due: isinstance(found, list) and [] in found)),
+            so(lambda found, expected: isinstance(found, list) and [] in found)),
     Mistake("a tensor is missing, or travels twice", "In how many buckets should each tensor be?",
-            so(lambda found, due: isinstance(found, list) and sorted(places(found)) != sorted(places(due)))),
+            so(lambda found, expected: isinstance(found, list) and sorted(places(found)) != sorted(places(expected)))),
 )

@@ -189,13 +189,13 @@ RAISED = (
 FORK = (
     Mistake(ORDER, "Which bucket's all-reduce may begin when the second bucket is full and the first is not?",
             lambda one: True,
-            shows="right where all ranks run the same graph; otherwise gradients of other layers, or a hang"),
+            symptom="right where all ranks run the same graph; otherwise gradients of other layers, or a hang"),
 )
 BESIDE = (
     Mistake("gradients are held outside their buckets",
             "Where do the gradients of the first micro-batches add up, and what lies there already?",
             lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
-            shows="right, but with micro-batches the gradients take twice the memory"),
+            symptom="right, but with micro-batches the gradients take twice the memory"),
 )
 IDLE = Mistake("a full bucket lies idle", "When do you check whether a bucket is full?", begins_late)
 EARLY = (
@@ -205,13 +205,13 @@ OVERLAP = (
     Mistake("nothing is sent during backward",
             "Who is called when the last gradient of a bucket is there, and what could it start?",
             lambda backward: not backward.begun and f"all {len(backward.after)} collectives began after backward",
-            shows="the bucketed timeline: backward, and then waiting"),
+            symptom="the bucketed timeline: backward, and then waiting"),
     replace(ONE_EACH,
-            fits=lambda backward: ONE_EACH.fits((len(backward.begun + backward.after), len(backward.full)))),
+            matches=lambda backward: ONE_EACH.matches((len(backward.begun + backward.after), len(backward.full)))),
     Mistake("waited for during backward", "Which call waits, and what could the rank compute meanwhile?",
             lambda backward: first(f"all-reduce {n} was waited for before sync() was called" for n in backward.begun
                                    if backward.at("wait", n) < backward.at("sync", 0)),
-            shows="all-reduces that begin early, and a step that is no shorter"),
+            symptom="all-reduces that begin early, and a step that is no shorter"),
     Mistake("some buckets begin after backward", "Which bucket is full when the last hook has fired, and who checks?",
             lambda backward: backward.after
             and f"{len(backward.after)} of {len(backward.full)} all-reduces began after backward"),

@@ -33,8 +33,8 @@ def require_deepspeed() -> None:
 REFUSED = (
     Mistake("a key that DeepSpeed does not know",
             "It takes no notice of such a key. How is it spelt, and on which level does it stand?",
-            so(lambda found, due: isinstance(found, str) and "is no key" in found)),
+            so(lambda found, expected: isinstance(found, str) and "is no key" in found)),
     Mistake("batch sizes that do not agree", "train = micro × accumulation × ranks. Which of them can be left out?",
-            so(lambda found, due: isinstance(found, str) and "train" in found)),
+            so(lambda found, expected: isinstance(found, str) and "train" in found)),
 )
 # fmt: on

@@ -29,7 +29,7 @@ OUT = (
                   missing_bytes(n, ranks, kept, 0, True) + (4 if long else 2) * bucket)),
     Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long)),
-            shows="out of memory in the first backward, though the states would fit twice"),
+            symptom="out of memory in the first backward, though the states would fit twice"),
     Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, bucket // ranks, long))),
     Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?",

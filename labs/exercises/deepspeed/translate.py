@@ -60,12 +60,12 @@ def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> list
     """
     references = [by_fully_shard(Settings(*sheet.arguments), seed) for sheet in sheets]
     filled = []
-    for sheet, (due, trained) in zip(sheets, references, strict=True):
+    for sheet, (expected, trained) in zip(sheets, references, strict=True):
         written = one_sheet(fn, sheet)
         found = by_deepspeed(written.returned, Settings(*sheet.arguments), seed, trained)
         again = found if written.again == written.returned else written.again
-        filled.append((replace(sheet, due=due), replace(written, returned=found, again=again)))
-        wrong = torch.tensor(float(not same(found, due)))
+        filled.append((replace(sheet, expected=expected), replace(written, returned=found, again=again)))
+        wrong = torch.tensor(float(not same(found, expected)))
         dist.all_reduce(wrong)
         if wrong:
             break
@@ -88,7 +88,7 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
                 nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
             optimizer.step()
             optimizer.zero_grad()
-    due = {
+    expected = {
         "sizes": [RANKS * settings.micro * settings.accumulation, settings.micro, settings.accumulation],
         "clips to": settings.max_norm or 0,
         "offloads": {part: "cpu" if settings.offload else "none" for part in ("param", "optimizer")},
@@ -97,7 +97,7 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
         "trains the same": True,
         **sent(watch),
     }
-    return due, [p.full_tensor().detach() for p in model.parameters()]
+    return expected, [p.full_tensor().detach() for p in model.parameters()]
 
 
 def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tensor]) -> Any:
@@ -144,7 +144,7 @@ def sent(watch: CommunicationWatch) -> dict[str, int]:
 
 def offloaded(seen: Seen, parts: int) -> str | None:
     """Whether only so many of the two are on the CPU."""
-    there = [*seen.found["offloads"].values()].count("cpu") if isinstance(seen.found, dict) else None
+    there = [*seen.received["offloads"].values()].count("cpu") if isinstance(seen.received, dict) else None
     return part_so("offloads")(seen) if there == parts else None
 
 
@@ -152,10 +152,10 @@ def offloaded(seen: Seen, parts: int) -> str | None:
 TRANSLATED = (
     *REFUSED,
     Mistake("refused by DeepSpeed", "What does it want to be told instead?",
-            so(lambda found, due: isinstance(found, str))),
+            so(lambda found, expected: isinstance(found, str))),
     Mistake("other batch sizes", "Which size is a rank's, and which that of all of them?", part_so("sizes")),
     Mistake("clipped, though nobody clips", "What does DeepSpeed do where the file says nothing?",
-            part_so("clips to", lambda found, due: due == 0)),
+            part_so("clips to", lambda found, expected: expected == 0)),
     Mistake("clipped to another norm", "Which key has clip_grad_norm_'s number?", part_so("clips to")),
     Mistake("computed in another dtype", "Which key is a dtype's, and what turns it on?", part_so("computes in")),
     Mistake("only a part is offloaded", "CPUOffloadPolicy moves parameters and what the optimizer has. Which two keys?",
@@ -165,7 +165,7 @@ TRANSLATED = (
     Mistake("whole parameters at rest", "Which stage shards parameters? From which size on, if nothing is said?",
             part_so("P at rest")),
     Mistake("left gathered from forward to backward", "Which distance is too far? What is fetched ahead of its use?",
-            part_so("bytes of all_gather", lambda found, due: found < due)),
+            part_so("bytes of all_gather", lambda found, expected: found < expected)),
     Mistake("gathered twice, where it could stay", "What is the distance within which parameters stay gathered?",
             part_so("bytes of all_gather")),
     Mistake("gradients travel in another dtype", "Which key has the dtype of what is communicated?",

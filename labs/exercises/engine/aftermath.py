@@ -60,7 +60,7 @@ def surroundings() -> dict[str, Any]:
 AFTERMATH = (
     Mistake("something is left behind", "What was it before your function was called, and who relies on it?",
             lambda seen: seen.left and f"after the call, {seen.left} is not what it was",
-            shows="right, but the next cell behaves strangely: a different dtype, no gradients, different random "
+            symptom="right, but the next cell behaves strangely: a different dtype, no gradients, different random "
             "numbers"),
     Mistake("far too slow", "Which line runs once for every element?",
             lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of processor time"),

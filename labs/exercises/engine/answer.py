@@ -77,8 +77,8 @@ class Mistake:
 
     name: str
     question: str
-    fits: Callable[[Any], str | bool | None]
-    shows: str = ""
+    matches: Callable[[Any], str | bool | None]
+    symptom: str = ""
 
 
 NOT_DONE = "not done in time"  # which is nobody's mistake: a busy machine takes longer
@@ -126,7 +126,7 @@ def says(pattern: str) -> Callable[[str], bool]:
 def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | None:
     """The first row that fits, and its sentence."""
     for mistake in mistakes:
-        if sentence := mistake.fits(seen):
+        if sentence := mistake.matches(seen):
             return mistake, "" if sentence is True else str(sentence)
     return None
 

@@ -47,17 +47,17 @@ def largest_of(tensors: Iterable[Tensor]) -> float:
     return max((float(x.abs().max()) for x in tensors if x.numel()), default=0.0)
 
 
-def isclose(found: Tensor, due: Tensor, tolerance: float, largest: float | None = None) -> Tensor:
+def isclose(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> Tensor:
     """Element by element, within `tolerance` of the element and of the largest one; whole numbers exactly.
 
     `largest`: of the numbers that were added up to these, which may have cancelled each other out.
     """
-    if not due.is_floating_point():
-        return found == due
+    if not expected.is_floating_point():
+        return found == expected
     if largest is None:
-        largest = largest_of([due])
-    return torch.isclose(found.double(), due.double(), rtol=tolerance, atol=tolerance * largest)
+        largest = largest_of([expected])
+    return torch.isclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance * largest)
 
 
-def close(found: Tensor, due: Tensor, tolerance: float, largest: float | None = None) -> bool:
-    return found.shape == due.shape and bool(isclose(found, due, tolerance, largest).all())
+def close(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> bool:
+    return found.shape == expected.shape and bool(isclose(found, expected, tolerance, largest).all())

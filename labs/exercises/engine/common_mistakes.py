@@ -27,15 +27,16 @@ from labs.kit.record import Event
 # ---- what is there ---------------------------------------------------------------------------------------
 
 
-def returned(fits: Callable[[Any, Any], bool]) -> Callable[[One], str | bool]:
+def returned(matches: Callable[[Any, Any], bool]) -> Callable[[One], str | bool]:
     """Of what was found, and what is due."""
     return lambda one: (
-        fits(one.found, one.due) and f"returned {one.told}{f' as {one.name}' * bool(one.name)}{due_in_words(one.due)}"
+        matches(one.received, one.expected)
+        and f"returned {one.description}{f' as {one.name}' * bool(one.name)}{due_in_words(one.expected)}"
     )
 
 
-def due_in_words(due: Any) -> str:
-    return "" if due is None else f"; {show(due)} is due"
+def due_in_words(expected: Any) -> str:
+    return "" if expected is None else f"; {show(expected)} is due"
 
 
 HOLD = "What does the caller need to hold when you are done?"
@@ -43,15 +44,16 @@ HOLD = "What does the caller need to hold when you are done?"
 FORM = (
     Mistake("only some ranks refuse", "Which ranks see what is wrong with the input?",
             lambda one: one.done.refused and "raised an error, and others did not"),
-    Mistake("nothing is returned", HOLD, returned(lambda found, due: isinstance(due, Tensor) and found is None)),
+    Mistake("nothing is returned", HOLD, returned(lambda found, expected: isinstance(expected, Tensor) and found
+        is None)),
     Mistake("not a tensor", HOLD,
-            returned(lambda found, due: isinstance(due, Tensor) and not isinstance(found, Tensor))),
+            returned(lambda found, expected: isinstance(expected, Tensor) and not isinstance(found, Tensor))),
     Mistake("something is returned where nothing is due", "What does this rank know?",
-            returned(lambda found, due: due is None and found is not None)),
+            returned(lambda found, expected: expected is None and found is not None)),
     Mistake("another shape", "What is the shape of what is due here?",
-            returned(lambda found, due: isinstance(due, Tensor) and found.shape != due.shape)),
+            returned(lambda found, expected: isinstance(expected, Tensor) and found.shape != expected.shape)),
     Mistake("the dtype changed", "In which dtype was what you were given?",
-            returned(lambda found, due: isinstance(due, Tensor) and found.dtype != due.dtype)),
+            returned(lambda found, expected: isinstance(expected, Tensor) and found.dtype != expected.dtype)),
 )
 # fmt: on
 
@@ -68,7 +70,7 @@ def nobody_waited_for(seen: Seen, op: str) -> str | None:
 NOT_YOURS = "When may you touch the tensor of an isend or irecv again?"
 LUCK = (
     Mistake("a receive that nobody waited for", NOT_YOURS, lambda seen: nobody_waited_for(seen, "recv"),
-            shows="right on one machine, wrong numbers now and then on another"),
+            symptom="right on one machine, wrong numbers now and then on another"),
     Mistake("a send that nobody waited for", NOT_YOURS, lambda seen: nobody_waited_for(seen, "send")),
     Mistake("changed while being sent", "When may you touch the tensor of an isend again?",
             lambda seen: first(f"rank {rank} changed a tensor while it was being sent"
@@ -79,9 +81,9 @@ LUCK = (
 # ---- wrong numbers ---------------------------------------------------------------------------------------
 
 
-def made(fits: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
+def made(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
     """Of so many times each summand, and this rank's index: a sum, or a mean."""
-    return lambda one: one.made(lambda times: len(times) > 1 and fits(times, one.index))
+    return lambda one: one.made(lambda times: len(times) > 1 and matches(times, one.index))
 
 
 def alone(times: Tensor, index: int) -> bool:
@@ -95,12 +97,12 @@ def twice(times: Tensor) -> bool:
 
 # fmt: off
 VALUES = (
-    Mistake("", "", lambda one: one.found.dtype is torch.int64
+    Mistake("", "", lambda one: one.received.dtype is torch.int64
             and "Whole numbers this large are not exact in any floating-point dtype."),
     Mistake("read before it was there", "Who writes into this tensor, and when has that happened?",
-            lambda one: not one.found.isfinite().all() and "There are numbers in it that nobody has written."),
+            lambda one: not one.received.isfinite().all() and "There are numbers in it that nobody has written."),
     Mistake("rounded on the way", "In which dtype do the numbers travel, and in which are they added?",
-            lambda one: one.near(one.found, one.due, 2e-2) and "It is right but for its last digits."),
+            lambda one: one.near(one.received, one.expected, 2e-2) and "It is right but for its last digits."),
     Mistake("averaged instead of summed", "What is due: the sum, or the mean?",
             made(lambda times, _: all_are(times, 1 / len(times)))),
     Mistake("summed instead of averaged", "By what must the sum be divided?",
@@ -109,7 +111,7 @@ VALUES = (
     Mistake("divided by the wrong number", "How many are added up?",
             made(lambda times, _: all_are(times, float(times[0])))),
     Mistake("a rank is left out", "Which ranks does your loop visit?",
-            made(lambda times, _: (times.abs() < 1e-3).any()), shows="the sum is too small, by one rank's numbers"),
+            made(lambda times, _: (times.abs() < 1e-3).any()), symptom="the sum is too small, by one rank's numbers"),
     Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: twice(times))),
     Mistake("some ranks count more than others", "How often is each rank's number added, and how often divided?",
             made(lambda times, _: True)),
@@ -123,14 +125,14 @@ AFTER = (
     Mistake("what was given has changed", "Whose tensor is it, and who may still need it?",
             lambda one: (told := one.done.facts.get("changed"))
             and f"changed {told if isinstance(told, str) else 'what it was given'}",
-            shows="right in a test of its own, wrong in a model, where something else reads the same tensor"),
+            symptom="right in a test of its own, wrong in a model, where something else reads the same tensor"),
     Mistake("a later call writes into what this one returned", "Whose memory is the result, once you have returned it?",
             lambda one: one.name in one.done.overwritten and "returned what changed in a later call",
-            shows="accumulated gradients of which all but the last are lost"),
+            symptom="accumulated gradients of which all but the last are lost"),
     Mistake("kept out of torch's sight", "Whose memory is that, if not yours?",
             lambda one: one.done.python_bytes > PYTHON_BYTES * one.world.nbytes
             and f"held {one.done.python_bytes:,} bytes in Python and NumPy"),
-    *(replace(row, fits=lambda one, row=row: row.fits(one.done)) for row in AFTERMATH),
+    *(replace(row, matches=lambda one, row=row: row.matches(one.done)) for row in AFTERMATH),
 )
 # fmt: on
 
@@ -152,7 +154,7 @@ class Sent:
     """A call, and what it may send."""
 
     seen: Seen
-    due: Sends
+    expected: Sends
 
     @property
     def world(self) -> Any:
@@ -165,15 +167,15 @@ class Sent:
     @cached_property
     def too_much(self) -> str | None:
         for rank, sent in sorted(self.seen.sent.items(), key=lambda item: -item[1]):
-            if sent > (enough := self.due.enough(rank)):
+            if sent > (enough := self.expected.enough(rank)):
                 return f"rank {rank} sent {sent:,} bytes; {enough:,.0f} are enough"
-        if (total := sum(self.seen.sent.values())) > self.due.most:
-            return f"the ranks sent {total:,} bytes; {self.due.most:,.0f} are enough"
+        if (total := sum(self.seen.sent.values())) > self.expected.most:
+            return f"the ranks sent {total:,} bytes; {self.expected.most:,.0f} are enough"
         return None
 
     @property
     def foreign(self) -> list[str]:
-        return sorted({event.op for event in self.events} - set(self.due.ops)) if self.due.ops else []
+        return sorted({event.op for event in self.events} - set(self.expected.ops)) if self.expected.ops else []
 
     @property
     def other_dtypes(self) -> list[str]:
@@ -181,8 +183,8 @@ class Sent:
 
     @cached_property
     def too_many(self) -> str | None:
-        for rank in self.world.members if self.due.messages else ():
-            sent, enough = sum(event.rank == rank for event in self.seen.messages), self.due.messages(rank)
+        for rank in self.world.members if self.expected.messages else ():
+            sent, enough = sum(event.rank == rank for event in self.seen.messages), self.expected.messages(rank)
             if sent > enough:
                 are = "is" if enough == 1 else "are"
                 return f"rank {rank} sent {sent} message{'s' * (sent != 1)}; {+enough} {are} enough"
@@ -192,8 +194,8 @@ class Sent:
     def too_little(self) -> str | None:
         total = sum(self.seen.sent.values())
         return (
-            f"the ranks sent {total:,} bytes; {self.due.least:,.0f} is the least possible"
-            if total < self.due.least
+            f"the ranks sent {total:,} bytes; {self.expected.least:,.0f} is the least possible"
+            if total < self.expected.least
             else None
         )
 
@@ -247,15 +249,15 @@ HELD = (
     Mistake("something is kept from every call", "Which name still refers to it when you have returned?",
             lambda held: held.later > held.after + SLACK
             and f"holds {held.after:.2f} × {held.whole} after one call, {held.later:.2f} × after two",
-            shows="memory that grows from call to call"),
+            symptom="memory that grows from call to call"),
     Mistake("kept for backward, but not needed there", "Which numbers does your backward read?",
             lambda held: held.between[0] > held.between[1] + SLACK
             and f"holds {held.between[0]:.2f} × {held.whole} between forward and backward",
-            shows="activations that are as large as without splitting"),
+            symptom="activations that are as large as without splitting"),
     Mistake("something is kept from the call", "What is still there, because of a name or of a view that is left?",
             lambda held: held.after > held.rest + SLACK
             and f"holds {held.after:.2f} × {held.whole} when the call is over; {held.rest:.2f} × is due",
-            shows="right, but all that arrived stays in memory as long as the piece"),
+            symptom="right, but all that arrived stays in memory as long as the piece"),
     Mistake("full copies are kept", "Whose numbers do you keep after you have used them?",
             lambda held: held.most > held.enough + SLACK
             and f"held {held.most:.2f} × {held.whole} besides what was there before"),

@@ -139,11 +139,11 @@ class Split(World):
         made = {rank: each for group in self.groups for rank, each in zip(group, make(group), strict=True)}
         return [{name: x.to(self.dtype) for name, x in made[r].items() if self.is_seen(name)} for r in self.members]
 
-    def due(self) -> Numbers:
+    def expected(self) -> Numbers:
         return self.by_rank(self.on_ranks)
 
     def times(self, factor: float) -> Numbers:
-        return [{name: factor * x for name, x in of_rank.items()} for of_rank in self.due()]
+        return [{name: factor * x for name, x in of_rank.items()} for of_rank in self.expected()]
 
     def alone(self) -> Numbers:
         """What each rank makes of it by itself."""
@@ -207,12 +207,12 @@ def of(name: str) -> str:
     return f"the gradient of {name!r}"
 
 
-def added(dues: Numbers) -> dict[str, Tensor]:
+def added(expected_by_name: Numbers) -> dict[str, Tensor]:
     """Those that are of one shape."""
     return {
-        name: sum(due[name] for due in dues)
-        for name, x in dues[0].items()
-        if all(due[name].shape == x.shape for due in dues)
+        name: sum(expected[name] for expected in expected_by_name)
+        for name, x in expected_by_name[0].items()
+        if all(expected[name].shape == x.shape for expected in expected_by_name)
     }
 
 
@@ -285,10 +285,11 @@ def summed_as_well(world: Split) -> Iterator[Numbers]:
 def counted(sent: rows.Sent) -> str | None:
     """Where somebody calls too many: an all-reduce may be made of two collectives, or of a ring of messages."""
     parts = {"all_reduce": 1, "barrier": 1, "send": 0.5 / max(1, sent.world.width - 1), "recv": 0}
-    due = sent.world.all_reduces()[0]
+    expected = sent.world.all_reduces()[0]
     for rank in sent.world.members:
-        if sum(parts.get(event.op, 0.5) for event in sent.seen.of(rank)) > due + 0.01:
-            return f"rank {rank} makes {len(sent.seen.of(rank))} calls; {due} all-reduce{'s' * (due != 1)} are enough"
+        if sum(parts.get(event.op, 0.5) for event in sent.seen.of(rank)) > expected + 0.01:
+            calls = len(sent.seen.of(rank))
+            return f"rank {rank} makes {calls} calls; {expected} all-reduce{'s' * (expected != 1)} are enough"
     return None
 
 
@@ -318,13 +319,13 @@ def summands(question: str) -> Mistake:
 NO_GRADIENT = Mistake(
     "no gradient", "Which of your lines does autograd not see: one under no_grad, on .data, or on a detached tensor?",
     lambda one: one.name in one.done.facts.get("without", ()),
-    shows="the loss stands still: nothing in front of a split layer is trained")
+    symptom="the loss stands still: nothing in front of a split layer is trained")
 NOT_FINITE = Mistake(
     "not finite", "What is exp of 10,000, by what may all of the exponentials be divided, and what is 0 × ∞ or ∞ − ∞?",
-    lambda one: not one.found.isfinite().all(), shows="a loss of inf or nan, late in a training")
+    lambda one: not one.received.isfinite().all(), symptom="a loss of inf or nan, late in a training")
 SUMMED_TOO = Mistake("the gradient is summed as well",
                      "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
-                     as_if(summed_as_well), shows="gradients N times too large before a layer, and not after it")
+                     as_if(summed_as_well), symptom="gradients N times too large before a layer, and not after it")
 VALUES = (
     Mistake("N times too large", "How many ranks add the same to it?", as_if(lambda w: w.times(w.width))),
     Mistake("averaged instead of summed", "What do the summands make: a sum, or a mean?",
@@ -335,13 +336,13 @@ AFTER = (
             "What is the backward of this collective, and who has told autograd?",
             lambda one: one.done.facts.get("unseen")
             and "torch warns: backward skips a collective, as if it were not there",
-            shows="a warning from torch, and gradients that are right by luck"),
+            symptom="a warning from torch, and gradients that are right by luck"),
 )
 NOT_DUE = Mistake("something is sent where nothing is due",
                   "What do the other ranks have already, and so need not be sent?",
                   lambda sent: not sent.world.all_reduces()[0] and counted(sent))
 TOO_MANY = Mistake("too many collectives", "What does each of them cost, however little it sends?", counted,
-                   shows="the right numbers and bytes, and a job that waits for the network")
+                   symptom="the right numbers and bytes, and a job that waits for the network")
 STRANGERS = Mistake("a collective over the wrong ranks", "Who has called it, in that group?", strangers)
 SENT = (
     Mistake("one rank adds up for all",
@@ -350,7 +351,7 @@ SENT = (
     Mistake("gathered, where a sum belongs",
             "What does each rank have: a piece of the result, or a summand? What does splitting gain, if you gather?",
             lambda sent: gathered(sent) and sent.too_much,
-            shows="right, but each rank receives what the others hold: weights, or activations"),
+            symptom="right, but each rank receives what the others hold: weights, or activations"),
     rows.OTHER_DTYPE,
     Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
     TOO_MANY,
@@ -377,7 +378,7 @@ def both_ways(
     """kept: in `others`, × the unit, between forward and backward, when the result is gone."""
     return Exercise(
         worlds,
-        due=lambda world: world.due(),
+        expected=lambda world: world.expected(),
         question=question,
         script=there_and_back,
         sends=lambda world: world.sends(),
@@ -385,13 +386,13 @@ def both_ways(
         mistakes=(NO_GRADIENT, *mistakes, *VALUES),
         after=AFTER,
         sending=(NOT_DUE, STRANGERS, *sending, *SENT),
-        asks=ASKS,
+        questions=ASKS,
         twice=two_calls,
         **others,
     )
 
 
-def told(recording: Recording, whole: str, size: int, step: int) -> str:
+def describe(recording: Recording, whole: str, size: int, step: int) -> str:
     """What was sent in a step forward and the one backward, × the bytes of `whole`."""
     forward, backward = (recording.sent(0, step + way) / size for way in range(2))
     return f"{forward:.2f} × {whole} forward and {backward:.2f} × backward".replace("  ", " ")

@@ -45,7 +45,7 @@ class Play:
     question: str
     _: KW_ONLY
     raised: Sequence[Mistake] = ()
-    asks: Mapping[str, str] = field(default_factory=dict)
+    questions: Mapping[str, str] = field(default_factory=dict)
     wide: Callable[[Draw], World] | None = None
     most: float = 0
     rest: float = 0
@@ -67,7 +67,7 @@ def checked(play: Play, functions: Functions, seed: int) -> Passed:
     try:
         return all_played(play, functions, seed)
     except Wrong as wrong:
-        raise wrong.told_by(play.raised).asking(play.asks) from None
+        raise wrong.told_by(play.raised).asking(play.questions) from None
 
 
 def all_played(play: Play, functions: Functions, seed: int) -> Passed:
@@ -123,19 +123,19 @@ def each_after(call: str) -> Parts:
 
 
 def wrong(
-    due: Callable[[Any], Sequence[Mapping[str, Any]]],
+    expected: Callable[[Any], Sequence[Mapping[str, Any]]],
     tolerance: Mapping[torch.dtype, float],
     summands: Callable[[Any, int, str], Sequence[Tensor]] = lambda world, index, name: (),
 ) -> Parts:
     """Every value on every rank that is not what is due there: a One.  due: by member and name."""
 
     def parts(seen: Seen) -> Iterator[tuple[str, One]]:
-        dues = due(seen.world)
-        for name in dues[0]:
+        expected_by_name = expected(seen.world)
+        for name in expected_by_name[0]:
             for index, rank in enumerate(seen.world.members):
-                value = dues[index][name]
+                value = expected_by_name[index][name]
                 within = tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
-                one = One(seen, index, name, dues, within, summands(seen.world, index, name))
+                one = One(seen, index, name, expected_by_name, within, summands(seen.world, index, name))
                 if not one.right:
                     yield f"on rank {rank} {one.first_by_name}\n", one
 
@@ -166,7 +166,7 @@ def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> d
 def as_found(table: Sequence[Mistake]) -> tuple[Mistake, ...]:
     """These rows, asked about a rank that has looked for them itself."""
 
-    def fits(name: str) -> Callable[[Done], str | None]:
+    def matches(name: str) -> Callable[[Done], str | None]:
         return lambda done: done.facts["told"] if done.facts.get("mistake") == name else None
 
-    return tuple(replace(row, fits=fits(row.name)) for row in table)
+    return tuple(replace(row, matches=matches(row.name)) for row in table)

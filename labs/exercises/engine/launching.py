@@ -77,16 +77,16 @@ FAILURES = (
             of_other_sizes),
     Mistake("the ranks make different calls",
             "Which ranks take this line, and does each of them take it as often as the others?", because("mismatch"),
-            shows="a job that hangs, and the diagnosis names two lines"),
+            symptom="a job that hangs, and the diagnosis names two lines"),
     Mistake("one side of a message or a collective is missing",
             "Which ranks come to this line, and which leave the function before it?",
             because("returned", "without joining collective")),
     Mistake("one side of a message or a collective is missing",
             "How often does each rank send, and how often does its neighbour receive?", because("returned"),
-            shows="a job that hangs, and one rank has returned"),
+            symptom="a job that hangs, and one rank has returned"),
     Mistake("there is no such rank", "What is the number of the last rank?", because("nobody")),
     Mistake("the ranks wait for each other", "Which rank could go first, if each waits for another?",
-            because("deadlock"), shows="a hang in a ring of blocking calls"),
+            because("deadlock"), symptom="a hang in a ring of blocking calls"),
     Mistake(NOT_DONE, "Is the machine busy with something else? If it is not, what does this line wait for?",
             because("timeout")),
 )
@@ -150,7 +150,7 @@ def failed(error: RankError, when: str) -> Wrong:
     headline, *rest = str(error).split("\n\n")[0].splitlines()
     if UNTOUCHED.search("\n".join([headline, *rest])):
         return Wrong("untouched")
-    mistake = next(mistake for mistake in FAILURES if mistake.fits(error))
+    mistake = next(mistake for mistake in FAILURES if mistake.matches(error))
     if error.kind == "raised":
         told = [f"{when}, {headline}", *rest, *own_lines(str(error))]
     else:

@@ -48,7 +48,7 @@ class Made:
         return torch.cat([self.times[: self.rank], self.times[self.rank + 1 :]])
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         rows = "; ".join(
             f"rank {r}'s {', '.join(f'{c:.2f}' for c in row)}" for r, row in enumerate(self.times.tolist())
         )
@@ -58,7 +58,7 @@ class Made:
         """Of the others nothing but these micro-batches."""
         without = self.others.clone()
         without[:, columns] = 0
-        return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.told
+        return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.description
 
 
 def all_are(part: Tensor, value: float) -> bool:
@@ -67,34 +67,35 @@ def all_are(part: Tensor, value: float) -> bool:
 
 # fmt: off
 NOTHING = Mistake("nothing synchronised", "Which call makes the other ranks' gradients arrive here?",
-                  lambda made: all_are(made.others, 0) and not all_are(made.times[made.rank], 0) and made.told)
+                  lambda made: all_are(made.others, 0) and not all_are(made.times[made.rank], 0) and made.description)
 ONE_RANK = Mistake("one rank's gradient everywhere", "Is a broadcast a mean?",
-                   lambda made: sum(not all_are(row, 0) for row in made.times) == 1 and made.told)
+                   lambda made: sum(not all_are(row, 0) for row in made.times) == 1 and made.description)
 TIED = Mistake("a tied weight reduced twice", "How often does your loop meet a parameter that two modules share?",
-               lambda _: True, shows="too many bytes, by one embedding, or that gradient N times too large")
+               lambda _: True, symptom="too many bytes, by one embedding, or that gradient N times too large")
 COEFFICIENTS = (
     Mistake("the gradient is zero", "Who set it to zero, and when?", lambda made: all_are(made.times, 0)),
     Mistake("summed instead of averaged", "By what must the sum over the ranks be divided?",
-            lambda made: all_are(made.times, made.n) and made.told,
-            shows="as if the learning rate were N times larger"),
+            lambda made: all_are(made.times, made.n) and made.description,
+            symptom="as if the learning rate were N times larger"),
     Mistake("the loss is not divided by the number of micro-batches",
             "What does backward do to a .grad that is there already?",
-            lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k)) and made.told,
-            shows="as if the learning rate grew with the number of micro-batches"),
+            lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k))
+                and made.description,
+            symptom="as if the learning rate grew with the number of micro-batches"),
     Mistake("divided by the number of micro-batches twice", "Where is it divided, and by whom?",
-            lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.told),
+            lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.description),
     Mistake("averaged twice", "Who divides by the number of ranks, and how often?",
-            lambda made: all_are(made.times, 1 / made.n) and made.told),
+            lambda made: all_are(made.times, 1 / made.n) and made.description),
     Mistake("divided by the wrong number", "How many gradients were added up?",
             lambda made: all_are(made.times, float(made.times[0, 0]))
             and f"It is {float(made.times[0, 0]):.4g} × the mean."),
     Mistake("only the last micro-batch counts", "Where did the gradients of the others go?",
-            lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.told),
+            lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.description),
     Mistake("only the last micro-batch is synchronised",
             "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
-            lambda made: made.only(slice(-1, None)), shows="right without accumulation, wrong with it"),
+            lambda made: made.only(slice(-1, None)), symptom="right without accumulation, wrong with it"),
     Mistake("only the first micro-batch is synchronised", "When is .grad complete?", lambda made: made.only(slice(1))),
     NOTHING,
     ONE_RANK,
-    Mistake("", "Which gradients went into this one, and how often?", lambda made: made.told),
+    Mistake("", "Which gradients went into this one, and how often?", lambda made: made.description),
 )

@@ -49,7 +49,7 @@ class Sheet:
     """
 
     arguments: tuple[Any, ...]
-    due: Any
+    expected: Any
     words: str
     _: KW_ONLY
     secret: bool = False
@@ -78,17 +78,17 @@ class Seen:
     """A wrong sheet, and all of them."""
 
     sheet: Sheet
-    found: Any
+    received: Any
     written: list[tuple[Sheet, Any]]
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if not self.sheet.secret:
-            return first_that_differs(self.found, self.sheet.due)
-        if form(self.found) != form(self.sheet.due):
-            return f"it says {cut(self.found)}"
-        found, due = plain(self.found), plain(self.sheet.due)
-        return next(f"for {key!r} it says {cut(found[key])}" for key in due if not same(found[key], due[key]))
+            return first_that_differs(self.received, self.sheet.expected)
+        if form(self.received) != form(self.sheet.expected):
+            return f"it says {cut(self.received)}"
+        found, expected = plain(self.received), plain(self.sheet.expected)
+        return next(f"for {key!r} it says {cut(found[key])}" for key in expected if not same(found[key], expected[key]))
 
 
 def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
@@ -121,7 +121,7 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
     written = [(sheet, outcome.returned) for sheet, outcome in zip(sheets, outcomes, strict=True)]
     for sheet, outcome in zip(sheets, outcomes, strict=True):
         try:
-            if not same(outcome.returned, sheet.due):
+            if not same(outcome.returned, sheet.expected):
                 refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
             if outcome.changed and not sheet.fills:
                 raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
@@ -154,7 +154,7 @@ class AsIf:
         found = [self.part_of(found) for _, found in seen.written]
         for other in self.others:
             if all(same(each, other(*sheet.arguments)) for each, (sheet, _) in zip(found, seen.written, strict=True)):
-                return part_told(seen, self.part) if self.part else seen.told
+                return part_told(seen, self.part) if self.part else seen.description
         return None
 
     def part_of(self, found: Any) -> Any:
@@ -170,32 +170,32 @@ def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
     return AsIf(others, name)
 
 
-def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, due: True) -> Callable[[Seen], str | None]:
+def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True) -> Callable[[Seen], str | None]:
     """Whether what was found by this name is wrong, and so."""
 
-    def fits(seen: Seen) -> str | None:
-        found = seen.found.get(name) if isinstance(seen.found, dict) else None
-        wrong = found is not None and not same(found, seen.sheet.due[name])
-        return part_told(seen, name) if wrong and test(found, seen.sheet.due[name]) else None
+    def matches(seen: Seen) -> str | None:
+        found = seen.received.get(name) if isinstance(seen.received, dict) else None
+        wrong = found is not None and not same(found, seen.sheet.expected[name])
+        return part_told(seen, name) if wrong and test(found, seen.sheet.expected[name]) else None
 
-    return fits
+    return matches
 
 
 def part_told(seen: Seen, name: str) -> str:
-    return f"{name!r} is {cut(seen.found[name])}, and not {cut(seen.sheet.due[name])}"
+    return f"{name!r} is {cut(seen.received[name])}, and not {cut(seen.sheet.expected[name])}"
 
 
 def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
     """Whether what was found and what was due on the wrong sheet are so."""
-    return lambda seen: seen.told if test(seen.found, seen.sheet.due) else None
+    return lambda seen: seen.description if test(seen.received, seen.sheet.expected) else None
 
 
 # fmt: off
 EVERYWHERE = (
-    Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, due: found is None)),
+    Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, expected: found is None)),
     Mistake("a different kind of answer", "What does the docstring say is returned?",
-            so(lambda found, due: form(found) != form(due))),
-    Mistake("", "", so(lambda found, due: True)),
+            so(lambda found, expected: form(found) != form(expected))),
+    Mistake("", "", so(lambda found, expected: True)),
 )
 # fmt: on
 
@@ -247,15 +247,15 @@ def plain(value: Any) -> Any:
 # ---- when two answers are the same -----------------------------------------------------------------------
 
 
-def same(found: Any, due: Any) -> bool:
-    found, due = plain(found), plain(due)
-    if isinstance(due, list) and isinstance(found, list):
-        return len(found) == len(due) and all(map(same, found, due))
-    if isinstance(due, dict) and isinstance(found, dict):
-        return found.keys() == due.keys() and all(same(found[key], due[key]) for key in due)
-    if is_number(due) and is_number(found):
-        return math.isclose(found, due, rel_tol=1e-9, abs_tol=0 if due else 1e-12)
-    return type(found) is type(due) and found == due
+def same(found: Any, expected: Any) -> bool:
+    found, expected = plain(found), plain(expected)
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if is_number(expected) and is_number(found):
+        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=0 if expected else 1e-12)
+    return type(found) is type(expected) and found == expected
 
 
 def is_number(value: Any) -> bool:
@@ -270,15 +270,19 @@ def form(value: Any) -> Any:
     return set(value) if isinstance(value, dict) else "number" if is_number(value) else type(value)
 
 
-def first_that_differs(found: Any, due: Any) -> str:
+def first_that_differs(found: Any, expected: Any) -> str:
     """In words; of a long list, only the first item that differs, and how many there are."""
-    found, due = plain(found), plain(due)
-    if not (isinstance(found, list) and isinstance(due, list) and len(due) > LONG):
-        return f"it says {cut(found)}, and not {cut(due)}"
-    at = next(i for i in range(len(due) + 1) if i >= min(len(found), len(due)) or not same(found[i], due[i]))
-    items = [cut(each[at]) if at < len(each) else "missing" for each in (found, due)]
-    where = f"item {at} is {items[0]}, and not {items[1]}" if at < len(due) else f"item {at}, {items[0]}, is not due"
-    return where + f"; it has {len(found)} items, and not {len(due)}" * (len(found) != len(due))
+    found, expected = plain(found), plain(expected)
+    if not (isinstance(found, list) and isinstance(expected, list) and len(expected) > LONG):
+        return f"it says {cut(found)}, and not {cut(expected)}"
+    at = next(
+        i for i in range(len(expected) + 1) if i >= min(len(found), len(expected)) or not same(found[i], expected[i])
+    )
+    items = [cut(each[at]) if at < len(each) else "missing" for each in (found, expected)]
+    where = (
+        f"item {at} is {items[0]}, and not {items[1]}" if at < len(expected) else f"item {at}, {items[0]}, is not due"
+    )
+    return where + f"; it has {len(found)} items, and not {len(expected)}" * (len(found) != len(expected))
 
 
 def cut(value: Any) -> str:

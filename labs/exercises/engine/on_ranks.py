@@ -126,7 +126,7 @@ class Exercise:
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
-    due: Callable[[Any], Sequence[Any]]
+    expected: Callable[[Any], Sequence[Any]]
     question: str
     _: KW_ONLY
     script: Callable[..., Iterator[Look | None]] = call
@@ -139,7 +139,7 @@ class Exercise:
     after: Sequence[Mistake] = ()
     sending: Sequence[Mistake] = ()
     raised: Sequence[Mistake] = ()
-    asks: Mapping[str, str] = field(default_factory=dict)
+    questions: Mapping[str, str] = field(default_factory=dict)
     wide: Callable[[Draw], World] | None = None
     twice: Callable[..., Iterator[Look | None]] = two_calls
     most: float = 0
@@ -165,7 +165,7 @@ def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
         most = bytes_held(exercise, functions, draw) if exercise.wide else 0
         return Passed(jobs[0][1], most, jobs[-1][0][-1])
     except Wrong as wrong:
-        raise wrong.told_by(exercise.raised).asking(exercise.asks) from None
+        raise wrong.told_by(exercise.raised).asking(exercise.questions) from None
 
 
 def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
@@ -185,11 +185,11 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
 # ---- what is judged --------------------------------------------------------------------------------------
 
 
-def part_of(exercise: Exercise, seen: Seen, index: int, name: str, dues: Dues) -> One:
-    due = dues[index][name]
-    tolerance = exercise.tolerance.get(due.dtype, 0.0) if isinstance(due, Tensor) else 0.0
+def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_name: Dues) -> One:
+    expected = expected_by_name[index][name]
+    tolerance = exercise.tolerance.get(expected.dtype, 0.0) if isinstance(expected, Tensor) else 0.0
     summands = exercise.summands(seen.world, index) if exercise.summands else ()
-    return One(seen, index, name, dues, tolerance, summands, exercise.pieces)
+    return One(seen, index, name, expected_by_name, tolerance, summands, exercise.pieces)
 
 
 def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
@@ -210,8 +210,14 @@ def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
 
 
 def judge_values(exercise: Exercise, seen: Seen) -> None:
-    dues = [due if isinstance(due, Mapping) else {"": due} for due in exercise.due(seen.world)]
-    ones = [part_of(exercise, seen, index, name, dues) for name in dues[0] for index in range(seen.world.n)]
+    expected_by_name = [
+        expected if isinstance(expected, Mapping) else {"": expected} for expected in exercise.expected(seen.world)
+    ]
+    ones = [
+        part_of(exercise, seen, index, name, expected_by_name)
+        for name in expected_by_name[0]
+        for index in range(seen.world.n)
+    ]
 
     def ask(table: Sequence[Mistake], about: Any, where: str) -> None:
         refuse(table, about, f"{seen}: {where}", exercise.question)

@@ -45,6 +45,6 @@ STRATEGIES = (
             as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)})),
     Mistake("only what is held is wrong",
             "What does a rank drop after a layer's forward, and among how many ranks is what it keeps divided?",
-            so(lambda found, due: sent(found) is not None and same(sent(found), sent(due)))),
+            so(lambda found, expected: sent(found) is not None and same(sent(found), sent(expected)))),
 )
 # fmt: on

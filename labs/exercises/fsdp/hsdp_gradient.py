@@ -82,8 +82,8 @@ def worlds(draw: Draw) -> dict[int, list[Grid]]:
 
 def cut(one: One, parts: int) -> str | bool:
     """Into so many, and they are not the shards."""
-    wrong = isinstance(one.found, Tensor) and parts != one.world.shape[1]
-    return wrong and one.found.numel() * parts == one.world.size[0] and f"returned {one.told}"
+    wrong = isinstance(one.received, Tensor) and parts != one.world.shape[1]
+    return wrong and one.received.numel() * parts == one.world.size[0] and f"returned {one.description}"
 
 
 def times(factors: Callable[[int, int], set[float]]) -> Callable[[One], str | None]:
@@ -93,7 +93,7 @@ def times(factors: Callable[[int, int], set[float]]) -> Callable[[One], str | No
 def unlike(one: One) -> str | bool:
     row = one.world.shape[1]
     replicas = [done.values[""] for done in one.seen.done[one.index % row :: row]]
-    return any(not torch.equal(one.found, x) for x in replicas) and "differs from other replicas in its last bits"
+    return any(not torch.equal(one.received, x) for x in replicas) and "differs from other replicas in its last bits"
 
 
 def crossed(seen: Seen, rank: int) -> int:
@@ -118,7 +118,7 @@ def some_more(size: float) -> float:
 PLACE = "Which piece does the optimizer of this rank step, and who else steps it?"
 EXERCISE = Exercise(
     worlds,
-    due=lambda world: world.each(world.mean),
+    expected=lambda world: world.each(world.mean),
     summands=lambda world, i: list(world.gradients[:, :, i % world.shape[1]].flatten(0, 1) / world.n),
     tolerance={F64: 1e-10, F32: 1e-5, BF16: 3e-2},
     sends=lambda world: Sends(
@@ -129,7 +129,7 @@ EXERCISE = Exercise(
     question="Which gradients went into this piece, and how often?",
     forms=(
         Mistake("nothing is sharded", PLACE, lambda one: cut(one, 1),
-                shows="right, but each rank holds the whole gradient"),
+                symptom="right, but each rank holds the whole gradient"),
         Mistake("sharded along the wrong axis", "Over which axis is a parameter cut, and over which is it copied?",
                 lambda one: cut(one, one.world.shape[0])),
         Mistake("sharded over all ranks", "How many ranks hold the same piece?", lambda one: cut(one, one.n)),
@@ -143,15 +143,15 @@ EXERCISE = Exercise(
         Mistake("never averaged over the replicas",
                 "Who steps the same piece with a different gradient, and how long do the copies stay equal?",
                 as_if(lambda world: world.along(1)),
-                shows="the loss goes down on every rank, and the replicas drift apart"),
+                symptom="the loss goes down on every rank, and the replicas drift apart"),
         Mistake("never averaged over the shards", "Whose data has this gradient seen?",
                 as_if(lambda world: world.along(0))),
         Mistake("averaged twice", "Who divides, by how many, and how often?",
                 times(lambda r, s: {1 / r, 1 / s, 1 / (r * s)}),
-                shows="as if the learning rate were smaller, by the size of an axis"),
+                symptom="as if the learning rate were smaller, by the size of an axis"),
         Mistake("divided by one axis only", "How many gradients were added up, over both axes?",
                 times(lambda r, s: {r, s} if min(r, s) > 1 else set()),
-                shows="as if the learning rate were larger, by the size of the other axis"),
+                symptom="as if the learning rate were larger, by the size of the other axis"),
     ),
     after=(
         Mistake("not the same bits on every replica",
@@ -163,13 +163,13 @@ EXERCISE = Exercise(
         Mistake("reduced in the wrong dtype", "Who needs the extra digits?", in_another_dtype),
         Mistake("whole gradients cross the replicas",
                 "Which axis goes first, so that the other one has less to carry?", too_much_crossed,
-                shows="more bytes between the nodes than DDP with a shard would send"),
+                symptom="more bytes between the nodes than DDP with a shard would send"),
         Mistake("one replica sends for all",
                 "What does the rank send that hands the sum to all other replicas, and what does a ring share out "
                 "evenly?", lambda sent: any(e.op == "broadcast" for e in sent.events) and sent.too_much),
         Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
     ),
-    asks={
+    questions={
         "not a tensor": PLACE,
         "another shape": PLACE,
         "the dtype changed": "In which dtype was the gradient?",

@@ -54,7 +54,7 @@ class Chain(World):
     def trains(self) -> bool:
         return self.step != 1
 
-    def due(self) -> list[dict[str, Tensor | None]]:
+    def expected(self) -> list[dict[str, Tensor | None]]:
         model, losses = self.model([]), []
         for rank in self.members:
             losses.append(model(self.batch(rank)).square().mean())
@@ -164,7 +164,7 @@ class Step:
         begun = self.by_use(self.gathers)
         return [k for k in self.ahead if begun.get(k, 0) >= k]
 
-    def told(self, k: int, words: str) -> str:
+    def describe(self, k: int, words: str) -> str:
         (what, number), (_, before) = self.uses[k], self.uses[k - 1]
         return f"in {what}, layer {number} was {words} layer {before} computed"
 
@@ -182,12 +182,12 @@ def after_its_backward(step: Step) -> str | None:
 
 def waited_early(step: Step) -> str | None:
     begun = step.by_use(step.waits)
-    return first(step.told(k, "waited for before") for k in step.ahead if begun.get(k, k) < k)
+    return first(step.describe(k, "waited for before") for k in step.ahead if begun.get(k, k) < k)
 
 
 def late(which: Callable[[Step], list[int]]) -> Callable[[Step], str | bool]:
     return lambda step: (
-        bool(step.late) and step.late == which(step) and step.told(step.late[0], "not on its way before")
+        bool(step.late) and step.late == which(step) and step.describe(step.late[0], "not on its way before")
     )
 
 
@@ -210,7 +210,7 @@ STEP = (
     Mistake("every layer is held",
             "At the last layer's turn, what of the first one is still here? Then what has sharding saved?",
             lambda step: step.most == step.layers > 3 and f"{step.most} layers were here or on their way",
-            shows="quick, but the peak is the whole model's"),
+            symptom="quick, but the peak is the whole model's"),
     Mistake("three layers at a time", NOW,
             lambda step: step.most > 2 and f"{step.most} layers were here or on their way"),
     Mistake("gathered in vain", "Who uses what comes after the last layer?",
@@ -220,15 +220,15 @@ STEP = (
             "Whose hook is called first, yours or fully_shard's? And which of two layers is needed first?",
             lambda step: len(step.by_use(step.gathers)) < len(step.gathers)
             and f"layers were gathered in the order {', '.join(str(n) for n, _ in step.gathers)}",
-            shows="backward begins with a wait that is as long as two gathers"),
+            symptom="backward begins with a wait that is as long as two gathers"),
     Mistake("waited for before it is needed",
             "What could this rank compute, instead of standing still for the next layer?", waited_early,
-            shows="gathers begin early, but the waiting is as long as without prefetch"),
+            symptom="gathers begin early, but the waiting is as long as without prefetch"),
     Mistake("ahead only in the first step",
             "In the first step all was on its way. What is used up by then, or refers to tensors that are gone?",
             late(lambda step: [] if step.first else step.late)),
     Mistake("nothing is on its way while a layer computes", NOW, late(lambda step: step.ahead),
-            shows="a comb of waiting in the timeline"),
+            symptom="a comb of waiting in the timeline"),
     Mistake("only in forward", "Which hook is called when a layer's backward begins?",
             late(lambda step: [k for k in step.ahead if k > step.depth])),
     Mistake("only in backward", "Which hook is called when a layer's forward begins?",
@@ -241,12 +241,12 @@ PLAY = Play(
     steps,
     tables=(
         (step_of, STEP),
-        (wrong(Chain.due, {F64: 1e-10}), (Mistake("other numbers", RETURNS, lambda one: True),)),
+        (wrong(Chain.expected, {F64: 1e-10}), (Mistake("other numbers", RETURNS, lambda one: True),)),
         (on_each_rank, AFTERMATH),
     ),
     question=NOW,
     raised=RAISED,
-    asks={ONCE: TWICE, TRAINED: "Who needs a frozen layer's weights in backward?"},
+    questions={ONCE: TWICE, TRAINED: "Who needs a frozen layer's weights in backward?"},
 )
 
 

@@ -109,7 +109,7 @@ def there(x: Tensor) -> bool:
 def state(full: Tensor, view: Tensor, given: str, of: str, whole: bool) -> dict[str, Any]:
     storage = full.untyped_storage()
     same = storage._cdata == view.untyped_storage()._cdata
-    sizes = {"nbytes": storage.nbytes(), "due": whole * view.nbytes}
+    sizes = {"nbytes": storage.nbytes(), "expected": whole * view.nbytes}
     return {"of": of, "given": given, "now": show(full), "same": same} | sizes
 
 
@@ -117,13 +117,13 @@ def by_name(world: Group, parameters: list[Tensor]) -> dict[str, Tensor]:
     return {f"parameter {number}": x.to(world.dtype) for number, x in enumerate(parameters)}
 
 
-def due(world: Group, step: int | None = None) -> list[dict[str, Tensor]]:
+def expected(world: Group, step: int | None = None) -> list[dict[str, Tensor]]:
     return [by_name(world, world.wholes(world.step if step is None else step))] * world.n
 
 
 def among(one: One, numbers: Tensor) -> Tensor:
     """Which of those that are wrong."""
-    return torch.isin(one.found[one.found != one.due], numbers)
+    return torch.isin(one.received[one.received != one.expected], numbers)
 
 
 def own(one: One) -> Tensor:
@@ -131,7 +131,9 @@ def own(one: One) -> Tensor:
 
 
 def others(one: One) -> Tensor:
-    return torch.cat([one.due.flatten()[:0], *(x.flatten() for n, x in one.dues[0].items() if n != one.name)])
+    return torch.cat(
+        [one.expected.flatten()[:0], *(x.flatten() for n, x in one.expected_by_name[0].items() if n != one.name)]
+    )
 
 
 def collectives(sent: Sent) -> int:
@@ -153,11 +155,11 @@ OTHER_MEMORY = Mistake("full has other memory", SAME, lambda one: not one.same
 ANOTHER = Mistake("the parameter is a different one", "What were its shape and dtype before it was filled?",
                   lambda one: one.same and one.now != one.given and f"it was {one.given}, and is {one.now}")
 OF_ANOTHER_SIZE = Mistake("storage of another size", "What does resize_ take: elements, or bytes?",
-                          lambda one: one.nbytes != one.due
-                          and f"its storage has {one.nbytes} bytes; {one.due} are due")
+                          lambda one: one.nbytes != one.expected
+                          and f"its storage has {one.nbytes} bytes; {one.expected} are due")
 NOT_FREED = Mistake("full parameters are never freed",
                     "What holds the memory: the tensor, or the storage that it shares with all of its views?",
-                    OF_ANOTHER_SIZE.fits, shows="right, but a rank's memory grows up to the whole model")
+                    OF_ANOTHER_SIZE.matches, symptom="right, but a rank's memory grows up to the whole model")
 SHARD_CHANGED = Mistake("the shard has changed", "What will the optimizer update in the next step?",
                         lambda done: done.facts["changed"] and "the shards are not what they were")
 PLAY = Play(
@@ -165,20 +167,20 @@ PLAY = Play(
     come_and_go,
     tables=(
         (each_after("unshard"), (ANOTHER, OTHER_MEMORY, OF_ANOTHER_SIZE)),
-        (wrong(due, {}), (
+        (wrong(expected, {}), (
             Mistake("the parameters of the step before", "What has the optimizer changed since, and who has told the "
-                    "others?", as_if(lambda world: (due(world, step) for step in range(world.step))),
-                    shows="the loss stands still, or a rank trains with what it had at first"),
+                    "others?", as_if(lambda world: (expected(world, step) for step in range(world.step))),
+                    symptom="the loss stands still, or a rank trains with what it had at first"),
             Mistake("one's own shard everywhere", WHOSE,
                     lambda one: own(one).numel() and among(one, own(one)).all() and "All of it is the rank's own."),
             Mistake("the pieces of several parameters are mixed up",
                     "A row of the table has a piece of each parameter. Where do the pieces of one parameter stand?",
                     lambda one: bool(among(one, others(one)).any())),
-            Mistake("rows in the wrong order", WHOSE, lambda one: bool(among(one, one.due).any())),
+            Mistake("rows in the wrong order", WHOSE, lambda one: bool(among(one, one.expected).any())),
             Mistake("padding among the numbers",
                     "Shards of unequal length cannot meet in one all-gather. What makes them equal, and who takes it "
-                    "off again?", lambda one: bool((one.found == 0).any())
-                    and f"{int((one.found == 0).sum())} of its numbers are 0."),
+                    "off again?", lambda one: bool((one.received == 0).any())
+                    and f"{int((one.received == 0).sum())} of its numbers are 0."),
             *VALUES,
         )),
         (each_after("reshard"), (NOT_FREED, OTHER_MEMORY, ANOTHER)),
@@ -190,11 +192,11 @@ PLAY = Play(
         )), (
             Mistake("gathered in the wrong dtype",
                     "In which dtype does the layer compute, and what do the extra digits cost on the way?",
-                    in_another_dtype, shows="twice the bytes of the formula, with a param_dtype"),
+                    in_another_dtype, symptom="twice the bytes of the formula, with a param_dtype"),
             Mistake("a collective for each parameter",
                     "What does a message cost, however short? How many would a layer of nine parameters send?",
                     lambda sent: collectives(sent) == len(sent.world.shapes) and too_many(sent),
-                    shows="many short all-gathers in a layer's timeline, and more time than bytes / bandwidth"),
+                    symptom="many short all-gathers in a layer's timeline, and more time than bytes / bandwidth"),
             Mistake("more messages than needed", "Which pieces could travel together?", too_many),
             *SENT,
         )),
@@ -202,11 +204,11 @@ PLAY = Play(
             Mistake("a barrier",
                     "The gather is over when all rows are here. What do the ranks wait for after it, or before it?",
                     lambda seen: any(event.op == "barrier" for event in seen.events),
-                    shows="right, but every layer waits for the slowest rank once more"),
+                    symptom="right, but every layer waits for the slowest rank once more"),
         )),
     ),
     question="What does each rank bring, and where does it go?",
-    asks={
+    questions={
         "read before it was there": "Who has the other rows, and how do they get here?",
         "rounded on the way": "In which dtype do the numbers travel?",
         "more messages than needed": "Which pieces could travel together?",

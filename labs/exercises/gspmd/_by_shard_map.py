@@ -34,8 +34,8 @@ class Run:
     stages, microbatches: of a pipeline; each: bytes of a micro-batch.
     """
 
-    found: Any
-    due: Arrays
+    received: Any
+    expected: Arrays
     sent: Sequence[Collective]
     own: Sequence[Arrays] = ()
     weights: int = 0
@@ -46,14 +46,15 @@ class Run:
 
     def __len__(self) -> int:
         """What comes out of a pipeline, in micro-batches."""
-        return len(self.found["what comes out"])
+        return len(self.received["what comes out"])
 
     def is_due(self, times: float = 1.0) -> bool:
-        return self.is_like({name: times * value for name, value in self.due.items()})
+        return self.is_like({name: times * value for name, value in self.expected.items()})
 
     def is_like(self, other: Arrays) -> bool:
         return all(
-            np.shape(self.found[name]) == value.shape and np.allclose(self.found[name], value, rtol=1e-4, atol=1e-5)
+            np.shape(self.received[name]) == value.shape
+            and np.allclose(self.received[name], value, rtol=1e-4, atol=1e-5)
             for name, value in other.items()
         )
 
@@ -61,14 +62,14 @@ class Run:
         return sum(one.sent for one in self.sent if one.kind == kind)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The first that is not as it should be, and where."""
-        for name, due in self.due.items():
-            if (shape := np.shape(self.found[name])) != due.shape:
-                return f"{name!r} is {shape} on all devices together, and not {due.shape}"
-            if not np.allclose(self.found[name], due, rtol=1e-4, atol=1e-5):
-                at = tuple(map(int, np.argwhere(~np.isclose(self.found[name], due, rtol=1e-4, atol=1e-5))[0]))
-                return f"{name!r} at {list(at)} is {self.found[name][at]:.4g}, and not {due[at]:.4g}"
+        for name, expected in self.expected.items():
+            if (shape := np.shape(self.received[name])) != expected.shape:
+                return f"{name!r} is {shape} on all devices together, and not {expected.shape}"
+            if not np.allclose(self.received[name], expected, rtol=1e-4, atol=1e-5):
+                at = tuple(map(int, np.argwhere(~np.isclose(self.received[name], expected, rtol=1e-4, atol=1e-5))[0]))
+                return f"{name!r} at {list(at)} is {self.received[name][at]:.4g}, and not {expected[at]:.4g}"
         return ""
 
 

@@ -36,8 +36,8 @@ def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
 
 def to_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
     """Besides the one that is known."""
-    found, due = list(cut), passed_on(dims, cut)
-    for at, dim in enumerate(due):
+    found, expected = list(cut), passed_on(dims, cut)
+    for at, dim in enumerate(expected):
         if cut[at] is None and dim is not None:
             found[at] = dim
             break
@@ -48,11 +48,11 @@ def to_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
 PASSED = (
     Mistake("only from inputs to the result", "Only the result's layout is known. What does that say of its inputs?",
             as_if(lambda dims, cut: [*cut[:-1], passed_on(dims, cut)[-1]]),
-            shows="a gradient that is wanted in shards is made whole first, since nobody told its product"),
+            symptom="a gradient that is wanted in shards is made whole first, since nobody told its product"),
     Mistake("only to inputs", "Which of these tensors comes out?",
             as_if(lambda dims, cut: [*passed_on(dims, cut)[:-1], cut[-1]])),
     Mistake("by the number of the dim", "Rows of the result: which dim of the second factor do they come from?",
-            as_if(by_number), shows="after a transposed matrix everything is cut along the wrong dim"),
+            as_if(by_number), symptom="after a transposed matrix everything is cut along the wrong dim"),
     Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?",
             as_if(lambda dims, cut: [dim or 0 for dim in passed_on(dims, cut)])),
     Mistake("-1, where nothing is known", "What does find return where there is none, and what does the docstring?",

@@ -64,8 +64,12 @@ def in_stages(fn: Callable[..., Any], seed: int, stages: int, microbatches: int)
     compiled, at_once = lowered.compile(), most_at_once(lowered.as_text()) // x[0].size
     made = np.asarray(compiled(*jax.device_put((weights, x), compiled.input_shardings[0])))
     fresh = [{"what comes out": np.asarray(one)} for one in stage(weights[-1], x)]
-    found, due, sent = both(last, of_the_last(made)), both(in_turn, in_turn(weights)), collectives(compiled.as_text())
-    return Run(found, due, sent, fresh, 0, at_once, stages, microbatches, x[0].nbytes)
+    found, expected, sent = (
+        both(last, of_the_last(made)),
+        both(in_turn, in_turn(weights)),
+        collectives(compiled.as_text()),
+    )
+    return Run(found, expected, sent, fresh, 0, at_once, stages, microbatches, x[0].nbytes)
 
 
 def most_at_once(text: str) -> int:
@@ -76,13 +80,21 @@ def most_at_once(text: str) -> int:
 
 def of_fresh_ones_alone(run: Run) -> str:
     """What the last stage makes of micro-batches that no other stage has had."""
-    out, fresh = run.found["what comes out"], [own["what comes out"] for own in run.own]
-    return run.told if all(any(np.allclose(made, one, rtol=1e-4, atol=1e-5) for one in fresh) for made in out) else ""
+    out, fresh = run.received["what comes out"], [own["what comes out"] for own in run.own]
+    return (
+        run.description
+        if all(any(np.allclose(made, one, rtol=1e-4, atol=1e-5) for one in fresh) for made in out)
+        else ""
+    )
 
 
-def comes_out(run: Run, due: np.ndarray, at: int = 0) -> str:
-    found = run.found["what comes out"][at : at + len(due)]
-    return run.told if len(due) and found.shape == due.shape and np.allclose(found, due, rtol=1e-4, atol=1e-5) else ""
+def comes_out(run: Run, expected: np.ndarray, at: int = 0) -> str:
+    found = run.received["what comes out"][at : at + len(expected)]
+    return (
+        run.description
+        if len(expected) and found.shape == expected.shape and np.allclose(found, expected, rtol=1e-4, atol=1e-5)
+        else ""
+    )
 
 
 # fmt: off
@@ -100,10 +112,10 @@ PIPED = (
             f"a device hands on {run.bytes_of('collective-permute')} bytes, in micro-batches of {run.each}: more than "
             "M + N - 1 of them"),
     Mistake("the first ticks are taken for results", "In which tick does the first micro-batch leave the last stage?",
-            lambda run: comes_out(run, run.due["what comes out"][: len(run) - run.stages + 1], run.stages - 1)),
+            lambda run: comes_out(run, run.expected["what comes out"][: len(run) - run.stages + 1], run.stages - 1)),
     Mistake("it ends too soon", "How many ticks does the last micro-batch need, after the first one has begun?",
-            lambda run: len(run) < run.microbatches and run.told),
-    Mistake("", "", lambda run: run.told),
+            lambda run: len(run) < run.microbatches and run.description),
+    Mistake("", "", lambda run: run.description),
 )
 # fmt: on
 

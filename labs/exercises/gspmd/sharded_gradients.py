@@ -46,24 +46,26 @@ def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
     gradient = jax.jit(jax.grad(loss))
     parts = np.split(x, N), np.split(y, N)
     own = [jax.tree.map(np.asarray, gradient(weights, *part)) for part in zip(*parts, strict=True)]
-    due = jax.tree.map(np.asarray, gradient(weights, x, y))
+    expected = jax.tree.map(np.asarray, gradient(weights, x, y))
     found = jax.tree.map(np.asarray, dict(compiled(*jax.device_put((weights, x, y), compiled.input_shardings[0]))))
-    return Run(found, due, collectives(compiled.as_text()), own, sum(w.nbytes for w in weights.values()))
+    return Run(found, expected, collectives(compiled.as_text()), own, sum(w.nbytes for w in weights.values()))
 
 
 def pieces_of_own(run: Run) -> Arrays:
     """Each device's shard of the gradient of its own part of the batch."""
-    return {name: np.concatenate([np.split(own[name], N)[at] for at, own in enumerate(run.own)]) for name in run.due}
+    return {
+        name: np.concatenate([np.split(own[name], N)[at] for at, own in enumerate(run.own)]) for name in run.expected
+    }
 
 
 def of_one_part(run: Run) -> str:
     own = pieces_of_own(run)
-    return run.told if any(run.is_like({name: w / by for name, w in own.items()}) for by in (1, N)) else ""
+    return run.description if any(run.is_like({name: w / by for name, w in own.items()}) for by in (1, N)) else ""
 
 
 def whole(run: Run) -> str:
-    rows = all(np.shape(run.found[name])[0] == N * len(due) for name, due in run.due.items())
-    return run.told if rows else ""
+    rows = all(np.shape(run.received[name])[0] == N * len(expected) for name, expected in run.expected.items())
+    return run.description if rows else ""
 
 
 # fmt: off
@@ -79,11 +81,12 @@ SHAPES = (
 SHARDED = (
     Mistake("whole gradients, and no shards", "Which rows of the gradient does this device's optimizer need?", whole),
     Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
-            shows="a loss curve that is nearly right, and gets noisier the more devices there are"),
+            symptom="a loss curve that is nearly right, and gets noisier the more devices there are"),
     Mistake("summed, and not averaged", "loss is the mean of a part. Of how many parts is the sum?",
-            lambda run: run.told if run.is_due(N) else ""),
-    Mistake("divided once too often", "Who has divided already?", lambda run: run.told if run.is_due(1 / N) else ""),
-    Mistake("", "", lambda run: run.told),
+            lambda run: run.description if run.is_due(N) else ""),
+    Mistake("divided once too often", "Who has divided already?", lambda run: run.description
+        if run.is_due(1 / N) else ""),
+    Mistake("", "", lambda run: run.description),
     Mistake("all-reduced, where a part is needed", "How much of the sum does each device keep, and how much arrives?",
             lambda run: run.bytes_of("all-reduce") > run.weights and
             f"a device sends {run.bytes_of('all-reduce')} bytes to all-reduce, for weights of {run.weights}"),

@@ -51,48 +51,48 @@ def script(world: Model, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield Look(facts=facts)
 
 
-def same(found: Tensor, due: Tensor) -> bool:
-    return close(found, due, TOLERANCE[due.dtype])
+def same(found: Tensor, expected: Tensor) -> bool:
+    return close(found, expected, TOLERANCE[expected.dtype])
 
 
 def other_parameters(one: Twice, renamed: bool = False) -> str | None:
-    before, after = list(parameters(one.plain)), list(parameters(one.found))
+    before, after = list(parameters(one.plain)), list(parameters(one.received))
     gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
     if before == after or (renamed and not (gone and new)):
         return None
     return f"{f'{gone[0]!r} is gone' if gone else 'all are there'}{f', {new[0]!r} is new' if new else ''}"
 
 
-def changed(fits: Callable[[Tensor, Tensor], bool], told: str) -> Callable[[Twice], str | None]:
+def changed(matches: Callable[[Tensor, Tensor], bool], told: str) -> Callable[[Twice], str | None]:
     """The first parameter of which it is so, before and after."""
 
     def row(one: Twice) -> str | None:
-        pairs = zip(parameters(one.plain).items(), parameters(one.found).values(), strict=True)
-        return first(told.format(name, show(x), show(y)) for (name, x), y in pairs if fits(x, y))
+        pairs = zip(parameters(one.plain).items(), parameters(one.received).values(), strict=True)
+        return first(told.format(name, show(x), show(y)) for (name, x), y in pairs if matches(x, y))
 
     return row
 
 
 def other_loss(one: Twice) -> str | None:
-    pairs = zip(one.now.losses, one.due.losses, strict=True)
+    pairs = zip(one.now.losses, one.expected.losses, strict=True)
     return first(f"the loss is {instead(*pair)}" for pair in pairs if not same(*pair))
 
 
 def missing(one: Twice) -> str | None:
-    due = [name for name, gradient in one.due.gradients.items() if gradient is not None]
-    gone = [name for name in due if one.now.gradients[name] is None]
-    return f"{len(gone)} of {len(due)} gradients are missing, first that of {gone[0]!r}" if gone else None
+    expected = [name for name, gradient in one.expected.gradients.items() if gradient is not None]
+    gone = [name for name in expected if one.now.gradients[name] is None]
+    return f"{len(gone)} of {len(expected)} gradients are missing, first that of {gone[0]!r}" if gone else None
 
 
 def other_gradients(one: Twice) -> str | None:
-    due = {name: gradient for name, gradient in one.due.gradients.items() if gradient is not None}
-    wrong = [name for name in due if not same(one.now.gradients[name], due[name])]
+    expected = {name: gradient for name, gradient in one.expected.gradients.items() if gradient is not None}
+    wrong = [name for name in expected if not same(one.now.gradients[name], expected[name])]
     if not wrong:
         return None
-    found, right = one.now.gradients[wrong[0]], due[wrong[0]]
+    found, right = one.now.gradients[wrong[0]], expected[wrong[0]]
     at = tuple(int(i) for i in torch.unravel_index((found - right).abs().argmax(), right.shape))
     return (
-        f"{len(wrong)} of {len(due)} gradients differ, first that of {wrong[0]!r} at {list(at)}: "
+        f"{len(wrong)} of {len(expected)} gradients differ, first that of {wrong[0]!r} at {list(at)}: "
         f"it is {instead(found[at], right[at])}"
     )
 
@@ -113,7 +113,7 @@ CHANGED = (
     Mistake("other parameters", BY_NAME, other_parameters),
     Mistake("no longer in training mode", "What does dropout do there?",
             lambda one: first(f"{name or 'the model'} is in evaluation mode"
-                              for name, module in one.found.named_modules() if not module.training)),
+                              for name, module in one.received.named_modules() if not module.training)),
     Mistake("requires_grad has changed", "Who decides what is trained?",
             changed(lambda before, after: before.requires_grad != after.requires_grad,
                     "requires_grad of {!r} has changed")),
@@ -140,7 +140,7 @@ NUMBERS = (
     Mistake("different gradients", "What does the second run see that the first one did not?", other_gradients),
     Mistake("the second run disturbs the random numbers",
             "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
-            lambda one: not torch.equal(one.now.random, one.due.random)
+            lambda one: not torch.equal(one.now.random, one.expected.random)
             and "after a step, torch's random numbers go on from a different place than without recomputation"),
 )
 # fmt: on
@@ -163,14 +163,14 @@ def again(one: SimpleNamespace) -> str:
     return f"{one.again:.2f} × the layers' forward is computed again; the budget is {one.world.dear:.2f} ×"
 
 
-def both(fits: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
+def both(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
     """Both budgets, where it fits."""
     told = "the step holds {:.2f} × as much as before ({:.2f} × when backward begins); the budget is {:.2f} ×\n"
-    return lambda one: told.format(one.held, one.left, one.world.most) + again(one) if fits(one) else None
+    return lambda one: told.format(one.held, one.left, one.world.most) + again(one) if matches(one) else None
 
 
-def over(fits: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
-    return both(lambda one: one.held > one.world.most and fits(one))
+def over(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
+    return both(lambda one: one.held > one.world.most and matches(one))
 
 
 def in_vain(one: SimpleNamespace) -> str | None:

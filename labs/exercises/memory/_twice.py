@@ -94,9 +94,9 @@ class Twice:
     """The model as it was (plain), as it is (found), and the same step of both (due, now)."""
 
     def __init__(self, world: Model, fn: Callable[..., Any]) -> None:
-        self.world, self.plain, self.found = world, world.model(), world.model()
+        self.world, self.plain, self.received = world, world.model(), world.model()
         self.ran: Counter[str] = Counter()
-        for name, layer in self.found.layers.items():
+        for name, layer in self.received.layers.items():
             layer.mlp.register_forward_pre_hook(partial(self.runs_now, name))
         self.returned = self.apply(fn)
         self.ran.clear()
@@ -104,11 +104,11 @@ class Twice:
     def apply(self, fn: Callable[..., Any]) -> str:
         """What it returned, in words, where that is something else than the model."""
         if self.world.around:
-            for layer in self.found.layers.values():
+            for layer in self.received.layers.values():
                 layer.forward = partial(fn, layer.forward)
             return ""
-        returned = fn(self.found)
-        return "" if returned is None or returned is self.found else show(returned)
+        returned = fn(self.received)
+        return "" if returned is None or returned is self.received else show(returned)
 
     def runs_now(self, name: str, *_: Any) -> None:
         self.ran[name] += 1
@@ -116,11 +116,11 @@ class Twice:
 
     def steps(self) -> Iterator[tuple[str, Twice]]:
         """The costs are those of the first one."""
-        for number, step in enumerate(due(self.world)):
-            self.due, self.under_no_grad = step, number == 2
+        for number, step in enumerate(expected(self.world)):
+            self.expected, self.under_no_grad = step, number == 2
             with torch.set_grad_enabled(not self.under_no_grad):
                 try:
-                    self.now = Step(self.world, self.found)
+                    self.now = Step(self.world, self.received)
                 except Exception as error:
                     if self.ran and self.without_graph:
                         error.add_note(WITHOUT_GRAPH)
@@ -135,7 +135,7 @@ class Twice:
         with Multiplications() as forward, torch.no_grad():
             for layer in self.plain.layers.values():
                 layer(x)
-        more = self.now.multiplications - self.due.multiplications
+        more = self.now.multiplications - self.expected.multiplications
         runs = {name: self.ran[name] / self.world.waiting for name in self.plain.layers}
         return {"runs": runs, "again": more / forward.total / self.world.waiting} | self.bytes()
 
@@ -146,14 +146,14 @@ class Twice:
         """
         if not self.world.measured:
             return {}
-        held, before = self.now.held, max(self.due.held)
+        held, before = self.now.held, max(self.expected.held)
         at = held.index(max(held))
         return {
             "held": held[at] / before,
             "left": held[self.now.middle] / before,
             "late": at > self.now.middle,
             "come": self.now.come[at] / max(self.now.come),
-            "elsewhere": self.now.elsewhere - self.due.elsewhere,
+            "elsewhere": self.now.elsewhere - self.expected.elsewhere,
             "before": before,
             "returned": self.returned,
         }
@@ -189,7 +189,7 @@ class Step:
 
 
 @cache
-def due(world: Model) -> list[Step]:
+def expected(world: Model) -> list[Step]:
     """Of the model as it was: the same for every function that is tried in a job."""
     plain, steps = world.model(), []
     for under_no_grad in (False, False, True) if world.again else (False,):

@@ -36,8 +36,8 @@ def layer_bytes(fn: Callable[..., Any], seed: int) -> str:
 def sheet(shape: tuple[int, ...]) -> Sheet:
     B, T, D, H, K, F = shape
     words = ", ".join(f"{name} = {n:,}" for name, n in zip("BTDHKF", shape, strict=True))
-    due = layer_terms(Job(Config(32, D, 1, H, K, F, context=T), B), "none")
-    return Sheet(shape, {name: due[name] for name in TERMS}, words)
+    expected = layer_terms(Job(Config(32, D, 1, H, K, F, context=T), B), "none")
+    return Sheet(shape, {name: expected[name] for name in TERMS}, words)
 
 
 def drawn(draw: random.Random) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ MISTAKES = (
             as_if(lambda *shape: {name: 2 * n for name, n in numbers(*shape).items()})),
     Mistake("only one sequence", "How many tokens are in a batch of B sequences?",
             as_if(lambda B, *shape: {name: FLOAT * n for name, n in numbers(1, *shape).items()}),
-            shows="a formula that holds for one sequence, and is a B-th of the truth for more"),
+            symptom="a formula that holds for one sequence, and is a B-th of the truth for more"),
     Mistake("one norm, and not two", "How many norms does a layer have?",
             term("norms", lambda B, T, D, H, K, F: B * T * (2 * D + 1))),
     Mistake("a norm as one kernel, and not operator by operator",
@@ -90,7 +90,7 @@ MISTAKES = (
             term("norms", lambda B, T, D, H, K, F: B * T * 4 * D)),
     Mistake("the same input three times", "q, k and v are made of one tensor. How often is it in memory?",
             term("attention", lambda B, T, D, H, K, F: B * T * (2 * D + attended(D, H, K) + beside(T, D, H))),
-            shows="activations are predicted too large, by 2D numbers per token and layer"),
+            symptom="activations are predicted too large, by 2D numbers per token and layer"),
     Mistake("keys and values counted as wide as queries", "How many heads of keys are there?",
             term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, H) + beside(T, D, H)))),
     Mistake("the log-sum-exps are left out",
@@ -98,7 +98,7 @@ MISTAKES = (
             term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) - H + beside(T, D, H)))),
     Mistake("the whole table is counted as kept", "Which kernel computes attention here, and what does it never store?",
             term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) + H * T + beside(T, D, H))),
-            shows="activations that are predicted to grow with the square of the context"),
+            symptom="activations that are predicted to grow with the square of the context"),
     Mistake("y is counted once, where it is there twice",
             "What does the matrix product o keep, and in which order do the numbers of y lie in memory?",
             term("attention", lambda B, T, D, H, K, F: B * T * attended(D, H, K))),

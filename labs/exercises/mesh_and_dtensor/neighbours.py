@@ -53,7 +53,7 @@ def sheets(seed: int) -> list[Sheet]:
 
 
 def form(bad: Callable[[Any], bool]) -> Callable[[Seen], str | None]:
-    return lambda seen: seen.told if bad(seen.found) else None
+    return lambda seen: seen.description if bad(seen.received) else None
 
 
 def is_pair(found: Any) -> bool:
@@ -68,12 +68,12 @@ def whole(found: Any) -> bool:
 def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen], str | None]:
     """Whether on all meshes of as many axes this part is what it would be so."""
 
-    def fits(seen: Seen) -> str | None:
+    def matches(seen: Seen) -> str | None:
         axes = len(seen.sheet.arguments[0])
         pairs = [(sheet, found) for sheet, found in seen.written if len(sheet.arguments[0]) == axes]
-        return seen.told if all(found[part] == list(other(*sheet.arguments)) for sheet, found in pairs) else None
+        return seen.description if all(found[part] == list(other(*sheet.arguments)) for sheet, found in pairs) else None
 
-    return fits
+    return matches
 
 
 def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[Seen], str | None]:
@@ -84,11 +84,11 @@ def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[See
 def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], str | None]:
     """Whether this part is wrong in this way: (found, due)."""
 
-    def fits(seen: Seen) -> str | None:
-        found, due = seen.found[part], list(seen.sheet.due[part])
-        return seen.told if found != due and test(found, due) else None
+    def matches(seen: Seen) -> str | None:
+        found, expected = seen.received[part], list(seen.sheet.expected[part])
+        return seen.description if found != expected and test(found, expected) else None
 
-    return fits
+    return matches
 
 
 def beyond(sheet: Sheet, found: Place) -> bool:
@@ -110,7 +110,7 @@ MISTAKES = (
             form(lambda found: not whole(found))),
     Mistake("the first axis is made of neighbours", "Rank 1 stands beside rank 0: along which axis?",
             part_as_if(0, lambda shape, rank: columns_first(shape, rank)[0]),
-            shows="the right groups, on the wrong axes: what should stay inside a node leaves it"),
+            symptom="the right groups, on the wrong axes: what should stay inside a node leaves it"),
     Mistake("the coordinate is reversed", "Which axis does the first number of a coordinate belong to?",
             part_as_if(0, lambda shape, rank: right(shape, rank)[0][::-1])),
     Mistake("it counts from 1", "What is the coordinate of rank 0?",
@@ -119,10 +119,10 @@ MISTAKES = (
             "Whose place does the caller want to know?", part_as_if(0, lambda shape, rank: [0] * len(shape))),
     Mistake("not one number for each axis",
             "How many axes does the mesh have, and so how many numbers does a coordinate have?",
-            differs(0, lambda found, due: len(found) != len(due))),
-    Mistake("a different coordinate", "", differs(0, lambda found, due: True)),
+            differs(0, lambda found, expected: len(found) != len(expected))),
+    Mistake("a different coordinate", "", differs(0, lambda found, expected: True)),
     Mistake("not one group for each axis", "Of how many groups is a rank a member?",
-            differs(1, lambda found, due: len(found) != len(due))),
+            differs(1, lambda found, expected: len(found) != len(expected))),
     Mistake("the axes are exchanged", "Along an axis, which number of the coordinate changes?",
             part_as_if(1, lambda shape, rank: right(shape, rank)[1][::-1])),
     Mistake("always a run of neighbours", "How far apart are two ranks that follow each other along an axis?",
@@ -132,11 +132,11 @@ MISTAKES = (
     Mistake("the rank itself is missing", "Who takes part in a collective?",
             groups_as_if(lambda rank, group: [n for n in group if n != rank])),
     Mistake("not in the order of the axis", "Who is first along the axis?",
-            differs(1, lambda found, due: [sorted(group) for group in found] == due)),
+            differs(1, lambda found, expected: [sorted(group) for group in found] == expected)),
     Mistake("ranks that do not exist", "What is the largest rank of this mesh?",
-            lambda seen: any(beyond(*each) for each in seen.written) and seen.told),
+            lambda seen: any(beyond(*each) for each in seen.written) and seen.description),
     Mistake("a different group", "Along an axis one number of the coordinate changes. Which ranks are those?",
-            differs(1, lambda found, due: True)),
+            differs(1, lambda found, expected: True)),
 )
 # fmt: on
 

@@ -86,32 +86,32 @@ def in_memory_order(world: Given) -> list[Tensor | None]:
 
 def sums_at_other_places(one: One) -> bool:
     whole = one.world.total.flatten().double()
-    return bool((one.found.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
+    return bool((one.received.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
 
 
-def of_shape(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
+def of_shape(matches: Callable[[One], bool]) -> Callable[[One], str | bool]:
     return lambda one: (
-        isinstance(one.found, Tensor)
-        and one.found.shape != one.due.shape
-        and fits(one)
-        and f"returned {one.told}; its piece has shape {tuple(one.due.shape)}"
+        isinstance(one.received, Tensor)
+        and one.received.shape != one.expected.shape
+        and matches(one)
+        and f"returned {one.description}; its piece has shape {tuple(one.expected.shape)}"
     )
 
 
 def along_another_dim(one: One) -> bool:
     others = [dim for dim in range(len(one.world.shape)) if dim != dim_of(one.world)]
-    return any(one.found.shape == pieces(one.world, one.world.total, dim)[one.index].shape for dim in others)
+    return any(one.received.shape == pieces(one.world, one.world.total, dim)[one.index].shape for dim in others)
 
 
 def padded(one: One) -> bool:
-    longer = one.found.numel() > one.due.numel() and one.found.ndim == one.due.ndim
-    return longer and one.found.shape[dim_of(one.world)] == longest(one.world)
+    longer = one.received.numel() > one.expected.numel() and one.received.ndim == one.expected.ndim
+    return longer and one.received.shape[dim_of(one.world)] == longest(one.world)
 
 
 # fmt: off
 EXERCISE = Exercise(
     worlds,
-    due=lambda world: pieces(world, world.total),
+    expected=lambda world: pieces(world, world.total),
     summands=lambda world, index: [pieces(world, x)[index] for x in world.xs],
     sends=sends,
     wide=lambda draw: draw.given(4, (256, 128), dtype=F32, args={"dim": 1}),
@@ -120,20 +120,20 @@ EXERCISE = Exercise(
     forms=(
         Mistake("the whole sum instead of a piece",
                 "Partial() to Replicate() is another row of the table. Which part is this rank's?",
-                of_shape(lambda one: one.found.shape == one.world.shape)),
+                of_shape(lambda one: one.received.shape == one.world.shape)),
         Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
-                of_shape(padded), shows="right where the dim divides; elsewhere the last pieces end in zeros"),
+                of_shape(padded), symptom="right where the dim divides; elsewhere the last pieces end in zeros"),
         Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
     ),
     mistakes=(
         Mistake("one's own summand", "Where are the others' summands?", made(alone),
-                shows="no error, and numbers that are too small: a summand was taken for the tensor"),
+                symptom="no error, and numbers that are too small: a summand was taken for the tensor"),
         Mistake("the pieces are rotated", "Which piece is rank r's?", as_if(rotated)),
         Mistake("cut in the order of memory",
                 "Which elements lie side by side in memory, and which side by side along the dim?",
                 lambda one: dim_of(one.world) > 0 and (as_if(in_memory_order)(one) or sums_at_other_places(one))),
     ),
-    asks={
+    questions={
         "another shape": "How does torch.chunk cut this many elements into N pieces?",
         "averaged instead of summed": "What do the summands make: a sum, or a mean?",
         "too many bytes": "Which part of your summand does each other rank need?",

@@ -83,8 +83,8 @@ def placements(fn: Callable[..., Any], seed: int) -> str:
         held = results[0].held[strategy]
         refuse(OBEYED, Seen(strategy, table[strategy], (*held, sent)), f"{strategy}: ")
         for rank, outcome in enumerate(results):
-            for found, due in zip(outcome.weights[strategy], updated(case), strict=True):
-                if not close(found, due, 1e-12):
+            for found, expected in zip(outcome.weights[strategy], updated(case), strict=True):
+                if not close(found, expected, 1e-12):
                     raise Wrong(f"{strategy}: rank {rank} ends with different weights than one process", OBEY)
     return "five strategies, each obeyed by a job: it holds and sends what the strategy does"
 
@@ -153,7 +153,7 @@ class Form:
 
 
 def obeyable(strategy: str, table: Any) -> bool:
-    return not any(row.fits(Form(strategy, table)) for row in FORM)
+    return not any(row.matches(Form(strategy, table)) for row in FORM)
 
 
 def is_list(value: Any) -> bool:
@@ -185,7 +185,7 @@ FORM = (
             "ranks, or its own part of the sum?",
             lambda form: form.strategy in ("DDP", "HSDP") and any(p.is_partial() for p in form.kinds[1])
             and f"G is {form.kinds[1]} when the backward is over",
-            shows="nobody has the gradient before the optimizer asks for it"),
+            symptom="nobody has the gradient before the optimizer asks for it"),
 )
 # fmt: on
 
@@ -199,18 +199,19 @@ class Seen:
     found: tuple[int, ...]
 
     @property
-    def due(self) -> tuple[float, ...]:
+    def expected(self) -> tuple[float, ...]:
         return tuple(times * prod(SHAPES[0]) * 8 for times in DUE[self.strategy])
 
     def off(self, index: int) -> float:
         """How many times too much; 1 where it is right."""
-        ratio = self.found[index] / self.due[index]
+        ratio = self.received[index] / self.expected[index]
         return 1 if abs(ratio - 1) < 1e-9 else ratio
 
     def said(self, index: int) -> str:
         what = ("each rank holds {:,} bytes of P", "each rank holds {:,} bytes of G", "each rank holds {:,} bytes of S",
                 "a rank sends {:,} bytes in a step")[index]  # fmt: skip
-        return f"as the table says, {what.format(self.found[index])}; with {self.strategy} it is {self.due[index]:,.0f}"
+        said, expected = what.format(self.received[index]), self.expected[index]
+        return f"as the table says, {said}; with {self.strategy} it is {expected:,.0f}"
 
     @property
     def wrong(self) -> int | None:
@@ -235,7 +236,7 @@ OBEYED = (
             "Along which axis do the ranks hold the same, and along which do they share?",
             lambda seen: seen.strategy == "HSDP" and any(sharded(seen, index) == [True, False] for index in range(3))
             and seen.said(seen.wrong),
-            shows="HSDP that gathers across nodes, where it should gather inside of them"),
+            symptom="HSDP that gathers across nodes, where it should gather inside of them"),
     Mistake("sharded over both axes", "If nothing is there twice, what is the axis of replicas for?",
             lambda seen: any(sharded(seen, index) == [True, True] for index in range(3)) and seen.said(seen.wrong)),
     Mistake("P is sharded", "What does the next forward begin with, in this strategy?", kind_is(0, more=False)),
@@ -248,7 +249,7 @@ OBEYED = (
     Mistake("the gradient is reduced to everybody",
             "Each rank's optimizer uses a part of the mean gradient. Who needs the sum of all of it?",
             lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
-            shows="ZeRO 1 that sends half as much again as DDP"),
+            symptom="ZeRO 1 that sends half as much again as DDP"),
     Mistake("more is sent than this strategy sends", OBEY, kind_is(3, more=True)),
     Mistake("the mean is never there", "When, and along which axes, are the summands added up?",
             kind_is(3, more=False)),

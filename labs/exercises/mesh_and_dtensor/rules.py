@@ -85,8 +85,8 @@ def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
     with Aftermath() as aftermath:
         done = Computed(table=noted(case, fn))
     aftermath.tell(done)
-    if not any(row.fits(Form(name, done.table)) for name in OPERATIONS for row in FORM):
-        done.found, done.enough = list(by_rows(done.table, case)), enough(case)
+    if not any(row.matches(Form(name, done.table)) for name in OPERATIONS for row in FORM):
+        done.received, done.enough = list(by_rows(done.table, case)), enough(case)
     done.table = done.table if isinstance(done.table, dict) else show(done.table)
     return done
 
@@ -107,13 +107,15 @@ def by_rows(table: Mapping[str, Any], case: Case) -> Iterator[tuple[Tensor | str
         with CommunicationWatch() as watch:
             try:
                 y = OPERATIONS[name].do(*inputs)
-                due = y.spec.block(mesh.get_coordinate()).shape
-                told = "" if due == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {due}"
+                expected = y.spec.block(mesh.get_coordinate()).shape
+                told = (
+                    "" if expected == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {expected}"
+                )
             except (RuntimeError, ValueError) as error:
                 told = str(error).splitlines()[0]
-        fits = torch.tensor(not told)
-        dist.all_reduce(fits, op=dist.ReduceOp.MIN)
-        found = y.full_tensor() if fits else f"the blocks do not make up the result ({told or 'on another rank'})"
+        matches = torch.tensor(not told)
+        dist.all_reduce(matches, op=dist.ReduceOp.MIN)
+        found = y.full_tensor() if matches else f"the blocks do not make up the result ({told or 'on another rank'})"
         yield found, sum(row["sent"] for row in watch.tape)
 
 
@@ -142,8 +144,8 @@ class Form:
         """Dims of inputs and output, as the letters have them, and as they are."""
         operation = OPERATIONS[self.name]
         written = [[len(dims) for dims in side.split(",")] for side in self.row[0].split("->")]
-        due = [[len(dims) for dims in side.split(",")] for side in operation.letters.split("->")]
-        return [] if written == due else [written, due]
+        expected = [[len(dims) for dims in side.split(",")] for side in operation.letters.split("->")]
+        return [] if written == expected else [written, expected]
 
 
 # fmt: off
@@ -176,8 +178,8 @@ class Seen:
     def ways(self, more: bool) -> list[Way]:
         """Those that are too many in the learner's row, or that it lacks."""
         own = OPERATIONS[self.name]
-        mine, due = ways(*self.row), ways(own.letters, own.linear)
-        return [way for way in (mine if more else due) if way not in (due if more else mine)]
+        mine, expected = ways(*self.row), ways(own.letters, own.linear)
+        return [way for way in (mine if more else expected) if way not in (expected if more else mine)]
 
     def of_summands(self, more: bool) -> bool:
         return any(p.is_partial() for way in self.ways(more) for p in way.inputs)
@@ -195,12 +197,12 @@ ROWS = (
             lambda seen: seen.elsewhere and (seen.wrong or seen.more)),
     Mistake("linear, where it is not", "Put in two summands, one after the other. Do the two results add up to the "
             "result of their sum?", lambda seen: seen.of_summands(True) and seen.wrong,
-            shows="right on one rank, and nobody is told otherwise on four"),
+            symptom="right on one rank, and nobody is told otherwise on four"),
     Mistake("cut where a block is not enough", "What does a rank need for its part of the result, besides its block?",
             lambda seen: seen.wrong),
     Mistake("a dim stays whole that could be cut", "Along which dim does a rank need nothing of the others?",
             lambda seen: seen.more and not seen.of_summands(False) and seen.more,
-            shows="the right numbers, and a gather in every step that nobody asked for"),
+            symptom="the right numbers, and a gather in every step that nobody asked for"),
     Mistake("not linear, where it is", "Which of its inputs could be a summand, if the others are whole?",
             lambda seen: seen.more),
 )
@@ -232,10 +234,10 @@ def rules(fn: Callable[..., Any], seed: int) -> str:
 
 def wrong_numbers(results: Any, case: Case, step: int) -> str:
     name, layout = TRIED[step]
-    due = OPERATIONS[name].do(*case.inputs(name))
+    expected = OPERATIONS[name].do(*case.inputs(name))
     for rank, outcome in enumerate(results):
-        found, _ = outcome.found[step]
-        if isinstance(found, str) or not close(found, due, 1e-9):
+        found, _ = outcome.received[step]
+        if isinstance(found, str) or not close(found, expected, 1e-9):
             told = found if isinstance(found, str) else "the numbers are not those of whole tensors"
             return f"{worded(name, layout)}: on rank {rank} {told}"
     return ""
@@ -243,7 +245,7 @@ def wrong_numbers(results: Any, case: Case, step: int) -> str:
 
 def too_much(results: Any, step: int) -> str:
     for rank, outcome in enumerate(results):
-        mine, due = outcome.found[step][1], outcome.enough[step]
-        if mine > due:
-            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {due:,} are enough"
+        mine, expected = outcome.received[step][1], outcome.enough[step]
+        if mine > expected:
+            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {expected:,} are enough"
     return ""

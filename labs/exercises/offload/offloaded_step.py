@@ -36,11 +36,11 @@ Call = tuple[str, int]
 class Step(World):
     """due: the numbers of the parameters that take the step, in order.  fails: the call that raises, and of whom."""
 
-    due: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
     fails: Call | None = None
 
     def __str__(self) -> str:
-        words = f"parameters {', '.join(map(str, self.due))}" if self.due else "no parameter"
+        words = f"parameters {', '.join(map(str, self.expected))}" if self.expected else "no parameter"
         return f"{words}, and {self.fails[0]} fails for {self.fails[1]}" if self.fails else words
 
 
@@ -51,8 +51,8 @@ def worlds(draw: Draw) -> dict[int, list[Step]]:
     failing = {("fetch", many[2]): 5, ("store", many[1]): 4, ("store", many[2]): 3}
     return {
         1: [
-            *(draw.world(Step, 1, due=due) for due in some),
-            *(draw.world(Step, 1, due=many[:n], fails=fails) for fails, n in failing.items()),
+            *(draw.world(Step, 1, expected=expected) for expected in some),
+            *(draw.world(Step, 1, expected=many[:n], fails=fails) for fails, n in failing.items()),
         ]
     }
 
@@ -85,7 +85,7 @@ class Tier:
     def play(self, fn: Callable[..., Any]) -> None:
         before = threading.active_count()
         try:
-            fn(list(self.world.due), *(partial(self.call, name) for name in ("fetch", "update", "store")))
+            fn(list(self.world.expected), *(partial(self.call, name) for name in ("fetch", "update", "store")))
         except Exception as error:
             if self.world.fails is None:
                 raise
@@ -94,7 +94,7 @@ class Tier:
         self.threads = threading.active_count() - before
         if self.threads > 0 and not self.world.fails:  # what comes too late is not left out
             with self.changed:
-                self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.due), IN_VAIN)
+                self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.expected), IN_VAIN)
 
     def call(self, name: str, i: int, values: Any = None) -> dict[str, Tensor] | None:
         with self.changed:
@@ -120,16 +120,16 @@ class Tier:
             self.most = max(self.most, [i for i, tensors in self.alive.items() if len(tensors)], key=len)
 
     def look(self, name: str, i: int, values: Any) -> None:
-        fits = isinstance(values, dict) and isinstance(values.get("master"), Tensor)
-        found = values["master"][0].item() if fits else None
+        matches = isinstance(values, dict) and isinstance(values.get("master"), Tensor)
+        found = values["master"][0].item() if matches else None
         if found != i + GIVES["fetch" if name == "update" else "update"]:
-            what = f"what {'update gave' if found % 1 else 'fetch gave'} for {int(found)}" if fits else show(values)
+            what = f"what {'update gave' if found % 1 else 'fetch gave'} for {int(found)}" if matches else show(values)
             self.given.append((name, f"{name}({i}, …) was given {what}"))
 
     def wait(self, name: str, i: int) -> None:
         """Until the other call has begun, for what comes next; once one has waited in vain, or fails, nobody waits."""
-        due, hopeless = self.world.due, self.alone or self.world.fails
-        following = due[due.index(i) + 1 :][:1] if i in due else ()
+        expected, hopeless = self.world.expected, self.alone or self.world.fails
+        following = expected[expected.index(i) + 1 :][:1] if i in expected else ()
         if following:
             with self.changed:
                 other = BESIDE[name], following[0]
@@ -153,15 +153,15 @@ def given(name: str) -> Callable[[Tier], str | None]:
 
 def too_often(tier: Tier) -> str | None:
     for name, i in tier.begun:
-        if i not in tier.world.due:
+        if i not in tier.world.expected:
             return f"{name} was called for {i}"
         if (times := tier.begun.count((name, i))) > 1:
             return f"{name} was called {times} times for {i}"
     return None
 
 
-def unless_it_fails(fits: Callable[[Tier], str | bool | None]) -> Callable[[Tier], str | bool | None]:
-    return lambda tier: None if tier.world.fails else fits(tier)
+def unless_it_fails(matches: Callable[[Tier], str | bool | None]) -> Callable[[Tier], str | bool | None]:
+    return lambda tier: None if tier.world.fails else matches(tier)
 
 
 # fmt: off
@@ -169,30 +169,30 @@ MISTAKES = (
     Mistake("an error is lost", "Who asks a future for its result, and what does it do if the call has raised?",
             lambda tier: tier.world.fails and not tier.raised
             and "{}({}) raised an OSError, and nobody heard of it".format(*tier.world.fails),
-            shows="a full disk, no error, and a training run that is lost"),
+            symptom="a full disk, no error, and a training run that is lost"),
     Mistake("called too often, or for others", "Which parameters take this step, and how often does each?", too_often),
     Mistake("the wrong numbers are updated", "Whose values did the fetch that you waited for bring?",
             given("update")),
     Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?", given("store"),
-            shows="a step that changes nothing on the tier"),
+            symptom="a step that changes nothing on the tier"),
     Mistake("one is left out", "Which parameter has no other after it?",
             unless_it_fails(lambda tier: first(f"{name} was not called for {i}"
                                                for name in ("fetch", "update", "store")
-                                               for i in tier.world.due if (name, i) not in tier.begun))),
+                                               for i in tier.world.expected if (name, i) not in tier.begun))),
     Mistake("in another order", "In which order are the parameters due?",
-            unless_it_fails(lambda tier: tier.of("update") != list(tier.world.due)
+            unless_it_fails(lambda tier: tier.of("update") != list(tier.world.expected)
                             and f"the updates were {tier.of('update')}")),
     Mistake("returned too early", "Who waits for the last store?",
             unless_it_fails(lambda tier: first(f"when your function returned, {i} was not stored"
-                                               for i in tier.world.due if i not in tier.stored)),
-            shows="numbers of the step before, now and then, in the last parameter"),
+                                               for i in tier.world.expected if i not in tier.stored)),
+            symptom="numbers of the step before, now and then, in the last parameter"),
     Mistake("too much at once", "How many parameters may be here: one that comes, one that is updated, one that goes?",
             unless_it_fails(lambda tier: len(tier.most) > MOST
                             and f"at one moment the state of {len(tier.most)} parameters was here: {tier.most}"),
-            shows="the next one is fetched in time, and the memory is what it was without offloading"),
+            symptom="the next one is fetched in time, and the memory is what it was without offloading"),
     Mistake("nothing is fetched during an update", "Which call must have begun before update is called?",
             in_vain("update", "during the update of {} the next fetch did not begin"),
-            shows="the step takes as long as all fetches, updates and stores together"),
+            symptom="the step takes as long as all fetches, updates and stores together"),
     Mistake("the next update waits for a store",
             "Who waits for a store, and when must somebody wait for it at the earliest?",
             in_vain("store", "while {} was stored, the next update did not begin")),

@@ -59,10 +59,10 @@ def slots(
 MISTAKES = (
     Mistake("one after the other", "Who works while the caller updates?",
             as_if(lambda fetch, update, store: sum(fetch) + sum(update) + sum(store)),
-            shows="a step that is said to take the sum of everything, though it overlaps"),
+            symptom="a step that is said to take the sum of everything, though it overlaps"),
     Mistake("all of it at the same time", "Can the first update begin before the first fetch has ended?",
             as_if(lambda fetch, update, store: max(sum(update), sum(fetch) + sum(store))),
-            shows="a step that is said to take the longer of the two sums, which it never reaches"),
+            symptom="a step that is said to take the longer of the two sums, which it never reaches"),
     Mistake("the start and the end are left out", "What happens before the first update, and what after the last?",
             as_if(slots, first=False, last=False)),
     Mistake("the first fetch is left out", "What happens before the first update?", as_if(slots, first=False)),
@@ -79,5 +79,5 @@ MISTAKES = (
             as_if(lambda fetch, update, store: sum(max(u, f + s)
             for f, u, s in zip(fetch, update, store, strict=True)))),
     Mistake("a store before the first update", "What is store[n - 1] in Python when n is 0?",
-            as_if(slots, before_the_first=1), shows="almost right: store[-1] is the last one, and not nothing"),
+            as_if(slots, before_the_first=1), symptom="almost right: store[-1] is the last one, and not nothing"),
 )

@@ -120,7 +120,7 @@ class Parameter:
             step(self.p, self.kept, t, **self.world.settings(t))
         else:
             self.kept = remember(self.p)
-        self.due = self.by_adamw()
+        self.expected = self.by_adamw()
 
     @property
     def master(self) -> Tensor:
@@ -165,26 +165,28 @@ def weighed(world: Parameters, remember: Callable[..., Any], step: Callable[...,
     return [max(sizes), *(sizes[end] for end in ends)]
 
 
-def farthest(found: Tensor, due: Tensor, what: str) -> str:
-    at = int((found - due).abs().flatten().argmax())
-    return f"element {at} of {what} is {instead(found.flatten()[at], due.flatten()[at])}"
+def farthest(found: Tensor, expected: Tensor, what: str) -> str:
+    at = int((found - expected).abs().flatten().argmax())
+    return f"element {at} of {what} is {instead(found.flatten()[at], expected.flatten()[at])}"
 
 
-def kept(fits: Callable[[Tensor, Parameter], bool], told: str, *names: str) -> Callable[[Parameter], str | None]:
+def kept(matches: Callable[[Tensor, Parameter], bool], told: str, *names: str) -> Callable[[Parameter], str | None]:
     """The first of the tensors, or of these, of which it is so."""
 
     def row(one: Parameter) -> str | None:
         for name in names or NAMES:
-            if fits(x := one.kept[name], one):
+            if matches(x := one.kept[name], one):
                 return f"kept[{name!r}] {told.format(show(x), show(one.p), x.flatten()[:1].tolist())}"
         return None
 
     return row
 
 
-def goes(fits: Callable[[Parameter], bool]) -> Callable[[Parameter], str | None]:
+def goes(matches: Callable[[Parameter], bool]) -> Callable[[Parameter], str | None]:
     """Of a master that has not gone the way that it should."""
-    return lambda one: None if one.follows(one.due) or not fits(one) else farthest(one.master, one.due, "the master")
+    return lambda one: (
+        None if one.follows(one.expected) or not matches(one) else farthest(one.master, one.expected, "the master")
+    )
 
 
 def went(**other: Any) -> Callable[[Parameter], str | None]:
@@ -192,8 +194,10 @@ def went(**other: Any) -> Callable[[Parameter], str | None]:
 
 
 def apart(one: Parameter) -> str | None:
-    due = one.master.to(one.p.dtype)
-    return None if torch.equal(one.p, due) else f"{farthest(one.p, due, 'the parameter')}, its master, rounded"
+    expected = one.master.to(one.p.dtype)
+    return (
+        None if torch.equal(one.p, expected) else f"{farthest(one.p, expected, 'the parameter')}, its master, rounded"
+    )
 
 
 def not_three(one: Parameter) -> str | None:
@@ -204,13 +208,15 @@ def not_three(one: Parameter) -> str | None:
 
 
 def regraded(one: Parameter) -> bool:
-    found, due = one.p.grad, one.given
-    return due is not None and (found is None or found.dtype is not due.dtype or not torch.equal(found, due))
+    found, expected = one.p.grad, one.given
+    return expected is not None and (
+        found is None or found.dtype is not expected.dtype or not torch.equal(found, expected)
+    )
 
 
-def held(fits: Callable[[float, float, float], str | bool]) -> Callable[[Done], str | bool]:
+def held(matches: Callable[[float, float, float], str | bool]) -> Callable[[Done], str | bool]:
     """Of bytes per element: at the most, after one step, after two."""
-    return lambda done: "bytes" in done.facts and fits(*done.facts["bytes"])
+    return lambda done: "bytes" in done.facts and matches(*done.facts["bytes"])
 
 
 WHO = "Who else refers to this tensor, and what do they expect of it?"
@@ -251,10 +257,10 @@ UPDATED = (
     Mistake("the master stands still", "Which line changes the master?",
             goes(lambda one: torch.equal(one.master, one.start))),
     Mistake("small steps are lost", TYPES, goes(lambda one: torch.equal(one.master.to(one.p.dtype), one.master)),
-            shows="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
+            symptom="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
     Mistake("the gradient is followed uphill", "In which direction does the loss grow?", went(sign=-1)),
     Mistake("every step counts as the first", "What is the number of this step?", went(number=lambda t: 1),
-            shows="too quick at first: the correction of the means never ends"),
+            symptom="too quick at first: the correction of the means never ends"),
     Mistake("the steps are counted from a different number", "What is the number of the first step?",
             went(number=lambda t: t + 1)),
     Mistake("no weight decay", "Which of the settings reach adamw?", went(weight_decay=0.0)),
@@ -264,7 +270,7 @@ UPDATED = (
             goes(lambda one: True)),
     Mistake("the parameter does not follow", "With which numbers does the next forward compute?",
             lambda one: torch.equal(one.p, one.before) and apart(one),
-            shows="the loss stands still, though the optimizer is at work"),
+            symptom="the loss stands still, though the optimizer is at work"),
     Mistake("the parameter is not its master, rounded", "What is the parameter made from?", apart),
 )
 HELD = (
@@ -273,7 +279,7 @@ HELD = (
                  and f"{one:.2f} bytes per parameter after one step, {two:.2f} after two")),
     Mistake("more than 16 bytes per parameter", "2 + 2 + 12: what else is there when the step is over?",
             held(lambda most, one, two: two > 16.1 and f"{two:.2f} bytes per parameter are held when the step is over"),
-            shows="18 or 20 bytes per parameter, where 16 were expected"),
+            symptom="18 or 20 bytes per parameter, where 16 were expected"),
     Mistake("too much during a step", "Which of these copies is needed at the same time as the others?",
             held(lambda most, one, two: most > 16 + WORK
                  and f"{most:.2f} bytes per parameter are held during a step")),

@@ -84,8 +84,8 @@ class Desk:
         require(made in self.done, f"{told}, ...) before it was done")
         require(made not in self.sent, f"{told}, ...) for the second time")
         require(x is not None, f"{told}, None): there is no gradient")
-        fits = isinstance(x, Tensor) and tuple(x.shape) == CROSSES and x.dtype == self.dtype
-        require(fits, f"{told}, ...) was given {show(x)}; what crosses here is {self.dtype}, {CROSSES}")
+        matches = isinstance(x, Tensor) and tuple(x.shape) == CROSSES and x.dtype == self.dtype
+        require(matches, f"{told}, ...) was given {show(x)}; what crosses here is {self.dtype}, {CROSSES}")
         require(not x.requires_grad, f"{told}, ...) was given a tensor that requires a gradient")
         self.note(made, x)
         sent, to, work = x.clone(), self.puts[made], None

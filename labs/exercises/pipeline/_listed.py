@@ -141,9 +141,9 @@ class Returned:
         x = self.lists[rank][place]
         return f"rank {rank} {'runs' if isinstance(x, pp.Instruction) else 'has'} {x!r} at its {nth(place)} place"
 
-    def first(self, fits: Callable[[int, int, Any], Any], then: str = "") -> str | None:
+    def first(self, matches: Callable[[int, int, Any], Any], then: str = "") -> str | None:
         """Of the first (rank, place, instruction) that it fits: `rank 1 runs 1B0 at its 3rd place`, and `then`."""
-        return first(self.at(rank, place) + then for rank, place, x in self.every if fits(rank, place, x))
+        return first(self.at(rank, place) + then for rank, place, x in self.every if matches(rank, place, x))
 
 
 class Seen(Returned):
@@ -246,14 +246,14 @@ def beyond(seen: Seen) -> str | None:
 def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
     """The first of this kind that stands nowhere; an I makes what a B makes."""
 
-    def fits(seen: Seen) -> str | None:
+    def matches(seen: Seen) -> str | None:
         made = {makes(x) for _, _, x in seen.every}
-        due = product(range(seen.p), range(seen.m))
-        lacks = next((at for at in due if kind(*at) not in made), None)
+        expected = product(range(seen.p), range(seen.m))
+        lacks = next((at for at in expected if kind(*at) not in made), None)
         written = pp.I if kind is pp.B and seen.like("I") else kind
         return lacks and f"{written(*lacks)!r} is missing in the list of rank {lacks[0]}"
 
-    return fits
+    return matches
 
 
 def says(pattern: str) -> Callable[[Seen], str | None]:
@@ -274,18 +274,18 @@ RUNS = (
     Mistake("a forward is missing", "How many forwards come before the first backward, and how many after?",
             missing(pp.F)),
     Mistake("a backward is missing", "How many backwards are left when the last forward is done?", missing(pp.B),
-            shows="gradients that lack the last micro-batches: a warm-up without its cool-down"),
+            symptom="gradients that lack the last micro-batches: a warm-up without its cool-down"),
     Mistake("a W is missing", "When does each stage's last W come?", says("the other half")),
     Mistake("both a whole backward and a half of it", "B is I and W together: which of them are written here?",
             says("one too many")),
     Mistake("W before its I", "W multiplies by the gradient of the product. Who makes that?",
-            says(r"runs \d+W.* which it needs"), shows="a list that the validator refuses at a W"),
+            says(r"runs \d+W.* which it needs"), symptom="a list that the validator refuses at a W"),
     Mistake("a backward before its forward", NEEDS, says(r"runs \d+[BI].* which it needs"),
-            shows="a list that the validator refuses at a B"),
+            symptom="a list that the validator refuses at a B"),
     Mistake("a later stage before an earlier one",
             "Through which stages has a micro-batch gone before it comes to this one?",
             says(r"runs \d+F.* which it needs")),
     Mistake("the ranks wait in a circle", "Go round the circle: which of these ranks could do something else first?",
-            says("wait for each other"), shows="a schedule that would hang; the validator names the circle"),
+            says("wait for each other"), symptom="a schedule that would hang; the validator names the circle"),
     Mistake("", NEEDS, lambda seen: seen.error),
 )

@@ -32,13 +32,13 @@ def fraction(p: int, m: int) -> float:
     return (p - 1) / m
 
 
-def too_many(fits: Fits = lambda seen: True) -> Fits:
+def too_many(matches: Fits = lambda seen: True) -> Fits:
     """Activations."""
-    return lambda seen: seen.crowd and fits(seen) and seen.crowd
+    return lambda seen: seen.crowd and matches(seen) and seen.crowd
 
 
-def too_long(fits: Fits = lambda seen: True) -> Fits:
-    return lambda seen: seen.wait and fits(seen) and seen.wait
+def too_long(matches: Fits = lambda seen: True) -> Fits:
+    return lambda seen: seen.wait and matches(seen) and seen.wait
 
 
 def early(seen: Seen) -> str | None:
@@ -48,11 +48,11 @@ def early(seen: Seen) -> str | None:
 def disordered(seen: Seen) -> str | None:
     """After the same kind of a later micro-batch."""
 
-    def fits(rank: int, place: int, x: pp.Instruction) -> bool:
+    def matches(rank: int, place: int, x: pp.Instruction) -> bool:
         alike = (y for y in seen.lists[rank][:place] if type(y) is type(x) and y.stage == x.stage)
         return any(y.microbatch > x.microbatch for y in alike)
 
-    return seen.first(fits, ", and has done the same for a later micro-batch before")
+    return seen.first(matches, ", and has done the same for a later micro-batch before")
 
 
 # fmt: off
@@ -65,7 +65,7 @@ SPLIT = Mistake("the backward is split", "Which two instructions is this schedul
 BUBBLE = (
     Mistake("one micro-batch at a time", "What could a rank do until the gradient of its first micro-batch comes back?",
             too_long(lambda seen: max(map(max, seen.alive)) <= 1),
-            shows="a bubble of 100 % and more: only one rank works at any time"),
+            symptom="a bubble of 100 % and more: only one rank works at any time"),
     Mistake("the micro-batches are in another order",
             "For which micro-batch does the rank before wait, while this one does another?", too_long(disordered)),
     Mistake("the bubble is too large",
@@ -76,7 +76,8 @@ BUBBLE = (
 
 # fmt: off
 ALL_FIRST = Mistake("all forwards first", "A backward frees what its forward has kept. When could the first one begin?",
-                    too_many(lambda seen: not early(seen)), shows="memory that grows with the number of micro-batches")
+                    too_many(lambda seen: not early(seen)),
+                    symptom="memory that grows with the number of micro-batches")
 # fmt: on
 
 

@@ -111,4 +111,4 @@ def whole(lists: pp.Lists) -> list[list[pp.Instruction]]:
 
 def bits(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
     """Of what was found, and what was due."""
-    return ", bit for bit" if all(torch.equal(found, due) for found, due in pairs) else ", but for rounding"
+    return ", bit for bit" if all(torch.equal(found, expected) for found, expected in pairs) else ", but for rounding"

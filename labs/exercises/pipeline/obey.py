@@ -68,7 +68,7 @@ def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
         order, (xs, ys), has_last = list(world.lists[me]), now.batch(), world.stages - 1 in mine
         given = order, mine, xs if 0 in mine else [], ys if has_last else []
         summands = {f"stage {number}": now.summands(number) for number in mine}
-        due = torch.tensor([loss for loss, _ in by_itself(now)], dtype=F64) if has_last else None
+        expected = torch.tensor([loss for loss, _ in by_itself(now)], dtype=F64) if has_last else None
         before, desk = condition(*given), Desk(world, me, mine)
         yield None
         with saved_tensors_hooks(desk.pack, lambda box: box.tensor):
@@ -76,7 +76,13 @@ def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
         desk.finish()
         found = in_one(losses)
         del losses
-        facts = {"kept": desk.left(), "stale": desk.stale, "retained": desk.retained, "due": due, "summands": summands}
+        facts = {
+            "kept": desk.left(),
+            "stale": desk.stale,
+            "retained": desk.retained,
+            "due": expected,
+            "summands": summands,
+        }
         after = condition(*given)
         facts["changed"] = next((name for name, value in before.items() if value != after[name]), "")
         yield Look({"losses": found} | {f"stage {number}": flat(stage) for number, stage in mine.items()}, facts)
@@ -115,8 +121,8 @@ def ones(seen: Seen) -> Iterator[One]:
     of_all = [(name, index) for index, done in enumerate(seen.done) for name in done.facts["summands"]]
     for name, index in sorted(of_all, reverse=True):
         summands = seen.done[index].facts["summands"][name]
-        dues = [{name: total(summands)}] * seen.world.n
-        yield One(seen, index, name, dues, TOLERANCE[seen.world.dtype], summands)
+        expected_by_name = [{name: total(summands)}] * seen.world.n
+        yield One(seen, index, name, expected_by_name, TOLERANCE[seen.world.dtype], summands)
 
 
 def gradients(seen: Seen) -> Iterator[tuple[str, One]]:
@@ -128,22 +134,25 @@ def gradients(seen: Seen) -> Iterator[tuple[str, One]]:
 
 def losses(seen: Seen) -> Iterator[tuple[str, One]]:
     """Those that are wrong; of the rank that has some first."""
-    dues = [{"losses": done.facts["due"]} for done in seen.done]
-    for index in sorted(range(seen.world.n), key=lambda index: dues[index]["losses"] is None):
-        one = One(seen, index, "losses", dues, 1e-5)
+    expected_by_name = [{"losses": done.facts["due"]} for done in seen.done]
+    for index in sorted(range(seen.world.n), key=lambda index: expected_by_name[index]["losses"] is None):
+        one = One(seen, index, "losses", expected_by_name, 1e-5)
         if not one.right:
-            yield f"on rank {one.rank} the losses are {shown(one.found)}; they should be {shown(one.due)}\n", one
+            yield (
+                f"on rank {one.rank} the losses are {shown(one.received)}; they should be {shown(one.expected)}\n",
+                one,
+            )
 
 
 def shown(losses: Tensor | str | None) -> str:
     return str([round(x, 4) for x in losses.tolist()]) if isinstance(losses, Tensor) else losses or "[]"
 
 
-def made(fits: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
+def made(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
     """Of so many times what is due of each micro-batch until now; and of how many the loss is the mean."""
 
     def in_words(one: One) -> str | None:
-        if one.times is None or not fits(one.times, one.world.microbatches):
+        if one.times is None or not matches(one.times, one.world.microbatches):
             return None
         times = ", ".join(f"{c:.3g}" for c in one.times.tolist())
         return f"It has [{times}] times what is due of the micro-batches until now."
@@ -159,7 +168,9 @@ def only_the_last(times: Tensor, m: int) -> bool:
 def other_losses(one: One) -> str | None:
     """On the same rank."""
     wrong = ((told, other) for told, other in losses(one.seen) if other.index == one.index)
-    return next((told for told, other in wrong if isinstance(other.found, Tensor) and other.due is not None), None)
+    return next(
+        (told for told, other in wrong if isinstance(other.received, Tensor) and other.expected is not None), None
+    )
 
 
 KEEP = "What must a rank keep from a micro-batch's forward until its backward, and what not?"
@@ -169,18 +180,18 @@ RAISED = (
     Mistake("part of the list is not done", "How often does your loop run, and for which instructions does it do "
             "nothing?", says("was not done")),
     Mistake("not in the order of the list", "Who decides what comes next: the list, or your function?",
-            says("which the list has first"), shows="right numbers, but GPipe's memory whatever the schedule"),
+            says("which the list has first"), symptom="right numbers, but GPipe's memory whatever the schedule"),
     Mistake("no gradient to put",
             "Backward leaves one in the .grad of what its graph begins with. Is that what you took, and what you read?",
             says("there is no gradient|One of the differentiated Tensors does not require grad")),
     Mistake("put before it was done", "When is it there?", says("before it was done")),
-    Mistake("not put", "Who waits for it?", says("was never put"), shows="a stage that waits for ever"),
+    Mistake("not put", "Who waits for it?", says("was never put"), symptom="a stage that waits for ever"),
     Mistake("put for nobody", "Which stage would take it? What nobody takes stays for ever.", says("nobody waits")),
     Mistake("put with its graph", "What of it does another rank need?", says("a tensor that requires a gradient")),
     Mistake("changed after it was put",
             "A message may wait before it leaves, and does not copy what is in it. Who still writes there?",
             says("was changed afterwards"),
-            shows="a gradient that is right on most days: it is overwritten before it has left"),
+            symptom="a gradient that is right on most days: it is overwritten before it has left"),
     Mistake("put under the wrong name", "What has this instruction made, and under which name?",
             says("not in this rank's")),
     Mistake("put twice", "How often does a neighbour take it?", says(r"put\(.*for the second time")),
@@ -209,22 +220,23 @@ PLAY = Play(
             Mistake("the weights were stepped",
                     "Which W is the last one that this step has to wait for, and who calls the optimizer?",
                     lambda done: done.facts["changed"] == STEPPED and "the parameters have changed",
-                    shows="a loss that is right in the first step, and drifts: later micro-batches see other weights"),
-            replace(AFTERMATH[0], fits=lambda done: (name := done.facts["changed"] or done.left)
+                    symptom="a loss that is right in the first step, and drifts: later micro-batches see other "
+                        "weights"),
+            replace(AFTERMATH[0], matches=lambda done: (name := done.facts["changed"] or done.left)
                     and f"after the call, {name} is not what it was"),
             *AFTERMATH[1:],
         )),
         (gradients, (
             Mistake("no gradient, or one that is not a number",
                     "Which parameters does the backward of this stage reach, and by what is the loss divided?",
-                    lambda one: not one.found.isfinite().all()),
+                    lambda one: not one.received.isfinite().all()),
             Mistake("rounded on the way", "In which dtype does it cross, and in which is it added up?",
-                    lambda one: one.near(one.found, one.due, 2e-2)),
+                    lambda one: one.near(one.received, one.expected, 2e-2)),
             Mistake("the loss is not divided by the number of micro-batches", COUNT, made(all_are)),
             Mistake("divided by the number of micro-batches twice", COUNT, made(lambda c, m: all_are(c, 1 / m))),
             Mistake("the gradients were set to zero",
                     "What had earlier micro-batches, and earlier batches, left in .grad?",
-                    made(only_the_last), shows="only the last micro-batch trains"),
+                    made(only_the_last), symptom="only the last micro-batch trains"),
             Mistake("divided by another number", COUNT, made(lambda c, m: all_are(c, float(c[0])))),
             Mistake("some micro-batches are weighted differently", COUNT, made(lambda c, m: True)),
             Mistake("not one process's losses",
@@ -238,38 +250,39 @@ PLAY = Play(
         )),
         (losses, (
             Mistake("no losses", "Who reports the loss, and of how many micro-batches?",
-                    lambda one: one.told == "None"),
-            Mistake("losses where none are due", "Which rank computes losses?", lambda one: one.due is None),
+                    lambda one: one.description == "None"),
+            Mistake("losses where none are due", "Which rank computes losses?", lambda one: one.expected is None),
             Mistake("the losses that are returned are divided",
                     "What is divided for the backward, and what is reported?",
-                    lambda one: one.near(one.found, one.due / len(one.due))),
+                    lambda one: one.near(one.received, one.expected / len(one.expected))),
             Mistake("the losses are in another order",
                     "Which loss is that of micro-batch 0, if the list begins with another one?",
-                    lambda one: isinstance(one.found, Tensor) and one.near(one.found.sort()[0], one.due.sort()[0])),
+                    lambda one: isinstance(one.received, Tensor) and one.near(one.received.sort()[0],
+                    one.expected.sort()[0])),
             Mistake("the losses keep their graphs",
                     "A loss is a number, and the end of a graph. Which of these does the caller need?",
-                    lambda one: WITH_GRAPH in one.told,
-                    shows="memory that grows with the number of losses kept: a detach is missing"),
+                    lambda one: WITH_GRAPH in one.description,
+                    symptom="memory that grows with the number of losses kept: a detach is missing"),
             Mistake("the losses are not tensors",
                     "They should be a list of tensors without dims. If they are numbers, when must the rank wait for "
-                    "the device?", lambda one: isinstance(one.found, str)),
+                    "the device?", lambda one: isinstance(one.received, str)),
             Mistake("other losses", "What does the last stage make of its micro-batch's targets?", lambda one: True),
         )),
         (on_each_rank, (
             Mistake("retain_graph", "What does backward free as it goes, unless it is told to keep it?",
                     lambda done: done.facts["retained"]
                     and "the graph of a micro-batch is still there after its backward",
-                    shows="the right gradients, but the memory of all micro-batches"),
+                    symptom="the right gradients, but the memory of all micro-batches"),
             Mistake("a name keeps a finished micro-batch",
                     "Which of your loop's names still refers to it when the next instruction begins, and what does "
                     "`del` do?", lambda done: done.facts["stale"] == 1 and not done.facts["kept"]
                     and "tensors of a micro-batch were there, after its B, when the next instruction began",
-                    shows="right, but a micro-batch more is alive than the schedule says"),
+                    symptom="right, but a micro-batch more is alive than the schedule says"),
             Mistake("activations are kept after their backward", KEEP,
                     lambda done: (done.facts["stale"]
                     and f"those of {done.facts['stale']} micro-batches were there when the next began")
                     or (done.facts["kept"] and "some are there when all is done"),
-                    shows="1F1B with the memory of GPipe"),
+                    symptom="1F1B with the memory of GPipe"),
         )),
     ),
     question=KEEP,
@@ -289,7 +302,8 @@ def obey(fn: Callable[..., Any], seed: int) -> str:
     except Wrong as wrong:
         names = (only for world, only in ONLY.items() if says(rf"\(with .*({world})")(wrong.answer.text))
         raise wrong.also(next(names, "") if wrong.raised else "") from None
+    same = bits((one.received, one.expected) for each in seen for one in ones(each))
     return (
         f"{len({str(each.world) for each in seen})} lists on 1, 2 and 4 ranks: losses and gradients are one process's"
-        f"{bits((one.found, one.due) for each in seen for one in ones(each))}, and nothing is kept after its backward"
+        f"{same}, and nothing is kept after its backward"
     )

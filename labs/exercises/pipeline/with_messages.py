@@ -32,13 +32,13 @@ def sheets() -> list[Asked]:
         "lists in orders of their own": [[list(map(pp.read, order.split())) for order in OWN_ORDERS]],
     }
     return [
-        Asked((lists,), due(lists), f"{name} on {many(len(lists), 'rank')}")
+        Asked((lists,), expected(lists), f"{name} on {many(len(lists), 'rank')}")
         for name, every in named.items()
         for lists in every
     ]
 
 
-def due(lists: pp.Lists) -> list[Message]:
+def expected(lists: pp.Lists) -> list[Message]:
     ranks, stages = ranks_of(lists), stages_of(lists)
     uses = [(x, rank, reader(x, stages)) for rank, order in enumerate(lists) for x in order]
     return [(x, rank, ranks[use.stage]) for x, rank, use in uses if use and ranks[use.stage] != rank]
@@ -74,11 +74,11 @@ class Seen(Returned):
                     at[rank] += 1
                     at[x.to] += 1
             if at == before:
-                waits = [told(rank, x) for rank, x in enumerate(now) if x is not None]
+                waits = [describe(rank, x) for rank, x in enumerate(now) if x is not None]
                 return "", f"all have come to where they wait: {'; '.join(waits)}" if waits else ""
 
 
-def told(rank: int, x: Any) -> str:
+def describe(rank: int, x: Any) -> str:
     return f"rank {rank} to send {x.message!r} to {x.to}" if isinstance(x, Send) else f"rank {rank} for {x.message!r}"
 
 
@@ -94,15 +94,15 @@ def not_as_given(seen: Seen) -> str | None:
 
 
 def once(kind: type, verb: str) -> Callable[[Seen], str | None]:
-    def fits(seen: Seen) -> str | None:
+    def matches(seen: Seen) -> str | None:
         times = Counter(carried(rank, x) for rank, _, x in seen.every if isinstance(x, kind))
         return first(
             f"what {x!r} makes on rank {source}, and rank {to} needs, is {verb} {times[x, source, to]} times"
-            for x, source, to in seen.sheet.due
+            for x, source, to in seen.sheet.expected
             if times[x, source, to] != 1
         )
 
-    return fits
+    return matches
 
 
 def too_early(seen: Seen) -> str | None:
@@ -125,7 +125,7 @@ MISTAKES = (
             not_as_given),
     Mistake("a message that nobody needs", ONCE,
             lambda seen: seen.first(lambda rank, at, x: isinstance(x, Send | Receive)
-                                    and carried(rank, x) not in seen.sheet.due)),
+                                    and carried(rank, x) not in seen.sheet.expected)),
     Mistake("not sent once", ONCE, once(Send, "sent")),
     Mistake("not received once", ONCE, once(Receive, "received")),
     Mistake("sent before it is made", "Which instruction makes it, and where does that stand?", too_early),
@@ -135,7 +135,7 @@ MISTAKES = (
             lambda seen: seen.halt[0]),
     Mistake("ranks wait for each other", "Take the messages in the order in which they come about, over all ranks. "
             "At which of these does its other end wait for a later one?", lambda seen: seen.halt[1],
-            shows="a job that hangs, or only where a send waits for its receiver, as large ones do"),
+            symptom="a job that hangs, or only where a send waits for its receiver, as large ones do"),
 )
 # fmt: on
 

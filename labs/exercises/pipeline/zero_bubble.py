@@ -32,11 +32,11 @@ ZERO_BUBBLE = Listed(
                 too_long(lambda seen: not seen.like("I"))),
         Mistake("all W at the end", "Until when is an activation held: until its I, or until its W?",
                 too_many(lambda seen: not seen.like("W.*I")),
-                shows="no bubble, but memory that grows with the number of micro-batches"),
+                symptom="no bubble, but memory that grows with the number of micro-batches"),
         ALL_FIRST,
         Mistake("W directly after its I", "Nobody waits for a W. Where does a rank wait that could do one?",
                 lambda seen: seen.wait and (at := w_at_once(seen)) and f"{seen.wait.partition(':')[0]}: {at}",
-                shows="a split backward with the bubble of 1F1B"),
+                symptom="a split backward with the bubble of 1F1B"),
         Mistake("W's in the wrong places",
                 "An activation is held until its W. Which W could stand where this rank waits, and which one must not "
                 "wait?", lambda seen: (seen.crowd or seen.wait) and only_w_is_elsewhere(seen)

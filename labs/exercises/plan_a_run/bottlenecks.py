@@ -40,25 +40,29 @@ REPORTS = {
 @answered
 def bottlenecks(fn: Callable[..., Any], seed: int) -> str:
     """`fn() -> {report: one of WORDS}`."""
-    due = {name: word for name, (_, word) in REPORTS.items()}
-    sheet = Sheet((), due, "the reports", secret=True)
+    expected = {name: word for name, (_, word) in REPORTS.items()}
+    sheet = Sheet((), expected, "the reports", secret=True)
     return on_paper(fn, [sheet], MISTAKES, "What does this run have more of than the best one, or less?")
 
 
 def at(name: str) -> Callable[[Seen], str | None]:
     """Whether this report is the first that is wrong."""
 
-    def fits(seen: Seen) -> str | None:
-        found, due = plain(seen.found), seen.sheet.due
-        return seen.told if form(found) == form(due) and next(n for n in due if found[n] != due[n]) == name else None
+    def matches(seen: Seen) -> str | None:
+        found, expected = plain(seen.received), seen.sheet.expected
+        return (
+            seen.description
+            if form(found) == form(expected) and next(n for n in expected if found[n] != expected[n]) == name
+            else None
+        )
 
-    return fits
+    return matches
 
 
 # fmt: off
 MISTAKES = (
     Mistake("a word that is not in the list", f"Is each of them one of {', '.join(WORDS)}?",
-            so(lambda found, due: form(found) == form(due) and not {*map(str, found.values())} <= {*WORDS})),
+            so(lambda found, expected: form(found) == form(expected) and not {*map(str, found.values())} <= {*WORDS})),
     Mistake("tensor parallelism's traffic is not seen", "On how many nodes are the 32 ranks that share each layer?",
             at("A")),
     Mistake("the bubble is not seen", "With two stages and one micro-batch, what is (p − 1)/m?", at("B")),

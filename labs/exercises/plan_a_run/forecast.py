@@ -133,7 +133,7 @@ class Seen:
     error: float
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return (
             f"rank correlation {self.order:.2f} in the median of {self.groups} (model, GPUs); its first choice is "
             f"within {NEAR:.0%} of the best in {self.chosen}; off by {self.error:.0%} in the median"
@@ -148,7 +148,7 @@ def forecast(fn: Callable[..., Any], seed: int) -> str:
     asked = [*probes, *((each.run, {}) for each in runs)]
     sheet = Sheet((asked,), None, f"{len(runs)} published runs")
     (seen,) = each_judged(partial(of_each, fn), [sheet], partial(judged, runs))
-    return seen.told
+    return seen.description
 
 
 def judged(runs: Sequence[Published], sheet: Sheet, returned: Sequence[Any]) -> Seen:
@@ -180,11 +180,11 @@ def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
 def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) -> Callable[[Seen], str | None]:
     """Whether the seconds of one probe over those of another are so; `told` is said of them."""
 
-    def fits(seen: Seen) -> str | None:
+    def matches(seen: Seen) -> str | None:
         found = seen.probes[one] / seen.probes[other]
         return f"{told} takes {found:.3g} × as long" if ratio(found) else None
 
-    return fits
+    return matches
 
 
 def unused(constant: str, one: str, other: str) -> Mistake:
@@ -198,11 +198,11 @@ def unused(constant: str, one: str, other: str) -> Mistake:
 def next_to_due(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
     """Whether the seconds of a probe are less than this share of what is due."""
 
-    def fits(seen: Seen) -> str | None:
+    def matches(seen: Seen) -> str | None:
         share = seen.probes[name] / seconds(PROBES[name])
         return f"{told} takes {share:.2f} × what is due" if share < least else None
 
-    return fits
+    return matches
 
 
 def hidden_often(seen: Seen) -> str | None:
@@ -238,7 +238,7 @@ MISTAKES = (
     Mistake("the bubble is left out", "For how long does the last stage have nothing to do at the start?",
             compared("a long pipeline step", "a short pipeline step", lambda x: x > 90,
                      "in a pipeline of 8, a step of 100 times as many micro-batches"),
-            shows="a plan that takes a long pipeline for a step of few micro-batches"),
+            symptom="a plan that takes a long pipeline for a step of few micro-batches"),
     Mistake("tensor parallelism sends once a step", "In how many micro-batches does each layer wait for its sums?",
             compared("narrow tp", "narrow tp, once", lambda x: x < 8,
                      "of nearly all traffic along tp, a step of 64 micro-batches")),
@@ -276,7 +276,7 @@ MISTAKES = (
     unused("wire", "a slow wire", "narrow tp"),
     unused("launch", "slow Python", "idle"),
     Mistake("another order than the published one", "Which of the six things at the exercise has the largest error?",
-            lambda seen: seen.order < ORDERED and seen.told),
+            lambda seen: seen.order < ORDERED and seen.description),
     Mistake("the wrong first choice", "Which layouts does it take for quick, and what is dear in them?",
-            lambda seen: seen.chosen < CHOSEN * seen.groups and seen.told),
+            lambda seen: seen.chosen < CHOSEN * seen.groups and seen.description),
 )

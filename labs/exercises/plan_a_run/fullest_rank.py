@@ -44,7 +44,7 @@ def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 
 ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
 MISTAKES = (
     Mistake("the activations of one micro-batch only", ALIVE, as_if(held, alive=1),
-            shows="out of memory in a pipeline that should fit: its activations were divided by pp"),
+            symptom="out of memory in a pipeline that should fit: its activations were divided by pp"),
     Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
             as_if(lambda *job: held(*job, alive=job[6]))),
     Mistake("more micro-batches alive than there are", "How many can be alive, if a step has only three of them?",

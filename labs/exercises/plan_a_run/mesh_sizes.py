@@ -53,7 +53,7 @@ def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str =
 def otherwise_sorted(seen: Seen) -> str | None:
     """The same ones, in another order, or some of them twice."""
     try:
-        return seen.told if sorted({*map(tuple, seen.found)}) == seen.sheet.due else None
+        return seen.description if sorted({*map(tuple, seen.received)}) == seen.sheet.expected else None
     except TypeError:
         return None
 
@@ -62,7 +62,7 @@ def otherwise_sorted(seen: Seen) -> str | None:
 MISTAKES = (
     Mistake("not sorted, or not each once", "In which order does sorted() bring tuples?", otherwise_sorted),
     Mistake("sizes that do not multiply out", "24 GPUs, tp 5: how many are left over?", as_if(meshes, but="gpus"),
-            shows="a job that starts on fewer GPUs than were paid for, or not at all"),
+            symptom="a job that starts on fewer GPUs than were paid for, or not at all"),
     Mistake("tensor parallelism leaves the node", "Over which wire would each layer's all-reduces go?",
             as_if(meshes, but="node")),
     Mistake("heads are cut", "How many heads of attention has each rank along tp?", as_if(meshes, but="heads")),

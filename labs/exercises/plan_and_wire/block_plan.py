@@ -181,7 +181,7 @@ def worlds(draw: Draw) -> dict[int, list[Block]]:
 
 def adds_up(one: One) -> bool:
     """The ranks have summands of it."""
-    return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.due)
+    return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.expected)
 
 
 def two_pieces(told: str) -> bool:
@@ -218,29 +218,29 @@ EXERCISE = ways.both_ways(
     raised=PLANS,
     forms=(
         Mistake("a matrix is not split", "Which part of it does this rank compute with?",
-                returned(lambda found, due: found.numel() > due.numel()),
-                shows="right, but each rank holds and multiplies a whole matrix"),
+                returned(lambda found, expected: found.numel() > expected.numel()),
+                symptom="right, but each rank holds and multiplies a whole matrix"),
         Mistake("columns where rows belong, or rows where columns do",
                 "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-                returned(lambda found, due: found.shape != due.shape),
-                shows="a plan of columns alone: right, but with a gather after each matrix"),
+                returned(lambda found, expected: found.shape != expected.shape),
+                symptom="a plan of columns alone: right, but with a gather after each matrix"),
     ),
     mistakes=(
         Mistake("a shard is taken for the whole",
                 "Which tokens does this rank have when attention begins, and which does it have to see?",
                 lambda one: one.world.step == 0 and one.world.sequence_parallel and not ways.gathered(one.seen),
-                shows="each rank attends to its own part of the sequence"),
+                symptom="each rank attends to its own part of the sequence"),
         Mistake("the norms' gradients are not summed",
                 "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
                 lambda one: "norm" in one.name and adds_up(one),
-                shows="with sequence parallelism, norms that drift apart"),
+                symptom="with sequence parallelism, norms that drift apart"),
         ways.SUMMED_TOO,
     ),
     sending=(
         Mistake("x crosses the border once for each matrix",
                 "Several matrices read the same x. How often must it, or its gradient, travel?",
                 lambda sent: sent.too_much,
-                shows="the right numbers, and more than twice the bytes"),
+                symptom="the right numbers, and more than twice the bytes"),
     ),
 )
 # fmt: on
@@ -254,6 +254,6 @@ def block_plan(fn: Callable[..., Any], seed: int) -> str:
     """
     recording = checked(EXERCISE, (fn,), seed).recording
     return (
-        f"a rank holds its part of every matrix, and sent {ways.told(recording, 'x', 8 * prod(X), 0)}; "
+        f"a rank holds its part of every matrix, and sent {ways.describe(recording, 'x', 8 * prod(X), 0)}; "
         "the least possible is 3.00 ×, as two all-reduces each way"
     )

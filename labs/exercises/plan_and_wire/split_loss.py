@@ -109,7 +109,9 @@ def from_one(world: Loss) -> Iterator[ways.Numbers]:
     """Gradients as if 1 came in."""
     if world.step:
         came = [float(world.comes_back(rank)) for rank in world.members]
-        yield [{name: x / by for name, x in due.items()} for due, by in zip(world.due(), came, strict=True)]
+        yield [
+            {name: x / by for name, x in expected.items()} for expected, by in zip(world.expected(), came, strict=True)
+        ]
 
 
 # fmt: off
@@ -125,28 +127,30 @@ EXERCISE = ways.both_ways(
                 losses(by_own_highest)),
         Mistake("a target's logit stays on its rank",
                 "Which rank has the logit of a token's target, and how do the others learn of it?",
-                losses(with_own_targets, partial(with_own_targets, relative=True)), shows="another loss on each rank"),
+                losses(with_own_targets, partial(with_own_targets, relative=True)),
+                symptom="another loss on each rank"),
         Mistake("divided by the tokens of one rank", "Of how many tokens is the loss a mean, and on which ranks?",
                 losses(over_own_tokens)),
         ways.SUMMED_TOO,
         Mistake("the gradient that comes in is left out",
                 "The loss may be scaled before backward. Where does your gradient learn of it?", as_if(from_one),
-                shows="right until the loss is divided by the number of micro-batches"),
+                symptom="right until the loss is divided by the number of micro-batches"),
         Mistake("the right loss with a gradient that is not finite",
                 "The highest logit needs no gradient, since it cancels. Does autograd know that it is only a number?",
-                lambda one: one.world.step == 1 and not one.found.isfinite().all()),
+                lambda one: one.world.step == 1 and not one.received.isfinite().all()),
         ways.NOT_FINITE,
         Mistake("the right loss with a wrong gradient",
                 "softmax, minus one at the target: over which columns, and on which rank?",
                 lambda one: one.world.step == 1,
-                shows="a loss that agrees with one process at step 0, and at no other"),
+                symptom="a loss that agrees with one process at step 0, and at no other"),
     ),
     sending=(
         ways.TOO_MANY,
         Mistake("logits are gathered", "Which numbers of a token do the other ranks need, if not all of its logits?",
-                lambda sent: ways.gathered(sent) and max(sent.seen.sent.values()) > 2 * sent.due.enough(0)
+                lambda sent: ways.gathered(sent) and max(sent.seen.sent.values()) > 2 * sent.expected.enough(0)
                 and sent.too_much,
-                shows="memory that grows with the vocabulary on every rank: nothing was gained by splitting the head"),
+                symptom="memory that grows with the vocabulary on every rank: nothing was gained by splitting "
+                    "the head"),
         Mistake("more than three numbers per token",
                 "Which numbers about a token does every rank need from all others?", lambda sent: sent.too_much),
     ),

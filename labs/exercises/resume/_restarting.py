@@ -153,8 +153,8 @@ class Moment:
 
     t: int
     state: Any
-    found: Numbers
-    due: list[Numbers]
+    received: Numbers
+    expected: list[Numbers]
     other: list[Numbers]
     left: str = ""
     broke: str = ""
@@ -164,22 +164,22 @@ class Moment:
 
     @cached_property
     def wrong(self) -> list[Key]:
-        return differing(self.found, self.due[self.t])
+        return differing(self.received, self.expected[self.t])
 
     @cached_property
     def lost(self) -> bool:
         """Whether it has not gone on as if nothing had happened."""
-        pairs = zip(self.went, self.due[self.t + 1 :], strict=False)
+        pairs = zip(self.went, self.expected[self.t + 1 :], strict=False)
         return bool(self.new and (self.broke or any(differing(*pair) for pair in pairs)))
 
     @property
     def begun_anew(self) -> bool:
-        return bool(self.new and self.new.keys() == self.found.keys() and not differing(self.found, self.new))
+        return bool(self.new and self.new.keys() == self.received.keys() and not differing(self.received, self.new))
 
 
-def differing(found: Numbers, due: Numbers) -> list[Key]:
+def differing(found: Numbers, expected: Numbers) -> list[Key]:
     """What is there besides does no harm."""
-    return [key for key in due if not same(found.get(key), due[key])]
+    return [key for key in expected if not same(found.get(key), expected[key])]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -193,7 +193,7 @@ class Story:
 
     def __init__(self, world: Training, *functions: Callable[..., Any]) -> None:
         self.world, self.rank, self.functions = world, world.index(), dumps(functions)
-        self.other, self.due = (Trainer(world, rank).take(world.last) for rank in (1 - self.rank, self.rank))
+        self.other, self.expected = (Trainer(world, rank).take(world.last) for rank in (1 - self.rank, self.rank))
         self.sizes: list[tuple[int, int]] = []
 
     def moments(self) -> Iterator[tuple[str, Moment]]:
@@ -204,7 +204,7 @@ class Story:
         for number, (t, end) in enumerate(pairwise((*self.world.saves, self.world.last)), 1):
             one = self.saved(trainer, remember, t)
             yield f"at step {t} ", one
-            self.sizes.append((nbytes(one.state), nbytes(self.due[t])))
+            self.sizes.append((nbytes(one.state), nbytes(self.expected[t])))
             trainer.take(LOST)
             remember(*trainer.parts)
             saved = dumps(one.state)
@@ -215,13 +215,13 @@ class Story:
                 noted(f"resume called with what there was after {t} steps", resume, pickle.loads(saved), *trainer.parts)
             found, strange = trainer.numbers(), trainer.strange
             broke, (new, *went) = raised(trainer.take, end - t), trainer.history
-            one = Moment(t, one.state, found, self.due, self.other, after.left, broke, new, went, strange)
+            one = Moment(t, one.state, found, self.expected, self.other, after.left, broke, new, went, strange)
             yield f"at step {t}, after resume, ", one
 
     def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
         with Aftermath() as after:
             state = noted(f"remember called after {t} steps", remember, *trainer.parts)
-        return Moment(t, state, trainer.numbers(), self.due, self.other, after.left, raised(dumps, state))
+        return Moment(t, state, trainer.numbers(), self.expected, self.other, after.left, raised(dumps, state))
 
 
 def raised(call: Callable[..., Any], *args: Any) -> str:

@@ -47,7 +47,7 @@ FAILS = "If each of a thousand machines fails once in a thousand days, how often
 ROOT = "A save takes 2 s, and a failure comes every 400 s: what is lost if you save every 10 s, and if every 400 s?"
 MISTAKES = (
     Mistake("the failures of one machine only", FAILS, as_if(lambda save, machine, machines: young(save, machine, 1)),
-            shows="a large job that saves as seldom as a small one, and loses more and more to each failure"),
+            symptom="a large job that saves as seldom as a small one, and loses more and more to each failure"),
     Mistake("more machines that fail less often", FAILS,
             as_if(lambda save, machine, machines: young(save, machine * machines, 1))),
     Mistake("the number of machines is outside of the root", FAILS,

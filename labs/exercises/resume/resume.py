@@ -51,43 +51,43 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
     yield Look(facts=facts)
 
 
-def told(one: Moment, key: Key) -> str:
-    what, found, due = " ".join(key).strip(), one.found.get(key), one.due[one.t][key]
+def describe(one: Moment, key: Key) -> str:
+    what, found, expected = " ".join(key).strip(), one.received.get(key), one.expected[one.t][key]
     if key[0] == Kind.RANDOM:
         return f"{what} is not what it was"
     if found is None:
         return f"{what} is missing"
-    if isinstance(found, Tensor) and isinstance(due, Tensor) and found.shape == due.shape:
-        at = int((found != due).flatten().byte().argmax())
-        return f"element {at} of {what} is {instead(found.flatten()[at], due.flatten()[at])}"
-    return f"{what} is {show(found)}, and not {show(due)}"
+    if isinstance(found, Tensor) and isinstance(expected, Tensor) and found.shape == expected.shape:
+        at = int((found != expected).flatten().byte().argmax())
+        return f"element {at} of {what} is {instead(found.flatten()[at], expected.flatten()[at])}"
+    return f"{what} is {show(found)}, and not {show(expected)}"
 
 
-def remembered(fits: Callable[[Moment], Any]) -> Callable[[Moment], Any]:
+def remembered(matches: Callable[[Moment], Any]) -> Callable[[Moment], Any]:
     """Before any restart."""
-    return lambda one: one.new is None and fits(one)
+    return lambda one: one.new is None and matches(one)
 
 
-def wrong(fits: Callable[[Moment, Key], Any], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
+def wrong(matches: Callable[[Moment, Key], Any], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
     """The first that is wrong after a restart, of these kinds or of all, and that fits.  every: if all of them do."""
 
     def row(one: Moment) -> str | None:
         keys = [key for key in one.wrong if not kinds or key[0] in kinds] if one.lost else []
-        fitting = [key for key in keys if fits(one, key)]
-        return told(one, fitting[0]) if fitting and (not every or fitting == keys) else None
+        fitting = [key for key in keys if matches(one, key)]
+        return describe(one, fitting[0]) if fitting and (not every or fitting == keys) else None
 
     return row
 
 
 def as_in(numbers: Callable[[Moment], Numbers], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
     """Likewise, if it is what it is in these numbers."""
-    return wrong(lambda one, key: same(one.found.get(key), numbers(one).get(key)), *kinds, every=every)
+    return wrong(lambda one, key: same(one.received.get(key), numbers(one).get(key)), *kinds, every=every)
 
 
 def left_out(*kinds: str) -> Callable[[Moment], str | None]:
     """All of these kinds, and all that is wrong of them."""
-    fits = as_in(lambda one: one.new, *kinds, every=True)
-    return lambda one: fits(one) if {kind for kind, _ in one.wrong} >= {*kinds} else None
+    matches = as_in(lambda one: one.new, *kinds, every=True)
+    return lambda one: matches(one) if {kind for kind, _ in one.wrong} >= {*kinds} else None
 
 
 def always(one: Moment, key: Key) -> bool:
@@ -95,9 +95,9 @@ def always(one: Moment, key: Key) -> bool:
 
 
 def rounded(one: Moment, key: Key) -> bool:
-    found, due = one.found.get(key), one.due[one.t][key]
-    tensors = isinstance(found, Tensor) and isinstance(due, Tensor)
-    return tensors and any(torch.equal(found.float(), due.to(dtype).float()) for dtype in ROUNDED)
+    found, expected = one.received.get(key), one.expected[one.t][key]
+    tensors = isinstance(found, Tensor) and isinstance(expected, Tensor)
+    return tensors and any(torch.equal(found.float(), expected.to(dtype).float()) for dtype in ROUNDED)
 
 
 def sent(seen: Seen) -> str | None:
@@ -115,32 +115,32 @@ MISTAKES = (
             remembered(lambda one: not isinstance(one.state, Mapping) and f"remember returned {show(one.state)}")),
     Mistake("remembering moves the random numbers", "What would dropout have drawn next, had nobody saved?",
             remembered(lambda one: "random" in one.left and f"{one.left} is not what it was before"),
-            shows="a training that takes another way as soon as it is saved"),
+            symptom="a training that takes another way as soon as it is saved"),
     Mistake("what is remembered cannot be saved", "How would this be written to a file?",
             remembered(lambda one: one.broke)),
-    replace(AFTERMATH[0], fits=lambda one: "random" not in one.left and AFTERMATH[0].fits(one)),
+    replace(AFTERMATH[0], matches=lambda one: "random" not in one.left and AFTERMATH[0].matches(one)),
     Mistake("remembering changes the training", "What is different for the next step, after somebody has saved?",
-            remembered(lambda one: one.wrong and f"after remember {told(one, one.wrong[0])}")),
+            remembered(lambda one: one.wrong and f"after remember {describe(one, one.wrong[0])}")),
     Mistake("the optimizer has other parameters than the model",
             "Which tensors was the optimizer given when it was built, and are they still the model's?",
             lambda one: one.strange and f"{one.strange} of the optimizer's parameters are not the model's",
-            shows="the loss stands still after a restart, without an error"),
+            symptom="the loss stands still after a restart, without an error"),
     Mistake("nothing is resumed", "What must the new training be told, and by which lines?",
             lambda one: one.lost and one.begun_anew and "all is as it was built"),
     Mistake("what was remembered is not a copy", "Whose memory is it, and who writes into it in the next step?",
-            as_in(lambda one: one.due[one.t + LOST], *IN_PLACE),
-            shows="a checkpoint written while training goes on, and some of its numbers are of a later step"),
+            as_in(lambda one: one.expected[one.t + LOST], *IN_PLACE),
+            symptom="a checkpoint written while training goes on, and some of its numbers are of a later step"),
     Mistake("a moment that belongs to another parameter",
             "The new optimizer may have its parameters in another order. By what does a moment find its own?",
-            wrong(lambda one, key: any(key[0] == kind and same(one.found.get(key), x)
-                                       for (kind, _), x in one.due[one.t].items()), *MOMENTS),
-            shows="no error, and a jump in the loss after a restart: the optimizer's state goes by number"),
+            wrong(lambda one, key: any(key[0] == kind and same(one.received.get(key), x)
+                                       for (kind, _), x in one.expected[one.t].items()), *MOMENTS),
+            symptom="no error, and a jump in the loss after a restart: the optimizer's state goes by number"),
     Mistake("what another rank remembers", "Whose numbers, and whose batches, does this rank go on with?",
             as_in(lambda one: one.other[one.t], Kind.PARAMETER, Kind.BUFFER, *MOMENTS)),
     Mistake("one random state for all ranks", "Whose dropout does this rank go on with?",
-            as_in(lambda one: one.other[one.t], Kind.RANDOM), shows="after a restart all ranks drop the same units"),
+            as_in(lambda one: one.other[one.t], Kind.RANDOM), symptom="after a restart all ranks drop the same units"),
     Mistake("the optimizer is left out", KNOWS, left_out(*MOMENTS, Kind.COUNT),
-            shows="a jump in the loss after each restart, until the moments are there again"),
+            symptom="a jump in the loss after each restart, until the moments are there again"),
     Mistake("a part of the optimizer's state is left out", KNOWS, as_in(lambda one: one.new, *MOMENTS)),
     Mistake("AdamW counts its steps from another number", "By which number does AdamW correct its moments?",
             wrong(always, Kind.COUNT)),
@@ -148,22 +148,22 @@ MISTAKES = (
     Mistake("frozen parameters are left out", "Nobody trains them. Where do their numbers come from, after a restart?",
             left_out(Kind.FROZEN)),
     Mistake("buffers are left out", "What does a model keep, besides its parameters?", left_out(Kind.BUFFER),
-            shows="after a restart the loss is right in training, or nearly, and wrong in evaluation"),
+            symptom="after a restart the loss is right in training, or nearly, and wrong in evaluation"),
     Mistake("the schedule is left out", "What is the learning rate made from, in the step after the next?",
-            left_out(Kind.SCHEDULE), shows="a second warm-up after each restart"),
+            left_out(Kind.SCHEDULE), symptom="a second warm-up after each restart"),
     Mistake("the schedule goes on from another place", "How many steps has the schedule counted?",
             wrong(always, Kind.SCHEDULE)),
     Mistake("the first step has another learning rate",
             "Where does the optimizer read its learning rate, and does schedule.load_state_dict write there?",
             wrong(always, Kind.RATE)),
     Mistake("the data begin anew", "Which batches has the model seen already?", left_out(Kind.PLACE),
-            shows="after a restart the loss is a little too low: the model has seen these batches"),
+            symptom="after a restart the loss is a little too low: the model has seen these batches"),
     Mistake("the data go on from another place", "How many batches had been read, and which one is next?",
             wrong(always, Kind.PLACE)),
     Mistake("the random state is left out", READS, left_out(Kind.RANDOM),
-            shows="a run that cannot be repeated to the last bit, though everything seems to be saved"),
+            symptom="a run that cannot be repeated to the last bit, though everything seems to be saved"),
     Mistake("the random numbers begin anew", "How many have been drawn since the seed was set?",
-            as_in(lambda one: one.due[0], Kind.RANDOM), shows="the same dropout again after each restart"),
+            as_in(lambda one: one.expected[0], Kind.RANDOM), symptom="the same dropout again after each restart"),
     Mistake("the random numbers go on from another place", "When is the last one drawn before the next step?",
             wrong(always, Kind.RANDOM)),
     Mistake("no longer in training mode", "What does dropout do there?", wrong(always, Kind.MODE)),
@@ -179,7 +179,8 @@ PLAY = Play(
         (on_each_rank, (*as_found(MISTAKES), *AFTERMATH)),
         (as_a_whole, (
             Mistake("ranks exchange what they remember", "Which of the other ranks' numbers does this one go on with?",
-                    sent, shows="right, but a save takes longer the more ranks there are, and rank 0 the more memory"),
+                    sent, symptom="right, but a save takes longer the more ranks there are, and rank 0 the more "
+                        "memory"),
         )),
     ),
     question=READS,

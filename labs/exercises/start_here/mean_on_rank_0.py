@@ -44,7 +44,7 @@ def on_rank_0(value: Tensor, world: Given) -> list[Tensor | None]:
 # fmt: off
 EXERCISE = Exercise(
     worlds,
-    due=lambda world: on_rank_0(mean(world), world),
+    expected=lambda world: on_rank_0(mean(world), world),
     summands=lambda world, i: [x / world.n for x in world.xs] if i == 0 else [],
     tolerance={F64: 1e-12, F32: 1e-5, BF16: 1e-2},
     sends=lambda world: Sends(
@@ -56,12 +56,12 @@ EXERCISE = Exercise(
     question="Which numbers went into this one, and how often?",
     forms=(
         Mistake("another rank has the mean", "Who sends, who receives, and which of them is rank 0?",
-                lambda one: one.index == 0 and one.found is None
-                and any(one.near(done.values[""], one.due) for done in one.seen.done)),
+                lambda one: one.index == 0 and one.received is None
+                and any(one.near(done.values[""], one.expected) for done in one.seen.done)),
     ),
     mistakes=(
         Mistake("rank 0 hears nobody", "Which line brings the others' numbers to rank 0?", made(alone),
-                shows="one rank's own loss in the log, taken for the mean"),
+                symptom="one rank's own loss in the log, taken for the mean"),
         Mistake("rank 0 is left out", "Which numbers are on rank 0 from the start?",
                 made(lambda times, _: abs(times[0]) < 1e-3 and bool((times[1:].abs() > 1e-3).all()))),
         Mistake("only one of the other ranks counts", "Who sent each message, and what becomes of the one before it?",
@@ -72,7 +72,7 @@ EXERCISE = Exercise(
         Mistake("not a new tensor", "Who else writes into this memory, in the next step?",
                 lambda one: one.done.facts["shared"] and "returned x itself"),
     ),
-    asks={
+    questions={
         "summed instead of averaged": "By what do you divide the sum?",
         "something is returned where nothing is due": "What do the other ranks know about the mean?",
         "another shape": "What is the shape of x, and what is that of the mean of several x?",

@@ -52,5 +52,5 @@ MISTAKES = (
             as_if(lambda *job: (part(*job)[0], part(*job)[1] - part(*job)[0]))),
     Mistake("an empty shard that does not end where it starts",
             "What are the start and stop of a shard without elements, after all the others?",
-            so(lambda found, due: due[0] == due[1] and found != due)),
+            so(lambda found, expected: expected[0] == expected[1] and found != expected)),
 )

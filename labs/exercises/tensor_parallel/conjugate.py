@@ -80,8 +80,8 @@ def worlds(draw: Draw) -> dict[int, list[Border]]:
 
 
 def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:
-    fits = as_if(make)
-    return lambda one: one.world.kind == "copy" and one.world.step == step and fits(one)
+    matches = as_if(make)
+    return lambda one: one.world.kind == "copy" and one.world.step == step and matches(one)
 
 
 # fmt: off
@@ -96,7 +96,7 @@ EXERCISE = ways.both_ways(
         Mistake("the gradient of copy is not summed",
                 "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
                 of_copy(Border.alone, 1),
-                shows="the loss goes down more slowly: the layers in front get only a part of their gradient"),
+                symptom="the loss goes down more slowly: the layers in front get only a part of their gradient"),
         ways.SUMMED_TOO,
     ),
 )
@@ -110,6 +110,6 @@ def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -
     copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
     """
     recording = checked(EXERCISE, (copy, reduce), seed).recording
-    copied, reduced = (ways.told(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
+    copied, reduced = (ways.describe(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
     least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
     return f"copy sent {copied}, reduce {reduced}; {least}"

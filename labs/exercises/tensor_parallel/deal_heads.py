@@ -12,7 +12,7 @@ from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_ran
 from labs.exercises.engine.launching import noted
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, Seen, World
-from labs.tp.shares import fits
+from labs.tp.shares import matches
 
 
 class Deal(NamedTuple):
@@ -37,7 +37,7 @@ class Deals(World):
 def worlds(draw: Draw) -> dict[int, list[Deals]]:
     always = [(8, 4, 2), (8, 2, 4), (6, 3, 2), (8, 8, 3), (8, 1, 4), (24, 2, 8), (4, 4, 4), (16, 2, 16), (6, 3, 1)]
     always.append((8, 8, 5))
-    possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if fits(k * m, k, n)]
+    possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if matches(k * m, k, n)]
     deals = tuple(Deal(*each) for each in always + draw.random.sample(possible, 11))
     return {2: [draw.world(Deals, 2, deals=deals)]}
 
@@ -66,7 +66,7 @@ class Dealt:
     """What two ranks were told of a deal: for each of its ranks three lists; and what should stand in the last two."""
 
     def __init__(self, deal: Deal, told: list[Any], another_time: list[Any]) -> None:
-        self.deal, self.told, self.alike = deal, told, told == another_time
+        self.deal, self.description, self.alike = deal, told, told == another_time
         self.no_lists = next((f"rank {r} is told {each}" for r, each in enumerate(told) if isinstance(each, str)), None)
         if not self.no_lists:
             self.queries, self.keys, self.sharers = zip(*told, strict=True)
@@ -74,9 +74,9 @@ class Dealt:
             self.due_keys = reads
             self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]
 
-    def first(self, fits: Callable[[int], str | bool]) -> str | None:
+    def first(self, matches: Callable[[int], str | bool]) -> str | None:
         """Of the first rank that it fits."""
-        return next((f"rank {r} {told}" for r in range(self.deal.ranks) if (told := fits(r))), None)
+        return next((f"rank {r} {told}" for r in range(self.deal.ranks) if (told := matches(r))), None)
 
 
 def each_deal(seen: Seen) -> Iterator[tuple[str, Dealt]]:
@@ -107,8 +107,8 @@ def uneven(dealt: Dealt) -> str | bool:
     heads, kv_heads, ranks = dealt.deal
     units = max(kv_heads, ranks)  # one to each rank, and where some are left, one more to the first
     each, more = divmod(units, ranks)
-    due, found = [heads // units * (each + (rank < more)) for rank in range(ranks)], list(map(len, dealt.queries))
-    return found != due and f"the ranks have {found} query heads, and not {due}"
+    expected, found = [heads // units * (each + (rank < more)) for rank in range(ranks)], list(map(len, dealt.queries))
+    return found != expected and f"the ranks have {found} query heads, and not {expected}"
 
 
 def not_read(dealt: Dealt) -> str | None:
@@ -121,12 +121,12 @@ def not_read(dealt: Dealt) -> str | None:
 
 
 def other_sharers(dealt: Dealt, alone: bool = False) -> str | None:
-    found, due = dealt.sharers, dealt.due_sharers
+    found, expected = dealt.sharers, dealt.due_sharers
     return dealt.first(
         lambda r: (
-            found[r] != due[r]
+            found[r] != expected[r]
             and (found[r] == [r] or not alone)
-            and f"adds up its gradient with {found[r]}; the same keys and values are on {due[r]}"
+            and f"adds up its gradient with {found[r]}; the same keys and values are on {expected[r]}"
         )
     )
 
@@ -146,28 +146,28 @@ PLAY = Play(
             Mistake("a rank without a head",
                     "What does attention compute on a rank without queries, or without keys?",
                     lambda dealt: dealt.first(lambda r: not (dealt.queries[r] and dealt.keys[r])
-                                              and f"has {dealt.told[r]}"),
-                    shows="an empty tensor in attention, where there are more ranks than heads of keys and values"),
+                                              and f"has {dealt.description[r]}"),
+                    symptom="an empty tensor in attention, where there are more ranks than heads of keys and values"),
             Mistake("a query head is missing, or there twice",
                     "Who computes head 0, 1, 2, ..., each once, and no other?", queries_twice),
             Mistake("keys and values that its queries do not read",
                     "H / K query heads read one head of keys and values: which one does query head h read?", not_read,
-                    shows="no error, but attention to another head's keys"),
+                    symptom="no error, but attention to another head's keys"),
             Mistake("keys and values twice, where there are enough", "Which queries should stay together?",
                     keys_twice),
             Mistake("uneven, or the extra heads are not on the first ranks",
                     "Which ranks have one more, and by how much?", uneven),
             Mistake("not in order", "In which order do the rows of q, k and v lie in memory?",
-                    lambda dealt: dealt.first(lambda r: any(own != sorted(own) for own in dealt.told[r][:2])
-                                              and f"has {dealt.told[r]}")),
+                    lambda dealt: dealt.first(lambda r: any(own != sorted(own) for own in dealt.description[r][:2])
+                                              and f"has {dealt.description[r]}")),
             Mistake("ranks that share are not neighbours",
                     "Which ranks have the same heads of keys and values, and are they next to each other?",
                     lambda dealt: dealt.first(lambda r: (s := dealt.due_sharers[r])[-1] - s[0] >= len(s)
                                               and f"shares with {s}"),
-                    shows="groups of ranks that do not fit those of labs/tp/shares.py, or of a node"),
+                    symptom="groups of ranks that do not fit those of labs/tp/shares.py, or of a node"),
             Mistake("the gradient of shared keys and values is not summed", SHARE,
                     lambda dealt: other_sharers(dealt, alone=True),
-                    shows="copies of k and v that drift apart, where there are fewer of them than ranks"),
+                    symptom="copies of k and v that drift apart, where there are fewer of them than ranks"),
             Mistake("summed over the wrong ranks", SHARE, other_sharers),
         )),
         (on_each_rank, AFTERMATH),

@@ -54,7 +54,10 @@ def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
     def y(world: Row) -> Iterator[ways.Numbers]:
         if world.biased and world.step == 0:
             more = times(world.width) - 1
-            yield [{"y": due["y"] + more * world.brings(rank)["bias"]} for rank, due in enumerate(world.due())]
+            yield [
+                {"y": expected["y"] + more * world.brings(rank)["bias"]}
+                for rank, expected in enumerate(world.expected())
+            ]
 
     return as_if(y)
 
@@ -65,7 +68,7 @@ def left_early(one: One) -> bool:
 
 
 def on_one_rank_alone(one: One) -> str | bool:
-    if one.name != BIAS or one.found.any() or not one.due.any():
+    if one.name != BIAS or one.received.any() or not one.expected.any():
         return False
     theirs = [rank for rank, done in one.seen.ranks if done.values[BIAS].any()]
     return bool(theirs) and f"has no gradient of its bias; rank {theirs[0]} has one"
@@ -80,19 +83,19 @@ EXERCISE = ways.both_ways(
     forms=(
         Mistake("the bias on one rank alone",
                 "The copies of the bias must stay equal: which gradient does each of them get?", on_one_rank_alone,
-                shows="the right output, and copies of the bias that drift apart"),
+                symptom="the right output, and copies of the bias that drift apart"),
     ),
     mistakes=(
         Mistake("the bias is added on every rank", "How many ranks add it, before the sum?",
                 bias_added(lambda ranks: ranks),
-                shows="a model with biases that is right on one rank, and wrong on more"),
+                symptom="a model with biases that is right on one rank, and wrong on more"),
         Mistake("the bias is left out", "Who adds it, and where?", bias_added(lambda ranks: 0)),
         Mistake("", "Its summand of y is zero. Who waits for it, and who tells it what y is?", left_early),
         ways.summands("What does each rank have of y?"),
         Mistake("the gradient of the bias is an N-th",
                 "Every rank has all of the bias. How much of its gradient must it see?",
                 lambda one: one.name == BIAS and as_if(lambda w: w.times(1 / w.width))(one),
-                shows="the right output, and biases that learn N times too slowly"),
+                symptom="the right output, and biases that learn N times too slowly"),
         ways.SUMMED_TOO,
     ),
 )
@@ -106,4 +109,4 @@ def row_linear(fn: Callable[..., Any], seed: int) -> str:
     x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], the same, or None.
     """
     recording = checked(EXERCISE, (fn,), seed).recording
-    return f"you sent {ways.told(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"
+    return f"you sent {ways.describe(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"

@@ -97,8 +97,8 @@ def judge(fn: Function) -> Judged:
     results, scores = job(on_a_rank, fn, batches, ranks=RANKS), {}
     for number, (name, case) in enumerate(CASES.items()):
         losses = [loss for found in results for loss in found[number]]
-        due = GPT(case.config)(*batches[number]).item()
-        if not abs(sum(losses) / len(losses) - due) < TOLERANCE:
+        expected = GPT(case.config)(*batches[number]).item()
+        if not abs(sum(losses) / len(losses) - expected) < TOLERANCE:
             raise Wrong(f"{name}: the loss is not one process's", "Which sequences are read twice, or not at all?")
         scores[name] = 100 * bound(case) / busiest(results, number, RANKS // case.nodes)
     return Judged.of(scores)

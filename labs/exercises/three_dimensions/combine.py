@@ -29,12 +29,12 @@ class Gradient(OnMesh):
     what: str = "split"
 
     @property
-    def due(self) -> dict[str, str]:
+    def expected(self) -> dict[str, str]:
         return {"dp": "mean"} | KINDS[self.what][0]
 
     @property
     def sent(self) -> float:
-        return sum(2 * ring(self.nbytes, self.sizes[axis]) for axis in self.due)
+        return sum(2 * ring(self.nbytes, self.sizes[axis]) for axis in self.expected)
 
     def tensor(self, rank: int) -> Tensor:
         return super().tensor(rank).t().contiguous().t()  # a matrix, column by column
@@ -64,18 +64,18 @@ def script(world: Gradient, fn: Callable[..., Any]) -> Iterator[Look | None]:
 def instead(*kinds: str, **how: str) -> Callable[[One], bool]:
     """Of these kinds, or any, whether it has been so along these axes; "": nothing."""
 
-    def fits(one: One) -> bool:
-        did = {axis: by for axis, by in (one.world.due | how).items() if by}
+    def matches(one: One) -> bool:
+        did = {axis: by for axis, by in (one.world.expected | how).items() if by}
         return one.world.what in (kinds or KINDS) and as_if(lambda world: world.combined(did))(one)
 
-    return fits
+    return matches
 
 
 # fmt: off
 WHO = "What does each rank along this axis have: the same, another part of the parameter, or a summand?"
 EXERCISE = Exercise(
     worlds,
-    due=lambda world: world.combined(world.due),
+    expected=lambda world: world.combined(world.expected),
     script=script,
     summands=lambda world, i: [],
     tolerance={F64: 1e-10, F32: 1e-5},
@@ -86,29 +86,29 @@ EXERCISE = Exercise(
                 lambda one: one.done.facts["returned"]),
         Mistake("the summands of tp are not added up",
                 "Each rank along tp had a part of the sequence: what does its gradient of the norm know of the others?",
-                instead("summand", tp=""), shows="norms that differ from rank to rank, though each should be whole"),
+                instead("summand", tp=""), symptom="norms that differ from rank to rank, though each should be whole"),
         Mistake("summands are averaged along tp", "Is half of a sequence's gradient a sum, or a mean?",
                 instead("summand", tp="mean")),
         Mistake("added up along tp, where all have the same", "Each rank along tp has the whole gradient: what is "
                 "the sum of copies?", instead("whole", tp="sum"),
-                shows="norms that learn t times as fast, and a norm of the gradients that is too large"),
+                symptom="norms that learn t times as fast, and a norm of the gradients that is too large"),
         *(Mistake("parts of a matrix are mixed along tp", "Are these two gradients of the same weights?",
                   instead("split", "tied", tp=by),
-                  shows="a loss that hardly goes down: an all-reduce over all ranks mixes gradients of other weights")
+                  symptom="a loss that hardly goes down: an all-reduce over all ranks mixes gradients of other weights")
           for by in ("mean", "sum")),
         Mistake("the other end's part is missing", "Where is the tied weight used, and on which ranks?",
-                instead("tied", pp=""), shows="an embedding and a head that are tied, and differ"),
+                instead("tied", pp=""), symptom="an embedding and a head that are tied, and differ"),
         Mistake("the two ends are averaged", "In one process, is the gradient of a weight that is used twice a mean?",
                 instead("tied", pp="mean")),
         *(Mistake("gradients of different stages are mixed", "Is it the same parameter on the next stage?",
                   instead("split", "whole", "summand", pp=by)) for by in ("mean", "sum")),
         Mistake("not averaged along dp", "Whose data has this gradient seen?", instead(dp=""),
-                shows="replicas that drift apart"),
+                symptom="replicas that drift apart"),
         Mistake("added up along dp, and not divided in place",
                 "Is the sum divided, and does that change the tensor that was given, or make another one?",
                 instead(dp="sum")),
     ),
-    asks={
+    questions={
         "too many bytes": "Along which axis is there nothing to add up?",
         "an all-reduce where a part is enough": "Along which axis is there nothing to add up?",
         "read before it was there": "When may you read what an all-reduce has written?",

@@ -82,7 +82,7 @@ def script(world: Gradients, fn: Callable[..., Any]) -> Iterator[Look | None]:
 ONCE = "On how many ranks is this gradient, and how often should its squares count?"
 EXERCISE = Exercise(
     worlds,
-    due=lambda world: world.counted(),
+    expected=lambda world: world.counted(),
     script=script,
     tolerance={F64: 1e-6},
     sends=lambda world: Sends(least=0, enough=lambda rank: 2 * NUMBER * len(AXES)),
@@ -90,9 +90,9 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("this rank's gradients only", "What does the rank know of the others' gradients?",
                 as_if(lambda w: w.counted(*AXES, along=())),
-                shows="each stage clipped by its own norm: the direction of the gradient is lost"),
+                symptom="each stage clipped by its own norm: the direction of the gradient is lost"),
         Mistake("copies count as often as there are ranks", ONCE, as_if(lambda w: w.counted(*AXES)),
-                shows="a norm that grows with the number of ranks, and gradients that are clipped too much"),
+                symptom="a norm that grows with the number of ranks, and gradients that are clipped too much"),
         *(Mistake(f"copies along {axis} count several times", ONCE,
                   as_if(lambda w, axis=axis: w.counted(axis))) for axis in AXES),
         *(Mistake(f"not added up along {axis}", "Which parts of the model do the ranks along it have?",
@@ -104,16 +104,16 @@ EXERCISE = Exercise(
         Mistake("the square of the norm", "What is the length of (3, 4)?",
                 as_if(lambda w: [norm**2 for norm in w.counted()])),
         Mistake("the squares are too large for their dtype", "In which dtype are the squares added up?",
-                lambda one: float(one.found) == float("inf")),
+                lambda one: float(one.received) == float("inf")),
         Mistake("norms are added up, and not their squares", "What is the length of (3, 4): 5, or 7?",
-                lambda one: float(one.found) > float(one.due)
+                lambda one: float(one.received) > float(one.expected)
                 and as_if(lambda w: w.on_each(w.squares.sum(-1).sqrt().sum() ** 2))(one)),
     ),
     sending=(
         Mistake("the gradients travel", "Which one number does a rank need to tell of them?",
                 lambda sent: sent.too_much),
     ),
-    asks={
+    questions={
         "rounded on the way": "In which dtype are the squares added up?",
     },
 )

@@ -71,7 +71,7 @@ class Layer(OnMesh):
         return self.pieces[0, 0].nbytes
 
 
-def due(world: Layer) -> list[dict[str, Tensor]]:
+def expected(world: Layer) -> list[dict[str, Tensor]]:
     ys, gradients = (
         world.each(Y, world.ys().sum(1, True)),
         world.each(GRADIENT, world.gradients().mean(0, True)),
@@ -116,17 +116,17 @@ def reduced_whole(sent: Sent) -> str | None:
 AXES = "Which axis has the rest of this matrix's rows, and which other sequences?"
 EXERCISE = Exercise(
     worlds,
-    due=due,
+    expected=expected,
     script=script,
     tolerance={F64: 1e-10, F32: 1e-4},
     sends=lambda world: Sends(least=world.n * (0.9 * world.sent - 64), enough=lambda rank: 1.02 * world.sent + 64),
     question=AXES,
     forms=(
         Mistake("not a pair", "Which two does the docstring name?",
-                lambda one: one.name == GRADIENT and one.found is None),
+                lambda one: one.name == GRADIENT and one.received is None),
         Mistake("the gradient of more than the piece", "Which rows does this rank's optimizer step?",
-                lambda one: one.name == GRADIENT and isinstance(one.found, Tensor)
-                and one.found.numel() > one.due.numel() and f"returned {one.told}"),
+                lambda one: one.name == GRADIENT and isinstance(one.received, Tensor)
+                and one.received.numel() > one.expected.numel() and f"returned {one.description}"),
     ),
     mistakes=(
         Mistake("y is only a summand", "Each rank along tp has multiplied a part of x by a part of the rows. And then?",
@@ -138,7 +138,7 @@ EXERCISE = Exercise(
                                                            lambda w: w.ys().sum(0, True)))),
         Mistake("the gradient is not averaged over the data's ranks", "Whose sequences has it seen?",
                 gradients(lambda w: w.gradients()),
-                shows="replicas of a shard that does not exist: pieces that have each seen other data"),
+                symptom="replicas of a shard that does not exist: pieces that have each seen other data"),
         Mistake("dy is added up along tp",
                 "dy is the same on every rank along tp, as y is. What is the sum of copies?",
                 lambda one: gradients(lambda w: w.gradients().mean(0, True) * w.shape[1])(one)
@@ -154,9 +154,9 @@ EXERCISE = Exercise(
     ),
     sending=(
         Mistake("the whole gradient is reduced", "Which rows of it does this rank need?", reduced_whole,
-                shows="right, but twice the bytes along dp"),
+                symptom="right, but twice the bytes along dp"),
         Mistake("more than this part is gathered", "Which rows does this rank multiply by?", lambda sent: sent.too_much,
-                shows="right, but each rank gathers the whole matrix: what tp has split is put together again"),
+                symptom="right, but each rank gathers the whole matrix: what tp has split is put together again"),
     ),
 )
 # fmt: on

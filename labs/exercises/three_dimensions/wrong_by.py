@@ -43,7 +43,7 @@ B = "Added up, the ranks' parts would be the mean of the whole batch. What does 
 C = "How many of the ranks bring the loss, and how many are counted?"
 MISTAKES = (
     Mistake("not three factors, A, B and C", "Which are the keys of the answer?",
-            so(lambda found, due: isinstance(found, dict) and found.keys() != due.keys())),
+            so(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
     Mistake("A: the other way round", A, instead("A", lambda pp, r, s, tp, m: 1 / m)),
     Mistake("A: the data's ranks count, too", "Gradients are averaged over those: does that change with their number?",
             instead("A", lambda pp, r, s, tp, m: m * r * s)),

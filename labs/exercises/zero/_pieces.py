@@ -32,9 +32,9 @@ def side_by_side(vectors: Sequence[Tensor], n: int, index: int) -> Tensor:
 
 
 def in_anothers_place(one: One) -> str | None:
-    found, due = one.found.chunk(one.n), one.due.chunk(one.n)
+    found, expected = one.received.chunk(one.n), one.expected.chunk(one.n)
     places = permutations(range(one.n), 2)
-    return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], due[b]))
+    return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], expected[b]))
 
 
 WHICH_PIECE = "Which piece of full is rank r's?"
@@ -49,14 +49,14 @@ class Followed:
 
     world: Layers
     index: int
-    found: Tensor
+    received: Tensor
     gradients: list[list[Tensor]]
 
     def sources(self, index: int) -> list[Tensor]:
         return [side_by_side(each, self.world.n, index) for each in self.gradients]
 
     @property
-    def due(self) -> Tensor:
+    def expected(self) -> Tensor:
         return torch.stack(self.sources(self.index)).double().mean(0)
 
     @cached_property
@@ -64,7 +64,7 @@ class Followed:
         """Of which piece of the gradients it is made, and how."""
         n = self.world.n
         for place in (*range(self.index, n), *range(self.index)):
-            if (times := mixture(self.found, self.sources(place))) is not None:
+            if (times := mixture(self.received, self.sources(place))) is not None:
                 return place, Made((times * len(self.gradients)).view(n, -1), self.index)
         return None, None
 
@@ -73,19 +73,19 @@ class Followed:
         return first_fit(COEFFICIENTS, self.origin[1])[0].name if self.origin[1] else None
 
     @property
-    def told(self) -> str:
-        return self.origin[1].told
+    def description(self) -> str:
+        return self.origin[1].description
 
 
 # fmt: off
 GRADIENT = (
     Mistake("rounded on the way", "In which dtype do the gradients travel?",
-            lambda one: close(one.found, one.due, 1e-2) and "It is right but for its last digits."),
+            lambda one: close(one.received, one.expected, 1e-2) and "It is right but for its last digits."),
     Mistake("read before it was written", "Who writes into this tensor, and when is that done?",
-            lambda one: not one.found.isfinite().all() and "There are numbers in it that nobody has written."),
+            lambda one: not one.received.isfinite().all() and "There are numbers in it that nobody has written."),
     Mistake("the gradient of another piece", WHICH_PIECE, lambda one: one.origin[0] not in (None, one.index)
             and f"It is made of piece {one.origin[0]} of the gradients; piece {one.index} is due."),
-    *(replace(row, fits=lambda one, row=row: one.origin[1] and row.fits(one.origin[1])) for row in COEFFICIENTS),
+    *(replace(row, matches=lambda one, row=row: one.origin[1] and row.matches(one.origin[1])) for row in COEFFICIENTS),
     Mistake("", "Which gradients went into this one, and how often?",
             lambda one: "It is not a mixture of the ranks' gradients."),
 )
@@ -109,7 +109,7 @@ def travel(world: Layers, whole: float, least: float) -> rows.Sends:
 def held(*called: tuple[str, str]) -> tuple[Mistake, ...]:
     """What to call, and ask of, what is kept after a step, and what is held in it."""
     both = zip(rows.HELD[2:], called, strict=True)
-    return tuple(replace(row, name=name, question=question, shows="") for row, (name, question) in both)
+    return tuple(replace(row, name=name, question=question, symptom="") for row, (name, question) in both)
 
 
 # ---- two common slips ------------------------------------------------------------------------------------

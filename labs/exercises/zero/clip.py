@@ -115,7 +115,7 @@ def scaled(world: Gradients, factors: float | Tensor) -> list[dict[str, Tensor |
     ]
 
 
-def due(world: Gradients) -> list[dict[str, Tensor | None]]:
+def expected(world: Gradients) -> list[dict[str, Tensor | None]]:
     return scaled(world, world.factor)
 
 
@@ -166,9 +166,9 @@ ROUNDED = Mistake("rounded on the way", "In which dtype are the squares added up
                   lambda one: as_if_by(lambda world: world.factor, max(2e-2, 5 * one.tolerance))(one))
 GRADIENT = (
     Mistake("None is not None any more", "What does the optimizer do with a gradient of zeros, and what with None?",
-            lambda one: (one.found is None) != (one.due is None)),
+            lambda one: (one.received is None) != (one.expected is None)),
     Mistake("zero divided by zero", "By what do you divide, when all gradients are zero?",
-            lambda one: not one.found.isfinite().all()),
+            lambda one: not one.received.isfinite().all()),
     Mistake("nothing is clipped", "Which line writes into .grad?", as_if_by(lambda world: 1)),
     Mistake("small gradients are made larger", "What should happen to gradients shorter than max_norm?",
             as_if_by(lambda world: max(1, world.times))),
@@ -182,13 +182,13 @@ GRADIENT = (
 )
 LOG = "What would you like to see in a log?"
 NORM = (
-    Mistake("nothing is returned", LOG, lambda one: one.found is None),
-    Mistake("not a number", LOG, lambda one: not isinstance(one.found, Tensor)),
+    Mistake("nothing is returned", LOG, lambda one: one.received is None),
+    Mistake("not a number", LOG, lambda one: not isinstance(one.received, Tensor)),
     Mistake("the norm after clipping", "Which of the two norms shows that something has exploded?",
             as_if(lambda world: [x["the norm"] * min(1, world.times) for x in norms(world)])),
     *(Mistake(name, question, as_if(lambda world, of=of: list(of(world.squares).expand_as(world.squares)[:, 0])))
       for name, (question, of) in NORMS.items()),
-    replace(ROUNDED, fits=lambda one: one.near(one.found, one.due, 2e-2)),
+    replace(ROUNDED, matches=lambda one: one.near(one.received, one.expected, 2e-2)),
     Mistake("a different norm", "What was the norm, before you changed anything?", lambda one: True),
 )
 # One number is known to all where no rank sends it to more than all the others.
@@ -206,7 +206,7 @@ PLAY = Play(
     tables=(
         (on_each_rank, (Mistake("the parameters have changed", "What is clipped?",
                                 lambda done: done.facts["changed"] and "a shard itself has changed"),)),
-        (wrong(due, TOLERANCE), GRADIENT),
+        (wrong(expected, TOLERANCE), GRADIENT),
         (on_each_rank, (Mistake("not in place", "Who else may hold the tensor that was in .grad?",
                                 lambda done: done.facts["replaced"] and "a gradient is right, but another tensor"),)),
         (wrong(norms, {F64: OF_NORM}, summands=lambda *_: [torch.ones(())]), NORM),  # 0 within OF_NORM, too

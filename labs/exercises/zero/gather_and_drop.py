@@ -103,14 +103,16 @@ class Vector:
         return found
 
 
-def due(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]]:
+def expected(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]]:
     step, ranks = world.step if step is None else step, range(world.n)
     wholes = [torch.cat(pieces).to(world.dtype) for pieces in zip(*(world.shards(step, r) for r in ranks), strict=True)]
     return [{f"layer {i} (gather {number})": wholes[i] for number, (i, _) in enumerate(world.visits)}] * world.n
 
 
 def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
-    return [{name: x.chunk(world.n)[r].repeat(world.n) for name, x in due(world)[r].items()} for r in world.members]
+    return [
+        {name: x.chunk(world.n)[r].repeat(world.n) for name, x in expected(world)[r].items()} for r in world.members
+    ]
 
 
 # fmt: off
@@ -123,8 +125,8 @@ STATE = (
     Mistake("autograd sees the change", "Which attribute of full has the same numbers, unseen by autograd?",
             lambda full: full.written and "autograd has seen a write: backward will refuse what forward has kept"),
 )
-NOT_FREED = replace(unshard.NOT_FREED, shows="",
-                    fits=lambda full: unshard.OTHER_MEMORY.fits(full) or unshard.NOT_FREED.fits(full))
+NOT_FREED = replace(unshard.NOT_FREED, symptom="",
+                    matches=lambda full: unshard.OTHER_MEMORY.matches(full) or unshard.NOT_FREED.matches(full))
 PLAY = Play(
     worlds,
     come_and_go,
@@ -132,13 +134,13 @@ PLAY = Play(
         (each_after("gather"), STATE),
         (on_each_rank, (unshard.SHARD_CHANGED,)),
         (as_a_whole, rows.LUCK),
-        (wrong(due, {}), (
+        (wrong(expected, {}), (
             Mistake("the parameters of the step before",
                     "What has the optimizer changed since, and who has told the others?",
-                    as_if(lambda world: (due(world, step) for step in range(world.step)))),
+                    as_if(lambda world: (expected(world, step) for step in range(world.step)))),
             Mistake("a piece is missing", "Who has the other pieces, and how do they get here?",
                     lambda one: first(f"Nobody has written piece {c}."
-                                      for c, piece in enumerate(one.found.chunk(one.n)) if piece.isnan().any())),
+                                      for c, piece in enumerate(one.received.chunk(one.n)) if piece.isnan().any())),
             Mistake("one's own shard everywhere", "Whose shard belongs where?", as_if(own_everywhere)),
             replace(pieces.ROTATED, question="Whose shard belongs where?"),
             *rows.VALUES,
@@ -154,7 +156,7 @@ PLAY = Play(
         )),
     ),
     question="What does each rank bring, and where does it go?",
-    asks=pieces.ASKS | {"rounded on the way": "In which dtype do the numbers travel?"},
+    questions=pieces.ASKS | {"rounded on the way": "In which dtype do the numbers travel?"},
     wide=wide(Gathered, dtype=BF16, rest=F32, steps=3),
     most=pieces.BUFFERS, rest=pieces.SLACK,
     holds=pieces.held(

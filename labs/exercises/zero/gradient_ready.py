@@ -68,13 +68,13 @@ def gradients(world: Layers) -> list[list[Tensor]]:
     return world.plain(world.vectors(world.step), world.step)
 
 
-def due(world: Layers) -> list[dict[str, Tensor]]:
+def expected(world: Layers) -> list[dict[str, Tensor]]:
     named = list(zip(world.trained, means(gradients(world)), strict=True))
     return [{f"layer {i}": mean.chunk(world.n)[rank] for i, mean in named} for rank in world.members]
 
 
 def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
-    for where, one in wrong(due, TOLERANCE)(seen):
+    for where, one in wrong(expected, TOLERANCE)(seen):
         found = torch.cat([*one.done.values.values()])
         yield where, pieces.Followed(seen.world, one.index, found, gradients(seen.world))
 
@@ -106,18 +106,18 @@ PLAY = Play(
         (followed, (
             Mistake("overwritten instead of added",
                     "The gradients of two micro-batches: which of them does the optimizer need?",
-                    lambda one: one.called == "only the last micro-batch counts" and one.told),
+                    lambda one: one.called == "only the last micro-batch counts" and one.description),
             # Both were right where there was no gradient before.
-            Mistake("not added to what is there", THERE, lambda one: one.world.step % 2 and not one.found.any()),
+            Mistake("not added to what is there", THERE, lambda one: one.world.step % 2 and not one.received.any()),
             Mistake("a moving average", THERE,
-                    lambda one: one.world.step % 2 and one.called == "divided by the wrong number" and one.told),
+                    lambda one: one.world.step % 2 and one.called == "divided by the wrong number" and one.description),
             *pieces.GRADIENT,
         )),
         (on_each_rank, AFTERMATH),
         (budgeted(lambda world: pieces.travel(world, *[world.gradients * world.micro_batches] * 2)), rows.SENT),
     ),
     question="Which gradients went into this one, and how often?",
-    asks=pieces.ASKS,
+    questions=pieces.ASKS,
     wide=wide(Layers, micro_batches=2, steps=3),
     most=LAYERS / 4 + pieces.BUFFERS, rest=LAYERS / 4 + pieces.SLACK,
     holds=pieces.held(

@@ -103,26 +103,26 @@ def after(world: Trained, step: int, adding: bool = False) -> list[dict[str, Ten
     return [world.named(states(world.at(0), adding)[step])] * world.n
 
 
-def due(world: Trained) -> list[dict[str, Tensor]]:
+def expected(world: Trained) -> list[dict[str, Tensor]]:
     return after(world, world.step) if world.step else [{}] * world.n
 
 
 def own_piece_only(world: Trained) -> list[dict[str, Tensor]]:
-    old, new = after(world, world.step - 1)[0], due(world)[0]
+    old, new = after(world, world.step - 1)[0], expected(world)[0]
     whose = {name: torch.arange(len(x)) // (len(x) // world.n) for name, x in old.items()}
     return [{name: torch.where(whose[name] == r, new[name], x) for name, x in old.items()} for r in world.members]
 
 
 def first_wrong(one: One) -> int:
     """Piece."""
-    pairs = zip(one.found.chunk(one.n), one.due.chunk(one.n), strict=True)
+    pairs = zip(one.received.chunk(one.n), one.expected.chunk(one.n), strict=True)
     return next((c for c, pair in enumerate(pairs) if not one.near(*pair)), 0)
 
 
 def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
     """From how far plain SGD went: which gradient it followed."""
     world, step = seen.world, seen.world.step - 1
-    for where, one in wrong(due, TOLERANCE)(seen):
+    for where, one in wrong(expected, TOLERANCE)(seen):
         went = [(x - one.done.values[name]) / LEARNING_RATE for name, x in after(world, step)[0].items()]
         index, gradients = first_wrong(one), world.plain(states(world.at(0))[step], step)
         yield where, pieces.Followed(world, index, pieces.side_by_side(went, world.n, index), gradients)
@@ -158,7 +158,7 @@ PLAY = Play(
                     lambda full: not full.same and "it has different memory than before"),
         )),
         (as_a_whole, rows.LUCK),
-        (wrong(due, TOLERANCE), (
+        (wrong(expected, TOLERANCE), (
             Mistake("nothing is updated", "What does the optimizer update?",
                     as_if(lambda world: after(world, world.step - 1))),
             Mistake("nobody gathers the parameters", "How do the other ranks learn the piece that you have updated?",
@@ -199,7 +199,7 @@ PLAY = Play(
         )),
     ),
     question="Which gradients went into this one, and how often?",
-    asks=pieces.ASKS,
+    questions=pieces.ASKS,
     wide=wide(Trained, optimizer="AdamW", steps=4),
     # The gradients (whole, in stage 1), and of a shard: two moments, perhaps a copy of it, and its gradient.
     most=2 * LAYERS + pieces.BUFFERS, rest=2 * LAYERS + pieces.SLACK, holds=pieces.held(COPIES, COPIES),

@@ -142,11 +142,11 @@ class Step:
     def together(self, begins: str, ends: str) -> list[int]:
         return next((layers for layers in self.between(begins, ends) if len(layers) > 1), [])
 
-    def told(self, fits: Callable[[int], Any], text: str) -> str | None:
-        return told([layer for layer in self.layers if fits(layer)], text)
+    def describe(self, matches: Callable[[int], Any], text: str) -> str | None:
+        return describe([layer for layer in self.layers if matches(layer)], text)
 
 
-def told(layers: list[int], text: str) -> str | None:
+def describe(layers: list[int], text: str) -> str | None:
     named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
     return text.format(named) if layers else None
 
@@ -156,38 +156,40 @@ def each_step(seen: Seen) -> Iterator[tuple[str, Step]]:
         yield where, Step(seen.world.depth, **done.facts)
 
 
-def due(world: Chain) -> list[dict[str, Tensor]]:
+def expected(world: Chain) -> list[dict[str, Tensor]]:
     return [world.shards(world.step + 1, rank) for rank in world.members]
 
 
 def not_right(one: One) -> str | None:
     """Which layers of this rank."""
-    pairs = [(one.done.values[name], value) for name, value in one.dues[one.index].items()]
-    return told([n for n, pair in enumerate(pairs) if not one.near(*pair)], "Not those of one process: {}.")
+    pairs = [(one.done.values[name], value) for name, value in one.expected_by_name[one.index].items()]
+    return describe([n for n, pair in enumerate(pairs) if not one.near(*pair)], "Not those of one process: {}.")
 
 
 # fmt: off
 TOGETHER = "{} were whole at the same time"
 EVENTS = (
     *(Mistake(f"a layer without {what}()", "Which layers does the step pass through, and which events does each have?",
-              lambda step, what=what: step.told(lambda layer: not step.count(what, layer), f"{{}} had no {what}()"))
+              lambda step, what=what: step.describe(lambda layer: not step.count(what, layer), f"{{}} had no {what}()"))
       for what in ("forward", "backward", "reduce", "update")),
     # What PyTorch calls reshard_after_forward=False.
     Mistake("layers stay whole from forward to backward", "Who needs a layer between its forward and its backward?",
-            lambda step: step.count("gather") <= len(step.layers) and told(step.together("gather", "drop"), TOGETHER),
-            shows="P is whole on every rank in the middle of the step: stage 2"),
+            lambda step: step.count("gather") <= len(step.layers) and describe(step.together("gather", "drop"),
+            TOGETHER),
+            symptom="P is whole on every rank in the middle of the step: stage 2"),
     Mistake("more than one layer is whole", "When was the layer before this one needed for the last time?",
-            lambda step: told(step.together("gather", "drop"), TOGETHER)),
+            lambda step: describe(step.together("gather", "drop"), TOGETHER)),
     Mistake("a layer stays whole after the step", "What does a rank hold at rest?",
-            lambda step: told([*step.between("gather", "drop")][-1], "still whole: {}")),
+            lambda step: describe([*step.between("gather", "drop")][-1], "still whole: {}")),
     Mistake("gradients wait for each other",
             "Who owns the other parts of a gradient, once its layer's backward is over?",
-            lambda step: told(step.together("backward", "reduce"), "{} had whole gradients"),
-            shows="G grows through backward, and is whole at its end: stage 1"),
+            lambda step: describe(step.together("backward", "reduce"), "{} had whole gradients"),
+            symptom="G grows through backward, and is whole at its end: stage 1"),
     Mistake("forward runs twice", "What does forward() keep for backward(), and for how long?",
-            lambda step: step.told(lambda layer: step.count("forward", layer) > 1, "{} had more than one forward()")),
+            lambda step: step.describe(lambda layer: step.count("forward", layer) > 1,
+            "{} had more than one forward()")),
     Mistake("gathered too often", "In which two events is a layer needed?",
-            lambda step: step.told(lambda layer: step.count("gather", layer) > 2, "{} gathered more than twice")),
+            lambda step: step.describe(lambda layer: step.count("gather", layer) > 2, "{} gathered more than twice")),
     Mistake("the list of layers has changed", "Whose list is it?",
             lambda step: not step.listed and "the list is not what it was; reversed(layers) leaves it alone"),
 )
@@ -196,7 +198,7 @@ PLAY = Play(
     train,
     tables=(
         (each_step, EVENTS),
-        (wrong(due, {F64: 1e-10}), (Mistake("not one process's parameters", "", not_right),)),
+        (wrong(expected, {F64: 1e-10}), (Mistake("not one process's parameters", "", not_right),)),
         (on_each_rank, AFTERMATH),
     ),
     question="In which order does backward pass through the layers, and what does each hand to the next?",

@@ -31,18 +31,20 @@ def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
 def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
     """At the first event that is wrong: the stages of which what is found and what is due are so."""
 
-    def fits(seen: Seen) -> str | None:
-        found, due = plain(seen.found), plain(seen.sheet.due)
-        if form(found) != form(due):
+    def matches(seen: Seen) -> str | None:
+        found, expected = plain(seen.received), plain(seen.sheet.expected)
+        if form(found) != form(expected):
             return None
-        event = next(event for event in due if not same(found[event], due[event]))
-        if form(found[event]) != "list" or len(found[event]) != len(due[event]):
+        event = next(event for event in expected if not same(found[event], expected[event]))
+        if form(found[event]) != "list" or len(found[event]) != len(expected[event]):
             return None
-        pairs = enumerate(zip(found[event], due[event], strict=True), 1)
+        pairs = enumerate(zip(found[event], expected[event], strict=True), 1)
         stages = [str(stage) for stage, pair in pairs if pair[0] != pair[1] and test(*pair)]
-        return f"{seen.told}; wrong for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else None
+        return (
+            f"{seen.description}; wrong for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else None
+        )
 
-    return fits
+    return matches
 
 
 # fmt: off
@@ -55,10 +57,10 @@ BY_EVENT = (
             as_if(lambda: STAGES | {"step": ("all_gather",) * 3})),
     Mistake("a stage does something where nothing is left to do",
             "What has this stage done already before this event, or what does it do later?",
-            at_a_stage(lambda found, due: not due)),
+            at_a_stage(lambda found, expected: not expected)),
     Mistake("a gather is missing", "What does a rank need at this event that it does not hold?",
-            at_a_stage(lambda found, due: not found and due == "all_gather")),
+            at_a_stage(lambda found, expected: not found and expected == "all_gather")),
     Mistake("", "What does a rank hold at this event, and which part of it does it need from now on?",
-            at_a_stage(lambda found, due: True)),
+            at_a_stage(lambda found, expected: True)),
 )
 # fmt: on

@@ -6,8 +6,8 @@ from labs.kit import check
 
 
 def test_what_does_not_end_is_told_in_time(monkeypatch):
-    def waits_for_ever(due, fetch, update, store):
-        threading.Event().wait(0.1 if not due else None)
+    def waits_for_ever(expected, fetch, update, store):
+        threading.Event().wait(0.1 if not expected else None)
 
     monkeypatch.setattr("labs.exercises.engine.launching.SECONDS", 0.5)
     monkeypatch.setattr("labs.exercises.engine.launching.load", lambda: 0.0)

@@ -49,9 +49,9 @@ def test_reports_of_bottlenecks_are_rows_of_the_playbook():
         assert max(int(row["tok_s_gpu"]) for row in alike) == report.best
         accumulation, batch = report.microbatches.split(" of ")
         names = {"tp": report.tp, "pp": report.pp, "dp": report.dp, "mbs": batch, "grad_acc": accumulation}
-        [found] = [row for row in alike if all(row[k] == str(v) for k, v in names.items()) and told(row, report)]
+        [found] = [row for row in alike if all(row[k] == str(v) for k, v in names.items()) and agrees(row, report)]
         assert float(found["mem_reserved_rank0_gib"]) == report.GiB
 
 
-def told(row, report):
+def agrees(row, report):
     return int(row["tok_s_gpu"]) == report.tokens
