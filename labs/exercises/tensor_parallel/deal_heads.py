@@ -12,7 +12,7 @@ from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_ran
 from labs.exercises.engine.launching import noted
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, Seen, World
-from labs.tp.shares import matches
+from labs.tp.shares import fits
 
 
 class Deal(NamedTuple):
@@ -37,7 +37,7 @@ class Deals(World):
 def worlds(draw: Draw) -> dict[int, list[Deals]]:
     always = [(8, 4, 2), (8, 2, 4), (6, 3, 2), (8, 8, 3), (8, 1, 4), (24, 2, 8), (4, 4, 4), (16, 2, 16), (6, 3, 1)]
     always.append((8, 8, 5))
-    possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if matches(k * m, k, n)]
+    possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if fits(k * m, k, n)]
     deals = tuple(Deal(*each) for each in always + draw.random.sample(possible, 11))
     return {2: [draw.world(Deals, 2, deals=deals)]}
 
