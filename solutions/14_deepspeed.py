@@ -739,8 +739,8 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 # %%
 from itertools import pairwise
 
-from labs.kit import beat
 from labs.exercises.deepspeed.knobs import SETUPS, measured
+from labs.kit import beat
 
 rows = []
 for name, setup in SETUPS.items():

@@ -1,23 +1,28 @@
-"""The tests of the files that changed: `make quick`, while one works on them.
+"""The tests of a change: `make quick`, while one works on it.
 
     python -m tools.quick              since the last commit
     python -m tools.quick main         since that one
 
-The tests of a file are those of its folder: tests/fsdp for labs/fsdp/order.py.  A file at the top, or in the kit (which
-is no chapter), has the tests named after it: tests/test_clip.py, tests/kit/test_draw.py.  A strategy also has its odd
-trainings.  `make test` covers what is built on the file.
+A change reaches what is built on it: a file of the textbook reaches all that import it within the textbook, and every
+test file that imports one of these runs, with the odd trainings and the rows of the contract of each strategy reached.
+A file of the kit has the tests of its folder, an exercise all answers to it, those of the archive included, and a
+notebook's source both of its notebooks.
 """
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
-from tools.imports import LABS, ROOT
+from tools.imports import FILES, LABS, ROOT, imports, name_of, own
 
 TESTS = ROOT / "tests"
-ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # the odd trainings of a chapter
-
-TOP = Path(), Path("kit")
+ANSWERS = TESTS / "exercises/engine/test_answers.py"
+TABLES = [TESTS / "test_contract.py", TESTS / "test_odd.py"]
+ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # a chapter's rows in the tables
+NOT_TEXTBOOK = {"kit", "exercises", "native", "deepspeed", "xla", "__main__"}
+NBVAL = ["--nbval", "--nbval-sanitize-with", "tools/nbval.cfg", "--nbval-cell-timeout", "300"]
 
 
 def changed(since: str) -> set[Path]:
@@ -37,35 +42,88 @@ def changed(since: str) -> set[Path]:
     }
 
 
-def tests_of(path: Path) -> list[Path]:
-    """Return the tests of a file of labs: a folder, a file, or nothing if only larger tests use it."""
+# ---- what is reached -------------------------------------------------------------------------------------
+
+
+@cache
+def importers() -> dict[str, set[str]]:
+    """Return, for each file of the textbook by its name, the files of the textbook that import it."""
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        if is_textbook(name_of(path)):
+            for module in own(imports(path)):
+                found.setdefault(module, set()).add(name_of(path))
+    return found
+
+
+def is_textbook(name: str) -> bool:
+    return name.split(".")[0] not in NOT_TEXTBOOK
+
+
+def reached(names: Iterable[str]) -> set[str]:
+    """Return the files of the textbook that import one of these, directly or through others; and these."""
+    found, new = set(), set(names)
+    while new:
+        found |= new
+        new = set().union(*(importers().get(name, set()) for name in new)) - found
+    return found
+
+
+@cache
+def imported_by_tests() -> dict[Path, set[str]]:
+    return {path: own(imports(path)) for path in TESTS.rglob("test_*.py")}
+
+
+def tests_of_textbook(names: Iterable[str]) -> set[Path]:
+    """Return the tests that import a file that is reached from these, or stand in the folder of one."""
+    files = reached(names)
+    folders = {file.split(".")[0] for file in files}
+    return {
+        path
+        for path, modules in imported_by_tests().items()
+        if path not in TABLES and (modules & files or path.relative_to(TESTS).parts[0] in folders)
+    }
+
+
+def tests_of_kit(path: Path) -> set[Path]:
+    """Return the tests of a file's folder in the kit, or the file of tests that is named after it."""
     inside = path.relative_to(LABS)
-    places = [TESTS / inside.with_name(f"test_{path.name}")]
-    if inside.parent not in TOP:
-        folders = [folder for folder in inside.parents if folder not in TOP]  # the innermost first
-        places = [
-            place
-            for folder in folders
-            for place in (TESTS / folder, TESTS / folder.with_name(f"test_{folder.name}.py"))
-        ]
-    return [place for place in places if place.exists()][:1]
+    folder, file = TESTS / inside.parent, TESTS / inside.with_name(f"test_{path.name}")
+    beside = set(folder.glob("test_*.py")) if inside.parent != Path("kit") else set()
+    return {file} if file.exists() else beside
 
 
-def chosen_for(paths: set[Path]) -> list[Path]:
-    of_labs = {path for path in paths if path.is_relative_to(LABS) and path.suffix == ".py"}
-    own = {path for path in paths if path.is_relative_to(TESTS) and path.match("test_*.py")}
-    return sorted(own.union(*map(tests_of, of_labs)))
+# ---- the runs --------------------------------------------------------------------------------------------
+
+
+def runs_for(paths: set[Path]) -> list[list[str]]:
+    """Return the arguments of pytest for each run that these changed files ask for."""
+    ours = {path for path in paths if path.is_relative_to(LABS) and path.suffix == ".py"}
+    textbook = {name_of(path) for path in ours if is_textbook(name_of(path))}
+    kit = {path for path in ours if path.is_relative_to(LABS / "kit")}
+    chosen = {path for path in paths if path.is_relative_to(TESTS) and path.match("test_*.py")}
+    chosen |= tests_of_textbook(textbook).union(*map(tests_of_kit, kit)) if textbook or kit else set()
+    runs = [[*sorted(map(str, chosen)), str(TESTS / "test_layers.py")]]
+    chapters = {name.split(".")[0] for name in reached(textbook)}
+    if rows := " or ".join(ROWS[chapter] for chapter in sorted(chapters & ROWS.keys())):
+        runs.append([*map(str, TABLES), "-k", rows])
+    if exercises := sorted({path.stem for path in paths if is_exercise(path)}):
+        runs.append([str(ANSWERS), "-m", "soak or not soak", "-k", " or ".join(f"[{name}]" for name in exercises)])
+    if notebooks := sorted(path.stem for path in paths if path.parent == ROOT / "solutions" and path.suffix == ".py"):
+        runs.append(
+            [*NBVAL, *(f"{folder}/{name}.ipynb" for name in notebooks for folder in ("solutions", "notebooks"))]
+        )
+    return runs
+
+
+def is_exercise(path: Path) -> bool:
+    folders = LABS / "exercises", TESTS / "exercises"
+    return path.parent.parent in folders and path.parent.name != "engine" and not path.name.startswith("_")
 
 
 def main(since: str = "HEAD") -> int:
-    paths = changed(since)
-    rows = {
-        word for path in paths if path.is_relative_to(LABS) for word in path.relative_to(LABS).with_suffix("").parts
-    }
-    runs = [[*map(str, chosen_for(paths)), str(TESTS / "test_layers.py")]]
-    if odd := " or ".join(ROWS[row] for row in sorted(rows & ROWS.keys())):
-        runs.append([str(TESTS / "test_odd.py"), "-k", odd])
-    return max(subprocess.call([sys.executable, "-m", "pytest", "-q", "-n", "auto", *run], cwd=ROOT) for run in runs)
+    command = [sys.executable, "-m", "pytest", "-p", "tools.lean", "-q", "-n", "auto"]
+    return max(subprocess.call([*command, *run], cwd=ROOT) for run in runs_for(changed(since)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from labs.exercises.engine import scores
 from labs.exercises.engine.answer import Wrong
 from labs.exercises.engine.challenge import Challenge, Judged
 from labs.kit import beat, progress
+from tests.exercises.engine import better, poor
 from tests.extras import need_deepspeed, need_jax
-from tests.kit.challenges import better, poor
 from tools.notebooks import ROOT
 
 slow_wire, best_mesh, fewest_bytes, knobs = (
