@@ -103,7 +103,7 @@ class Left:
         return self.cut.now.get(self.world.name)
 
     @property
-    def found(self) -> str | None:
+    def received(self) -> str | None:
         return self.cut.left.get(self.world.name)
 
     @property

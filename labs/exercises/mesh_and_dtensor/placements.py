@@ -196,7 +196,7 @@ class Seen:
 
     strategy: str
     kinds: Sequence[Sequence[Placement]]
-    found: tuple[int, ...]
+    received: tuple[int, ...]
 
     @property
     def expected(self) -> tuple[float, ...]:

@@ -73,7 +73,7 @@ class Computed(Outcome):
     """
 
     table: Any = None
-    found: Sequence[tuple[Tensor | str, int]] = ()
+    received: Sequence[tuple[Tensor | str, int]] = ()
     enough: Sequence[int] = ()
 
 

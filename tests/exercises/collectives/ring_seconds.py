@@ -10,7 +10,7 @@ from labs.exercises.collectives.ring_seconds import RING
 from tests.answers import Exercise
 
 # fmt: off
-rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
+rings = Exercise("ring_seconds")
 TEN = "right on all 10 examples"
 
 # ---- ring_seconds: right ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch  # noqa: F401  (as above)
 from tests.answers import Exercise
 
 # fmt: off
-rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
+sendings = Exercise("sent_by_rings")
 
 
 # ---- sent_by_rings: right --------------------------------------------------------------------------------

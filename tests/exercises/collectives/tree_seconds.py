@@ -11,7 +11,7 @@ from labs.exercises.collectives.tree_seconds import TREE
 from tests.answers import Exercise
 
 # fmt: off
-rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
+trees = Exercise("tree_seconds")
 TEN = "right on all 10 examples"
 
 # ---- ring_seconds: right ---------------------------------------------------------------------------------

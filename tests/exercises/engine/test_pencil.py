@@ -11,7 +11,7 @@ from labs.exercises.plan_a_run.forecast import TABLE
 from labs.exercises.zero.held_per_rank import held
 from labs.model import PRESETS
 from tests.answers.together import together
-from tests.exercises.zero.held_per_rank import table
+from tests.exercises.zero.stages_by_event import table
 
 
 def test_a_wrong_table_says_of_which_stages():

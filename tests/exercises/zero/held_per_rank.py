@@ -2,11 +2,10 @@
 
 import math  # noqa: F401 (varied answers use it)
 
-from labs.exercises.zero.held_per_rank import MISTAKES
 from tests.answers import Exercise
 
 # fmt: off
-answers, events = Exercise("held_per_rank"), Exercise("stages_by_event")
+answers = Exercise("held_per_rank")
 LINE = "right on all 13 examples"
 
 # ---- held_per_rank: right --------------------------------------------------------------------------------
@@ -41,27 +40,3 @@ instead("P is cut first, not S", {"(3, 2, 1)": "(1, 2, 3)"}, blind=True)
 instead("elements, and not bytes", {"b * ": ""}, blind=True)
 instead("what all ranks hold together, and not one of them", {"b * ": "ranks * b * "}, blind=True)
 instead("", {ALL: "return P, S, G"}, blind=True)
-
-
-# ---- stages_by_event: right ------------------------------------------------------------------------------
-
-
-@events.right(line="right", blind=True)
-def table():
-    return {
-        "before_forward": ("", "", "all_gather"),
-        "after_forward": ("", "", "drop"),
-        "before_backward": ("", "", "all_gather"),
-        "after_backward": ("", "", "drop"),
-        "gradient_ready": ("", "reduce_scatter", "reduce_scatter"),
-        "sync": ("reduce_scatter", "", ""),
-        "step": ("all_gather", "all_gather", ""),
-    }
-
-
-# ---- stages_by_event: wrong ------------------------------------------------------------------------------
-
-
-
-
-answers.instead(MISTAKES)

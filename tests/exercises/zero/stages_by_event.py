@@ -3,7 +3,7 @@
 from tests.answers import Exercise
 
 # fmt: off
-answers, events = Exercise("held_per_rank"), Exercise("stages_by_event")
+events = Exercise("stages_by_event")
 
 
 
