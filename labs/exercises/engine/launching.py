@@ -14,7 +14,7 @@ from typing import Any
 from labs.exercises.engine.answer import LUCK, NOT_DONE, Mistake, Wrong
 from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Event
-from labs.kit.watch.frames import KIT, TORCH
+from labs.kit.watch.frames import EXERCISES, KIT, TORCH
 
 SECONDS = 10.0  # of the processor, for a rank in one job; what is certain to hang is told after a second or two
 PATIENCE = 6  # × that on the clock on the wall, where every rank has a core
@@ -162,7 +162,9 @@ def failed(error: RankError, when: str) -> Wrong:
 
 def own_lines(trace: str) -> list[str]:
     """The innermost line of a traceback that is neither torch's nor the kit's."""
-    frames = [m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, TORCH, "<frozen"))]
+    frames = [
+        m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, EXERCISES, TORCH, "<frozen"))
+    ]
     if not frames:
         return []
     last = frames[-1]

@@ -14,16 +14,6 @@ from tests.answers import Exercise
 trees = Exercise("tree_seconds")
 TEN = "right on all 10 examples"
 
-# ---- ring_seconds: right ---------------------------------------------------------------------------------
-
-
-@rings.right(line=TEN, blind=True)
-def ring(size, ranks, latency, bandwidth):
-    rounds = 2 * (ranks - 1)
-    piece = size / ranks
-    return rounds * latency + rounds * piece / bandwidth
-
-
 # ---- tree_seconds: right ---------------------------------------------------------------------------------
 
 

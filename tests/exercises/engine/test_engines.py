@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from labs.exercises.collectives import _by_hand as by_hand
+from labs.exercises.collectives.all_reduce import ALL_REDUCE
+from labs.exercises.collectives.reduce_scatter import REDUCE_SCATTER
 from labs.exercises.engine.answer import Mistake, Wrong, refuse
 from labs.exercises.engine.common_mistakes import VALUES
 from labs.exercises.engine.on_ranks import Exercise, Given, part_of
@@ -22,8 +24,8 @@ def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> On
 @pytest.mark.parametrize(
     "exercise, world, wrong",
     [
-        (by_hand.REDUCE_SCATTER, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
-        (by_hand.ALL_REDUCE, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
+        (REDUCE_SCATTER, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
+        (ALL_REDUCE, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
         (mean.EXERCISE, Given(0, 2, shape=(1,)), 1e-10),
         (scatter.EXERCISE, Given(0, 2, shape=(1,), args={"dim": 0}), 1e-10),
     ],
@@ -39,14 +41,14 @@ def test_where_a_sum_cancels_out_rounding_is_no_mistake(monkeypatch, exercise, w
 
 def test_a_variant_that_is_right_as_well_is_not_the_mistake():
     world = by_hand.InPlace(0, 2, shape=(4,))
-    one = found_by(by_hand.ALL_REDUCE, world, [world.total, world.total])
+    one = found_by(ALL_REDUCE, world, [world.total, world.total])
     assert not as_if(lambda world: [world.total] * 2)(one)
     assert not as_if(lambda world: [world.total * 2] * 2)(one)
 
 
 def test_several_variants_are_tried_one_after_the_other():
     world = by_hand.InPlace(0, 2, shape=(4,))
-    one = found_by(by_hand.ALL_REDUCE, world, [3 * world.total] * 2)
+    one = found_by(ALL_REDUCE, world, [3 * world.total] * 2)
     assert as_if(lambda world: ([factor * world.total] * 2 for factor in (2, 3)))(one)
 
 
@@ -67,7 +69,7 @@ def test_what_a_wrong_sum_is_made_of(times, name):
     world = by_hand.InPlace(0, 4, shape=(24,))
     value = sum(c * x for c, x in zip(times, world.xs, strict=True))
     with pytest.raises(Wrong) as wrong:
-        refuse(VALUES, found_by(by_hand.ALL_REDUCE, world, [value] * 4), "", "What?")
+        refuse(VALUES, found_by(ALL_REDUCE, world, [value] * 4), "", "What?")
     assert wrong.value.answer.mistake == (name or "divided by the wrong number")
 
 
