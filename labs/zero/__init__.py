@@ -2,16 +2,16 @@
 
 In this order:
 
-    layers        the modules whose parameters come and go together, and where each parameter stands
-    flattenable   what can lie in vectors, and what is refused
-    at_rest       what model.parameters() has of a vector: its numbers, and not its gradient
-    flat          layers as flat vectors: what is gathered, dropped and reduced at once; PyTorch calls one a
+    layers        the modules whose parameters are gathered together, and the places of each parameter
+    flattenable   the checks of a model and an optimizer, and what they refuse
+    at_rest       the vectors that model.parameters() shows: they have numbers, and no gradient
+    flat          layers as flat vectors, which are gathered, dropped and reduced at once; PyTorch calls one a
                   FlatParameter
     zero          the events of a training step, and what each stage does there; PyTorch has stage 1 as
                   ZeroRedundancyOptimizer, and stage 3 as FullyShardedDataParallel (FSDP1)
-    scaled        what ranks did to gradients between sync() and step(): clipped by another norm each?
+    scaled        the factors by which ranks multiplied their gradients between sync() and step()
 
-So it is used:
+Usage:
 
     zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
     model(x, y).backward()

@@ -1,8 +1,9 @@
-"""What `model.parameters()` has of a vector: its numbers, and not its gradient.
+"""Vectors as `model.parameters()` shows them: their numbers can be read, and their gradients cannot.
 
-The gradient of a vector is on its way: under stage 1 it is this rank's own until sync(), under stages 2 and 3 it is
-gone, and its mean lies in `zero.shards`.  A norm of it, or a step by it, would be another on every rank.  So whoever
-reads it is told where to look; and to take it away is to take all of it away, as `model.zero_grad()` means.
+Under stage 1 a vector's gradient is this rank's own until sync().  Under stages 2 and 3 it has been reduced, and its
+mean is in `zero.shards`.  A norm or a step that used it would differ from rank to rank.  Therefore reading `.grad`
+raises an error that names the right place, and setting it to None, as `model.zero_grad()` does, drops the gradient of
+the whole vector, reduced or not.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ ELSEWHERE = (
 
 
 class Elsewhere(Absent, Tensor):
-    """Stands for a gradient that cannot be read here."""
+    """A tensor in the place of a gradient that cannot be read there."""
 
     @classmethod
     def of(cls, name: str) -> "Elsewhere":
@@ -34,9 +35,9 @@ class AtRest(nn.Parameter):
 
     @classmethod
     def of(cls, p: nn.Parameter, unit: Any) -> "AtRest":
-        """Turn `p` into one; unit: the `labs.zero.flat.Unit` whose gradients it stands for."""
-        p.unit, p.in_zero = ref(unit), True  # in_zero: for labs.checkpoint, it is no parameter itself
-        if type(p) is nn.Parameter:  # and not one that only pretends to be there
+        """Turn the parameter `p` into an AtRest; unit: the `labs.zero.flat.Unit` that holds its gradient."""
+        p.unit, p.in_zero = ref(unit), True  # in_zero tells labs.checkpoint that this is no parameter of the model
+        if type(p) is nn.Parameter:  # a subclass keeps its own class
             p.__class__ = cls
         return p
 
@@ -66,7 +67,7 @@ class AtRest(nn.Parameter):
 
 
 def own_gradient(p: nn.Parameter) -> Tensor | None:
-    """Return the gradient that autograd has put there, whatever the parameter says of it."""
+    """Return the gradient that autograd computed for `p`, which `p.grad` of an AtRest hides."""
     return torch.Tensor.grad.__get__(p)
 
 

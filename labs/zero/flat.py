@@ -1,15 +1,15 @@
-"""Layers as vectors: what is gathered, dropped and reduced at once.
+"""Layers as flat vectors, which are gathered, dropped and reduced at once.
 
-A strategy that shards parameters would drown in messages if it moved them one by one.  So the parameters of a layer
-(a module of the model) are taken out of their modules (`labs.zero.layers`) and laid side by side; views stand in their
+A strategy that sent parameters one by one would send too many messages.  So the parameters of a layer (a module of the
+model) are taken out of their modules by `labs.zero.layers` and laid side by side.  Views of the vector stand in their
 homes:
 
-    Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
-                  multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
-    FlatLayer     a module, and where in it each unit's parameters stand.  gather, drop, show
-    Layout        where in such a vector each parameter lies
+    Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector, `full`, padded to a
+                  multiple of N; this rank's `shard` is an N-th of it.  Methods: gather, drop, reduce
+    FlatLayer     a module, and the homes of each unit's parameters in it.  Methods: gather, drop, show
+    Layout        the place of each parameter in such a vector
 
-A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
+A parameter that several layers share lies in the first one's unit.  Each of them gathers it, and its gradient is
 ready when the last use has been added up.
 """
 
@@ -33,17 +33,17 @@ from labs.zero.layers import Home
 
 
 class Unit:
-    """Some parameters in one vector, and this rank's shard of it.
+    """Some parameters in one vector, and this rank's shard of it; N is the number of ranks.
 
-    full: [n], n a multiple of N.  shard: [n / N]; a part of `full` under stages 1 and 2, and under stage 3 its own
-    memory, while `full` has none unless the unit is in use.
+    full: [n], n a multiple of N; under stage 3 it has memory only while the unit is in use.
+    shard: [n / N]; a part of `full` under stages 1 and 2, and its own memory under stage 3.
     """
 
     def __init__(self, named: dict[str, nn.Parameter], stage: int, group: ProcessGroup | None, initial: Any):
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
         self.name = next(iter(named))
-        self.homes: dict[Home, tuple[Any, bool]] = {}  # in all layers; what was put there, and whether it is trained
+        self.homes: dict[Home, tuple[Any, bool]] = {}  # {home: (the view there, whether it is trained)}, in all layers
         self.users: set[tuple[FlatLayer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
         self.trained = trained = next(iter(named.values())).requires_grad
@@ -59,18 +59,18 @@ class Unit:
             self.drop()
 
     def stand_in(self, module: nn.Module, name: str) -> None:
-        """Where `model.parameters()` finds what is at rest."""
+        """Register the vector that is at rest in `module`, where `model.parameters()` finds it."""
         module.register_parameter(name, self.at_rest)
         self.place = module, name
 
     def gather(self, async_op: bool = False) -> dist.Work | None:
-        """all_gather P: from everybody's shard."""
+        """All-gather P: fill `full` from the shards of all ranks."""
         self.require_as_sharded()
         self.full.untyped_storage().resize_(self.full.nbytes)
         return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
     def drop(self) -> None:
-        """drop P: give the memory back, and let the modules' parameters say so."""
+        """Drop P: free the memory of `full`, and put objects in its views' places that refuse to compute."""
         self.users.clear()
         self.full.untyped_storage().resize_(0)
         self.versions.forbid()
@@ -85,7 +85,7 @@ class Unit:
         self.homes[home] = x, trained
 
     def renew(self) -> None:
-        """The shard has changed for good."""
+        """Accept the shard's new numbers, as after an update."""
         self.versions.renew()
         self.version = self.shard._version
 
@@ -101,12 +101,12 @@ class Unit:
         return own_gradient(self.full) is not None or self.shard.grad is not None
 
     def forget(self) -> None:
-        """Take away its gradient, reduced or not."""
+        """Drop the unit's gradient, reduced or not."""
         forget_gradient(self.full)
         self.shard.grad = None
 
     def reduce(self) -> None:
-        """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
+        """Reduce-scatter G: add the mean over the ranks to the gradient of the shard, and free `full.grad`."""
         self.require_as_sharded()
         gradient = own_gradient(self.full)
         forget_gradient(self.full)
@@ -116,7 +116,7 @@ class Unit:
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
     def require_as_sharded(self) -> None:
-        """Raise RuntimeError where somebody put something else into its place: nobody would gather or train that."""
+        """Raise RuntimeError if the vector was replaced, moved or changed: no rank would gather or train that."""
         own = self.shard.dtype, self.shard.device
         if any((x.dtype, x.device) != own for x in (self.full, self.at_rest)):
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
@@ -132,7 +132,7 @@ class Unit:
         if shown is not self.full and (is_hooked(shown) or self.shard._backward_hooks):
             raise RuntimeError(f"the shard of {self.name!r} has a hook, which backward does not call: {NO_HOOKS}")
         if shown is not self.full and memory_of(shown) == self.memory:
-            shown.data = self.shard.data  # it may have been moved, as into a file of labs.memory
+            shown.data = self.shard.data  # the shard may have been moved, as into a file of labs.memory
             self.memory = memory_of(shown)
         if not memory_of(shown) == memory_of(self.shard) == self.memory:
             raise RuntimeError(
@@ -149,7 +149,7 @@ class Unit:
             self.require_as_put(home)
 
     def require_as_put(self, home: Home) -> None:
-        """The same, where one of its parameters stands."""
+        """Raise RuntimeError if the view that stands at `home` was replaced, unfrozen or given other memory."""
         (module, attribute, name), (x, trained) = home, self.homes[home]
         if vars(module).get(attribute) is not x:
             raise RuntimeError(f"parameter {name!r} was replaced after its model was sharded: replace it before")
@@ -167,18 +167,18 @@ class Unit:
             )
 
     def whole(self, part: Tensor) -> dict[str, Tensor]:
-        """By name and in the parameters' shapes, the whole of what every rank has a part of."""
+        """Gather the parts of all ranks, each [n / N]; return `{name: full tensor}` in the parameters' shapes."""
         vector = part.new_empty(part.numel() * self.ranks)
         all_gather(vector, part, group=self.group)
         return self.layout.views(vector)
 
 
 class FlatLayer:
-    """A module, and the homes of its parameters, by unit."""
+    """A module, and the homes of its parameters, per unit."""
 
     def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):
         self.module, self.order = module, order
-        self.call: Call | None = None  # the one that is running its forward
+        self.call: Call | None = None  # the call whose forward is running
         self.homes: dict[Unit, list[Home]] = {}
         for home in homes:
             self.homes.setdefault(unit_of[home.name], []).append(home)
@@ -194,7 +194,10 @@ class FlatLayer:
         self.show()
 
     def drop(self, *phases: str) -> None:
-        """A unit stays while another layer uses it, or this one in another phase: recomputation runs in backward."""
+        """End these phases, and drop each unit that no layer uses any more.
+
+        Recomputation runs a forward inside of a backward, so that one layer may use a unit in both phases.
+        """
         for unit in self.homes:
             used = bool(unit.users)
             unit.users -= {(self, phase) for phase in phases}
@@ -202,11 +205,11 @@ class FlatLayer:
                 unit.drop()
 
     def show(self) -> list[Tensor]:
-        """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
+        """Put views of `full` at the homes; return a tensor per trained unit, which sums the views' gradients."""
         uses = []
         for unit, homes in self.homes.items():
-            unit.full.requires_grad_(unit.at_rest.requires_grad)  # `model.parameters()` has what is at rest
-            with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
+            unit.full.requires_grad_(unit.at_rest.requires_grad)  # users freeze what `model.parameters()` shows
+            with torch.enable_grad():  # a recomputation in backward needs the same graph as the forward
                 uses.append(alias(unit.full))
                 views = unit.layout.views(uses[-1])
             for home in homes:
@@ -230,17 +233,17 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each, and of the padding."""
+        """Return the number of elements of each tensor, and of the padding."""
         sizes = [shape.numel() for shape in self.shapes.values()]
         return [*sizes, -sum(sizes) % self.ranks]
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """[n]: the tensors, in the order of the names, side by side."""
+        """Return the tensors side by side, in the order of the names, and the padding: [n]."""
         first, *others = tensors
         return torch.cat([x.flatten() for x in (first, *others)] + [first.new_zeros(self.sizes[-1])])
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The tensors as parts of such a vector."""
+        """Return `{name: view}`: the tensors as parts of `vector`, [n]."""
         *parts, _ = vector.split(self.sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 

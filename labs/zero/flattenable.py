@@ -1,11 +1,13 @@
-"""What `labs.zero` can lay into vectors, and what it refuses.
+"""Checks of a model and an optimizer: `labs.zero` must be able to lay the parameters into vectors.
 
-require_trainable      what would go wrong later with a model, reported at once
-require_elementwise    an optimizer that needs more than one element before it
-require_order          one that does not take the shards as they are
-guard                  a step of it by others than zero.step()
-require_all_sharded    in a step: a parameter that has been added since
-refuse_parts           at any time: to freeze a part of a layer
+Each function refuses one thing:
+
+require_trainable      a model that cannot be trained this way
+require_elementwise    an optimizer whose update of an element needs other elements
+require_order          an optimizer that takes other parameters than the shards, or in another order
+guard                  a step of the optimizer that zero.step() did not start
+require_all_sharded    in each step, a parameter that was added after the model was sharded
+refuse_parts           at any time, freezing a part of a layer
 """
 
 from functools import partial
@@ -21,7 +23,8 @@ from labs.hooks import require_dense
 ANEW = "load zero.full_state_dict() into a new model, and shard that"
 NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
-INSIDE = ("func", "inner", "optimizer")  # of a partial, labs.memory.precision's, labs.memory.offload's
+# Attributes of a partial, and of the wrappers in labs.memory.precision and labs.memory.offload.
+INSIDE = ("func", "inner", "optimizer")
 BY_LAYERS = (
     "a shard is a part of a layer's vector, weights and biases in one, so that they cannot be told apart by name or "
     "ndim; give them layers of their own, or use labs.fsdp"
@@ -43,13 +46,16 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
 
 
 def is_hooked(p: nn.Parameter) -> bool:
-    """Whether somebody but the memory ledger waits for its gradient."""
+    """Return whether `p` has a hook on its gradient, besides those that only watch, as the memory ledger does."""
     after = (p._post_accumulate_grad_hooks or {}).values()
     return bool(p._backward_hooks) or not all(hasattr(hook, "only_watches") for hook in after)
 
 
 def require_elementwise(optimizer: Any) -> None:
-    """Those that are known to look at more than an element, by their names; an optimizer may have one inside."""
+    """Raise ValueError for an optimizer, or one inside of it, whose update of an element depends on other elements.
+
+    A class is judged by its name; an optimizer that has parameters is tried out on small ones.
+    """
     if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
         raise ValueError(
             f"{optimizer.__name__} looks at matrices or norms, and a shard is a part of a vector: "
@@ -70,14 +76,14 @@ def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Par
         raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
     if not all(group["params"] for group in optimizer.param_groups):
         raise ValueError(f"the optimizer has a group without parameters: {BY_LAYERS}")
-    # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
+    # Masters, which replace the shards in the groups of `labs.memory.precision`, have no place here.
     taken = [place[p] for p in given if p in place]
     if taken != sorted(taken):
         raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
 
 
 def guard(optimizer: Any, zero: ref) -> None:
-    """Let zero.step() alone step the optimizer, and let the optimizer's zero_grad() forget what Zero's does."""
+    """Refuse optimizer.step() outside of zero.step(), and let optimizer.zero_grad() do what zero.zero_grad() does."""
 
     def require_own_step(*_: Any) -> None:
         if not zero().stepping:
@@ -89,7 +95,7 @@ def guard(optimizer: Any, zero: ref) -> None:
     optimizer.zero_grad = lambda set_to_none=True: zero().zero_grad()
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer.register_step_pre_hook(require_own_step)
-        optimizer._step_supports_amp_scaling = True  # so a GradScaler calls step() on every rank
+        optimizer._step_supports_amp_scaling = True  # otherwise a GradScaler may skip step() on some ranks
 
 
 def require_all_sharded(model: nn.Module, known: set[nn.Parameter]) -> None:
@@ -99,7 +105,7 @@ def require_all_sharded(model: nn.Module, known: set[nn.Parameter]) -> None:
 
 
 def refuse_parts(layer: nn.Module) -> None:
-    """The modules in a layer have no parameters any more: to freeze one of them would freeze nothing."""
+    """Refuse requires_grad_() of modules inside of a layer: their parameters lie in the layer's vector."""
     for name, module in layer.named_modules():
         if module is not layer and not any(True for _ in module.parameters()):
             module.requires_grad_ = partial(refuse_alone, name)

@@ -1,8 +1,8 @@
-"""From a model to its layers: the modules whose parameters come and go together, and where each parameter stands.
+"""Layers of a model: the modules whose parameters are gathered and dropped together.
 
 Home         the place of a parameter in a module
-in_layers    a model's layers, each with the homes of its parameters
-take_out     the parameters, out of their homes
+in_layers    returns a model's layers, each with the homes of its parameters
+take_out     removes the parameters from their homes
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
 class Home(NamedTuple):
-    """Where a parameter belongs; a tied one has several.  `name` is its first name in the model."""
+    """A place of a parameter; a tied one has several.  `name` is the parameter's first name in the model."""
 
     module: nn.Module
     attribute: str
@@ -23,10 +23,11 @@ class Home(NamedTuple):
 
 
 def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> dict[nn.Module, list[Home]]:
-    """The homes of all parameters, by the layer that they are in; layers without any are left out.
+    """Return `{layer: homes of its parameters}`, without the layers that have none.
 
-    By default the layers are the children of the model, containers opened, and the model itself for what is left.
-    Raises ValueError where the layers miss a parameter.
+    layers: modules of the model; by default its children, with containers opened, and the model itself for the rest.
+
+    Raises ValueError if the layers miss a parameter, or if one of them is no module of the model.
     """
     chosen = list(dict.fromkeys([*opened(model), model] if layers is None else layers))
     own = set(model.modules())
@@ -52,16 +53,16 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module; in place of containers, their children."""
+    """Yield the children of a module; instead of a container, yield its children."""
     for child in model.children():
         if isinstance(child, CONTAINERS):
             yield from opened(child)
-        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # which have no forward
+        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # these have no forward
             yield child
 
 
 def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """(module, attribute, parameter) of all that is in a layer and not in another one."""
+    """Yield (module, attribute, parameter) for all parameters in `layer` that are in no other chosen layer."""
     for attribute, p in layer._parameters.items():
         if p is not None:
             yield layer, attribute, p
@@ -71,9 +72,9 @@ def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[n
 
 
 def take_out(homes: list[Home], but: Iterable[str]) -> list[dict[str, nn.Parameter]]:
-    """The parameters at these homes, out of their modules: one dict for each dtype and `requires_grad`.
+    """Remove the parameters at these homes from their modules; return a dict for each dtype and `requires_grad`.
 
-    but: names of parameters that were taken out before, at another place.
+    but: names of parameters that were taken out before, at another home.
     """
     kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = {}
     for module, attribute, name in homes:

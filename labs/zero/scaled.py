@@ -1,7 +1,8 @@
-"""By what a rank multiplied its shards' gradients between sync() and step(): ranks compare it, one step later.
+"""Factors by which a rank multiplied its shards' gradients between sync() and step(): ranks compare them.
 
-If each rank clips by the norm of its own shards, each makes them shorter by a factor of its own, and together they
-point elsewhere.  Nothing fails: the shards are ordinary tensors.  So `Zero` remembers some numbers of each at sync().
+If each rank clips by the norm of its own shards, each scales its gradients by another factor, and the update points in
+another direction.  Nothing fails, since the shards are ordinary tensors.  So `Zero` remembers some numbers of each
+gradient at sync(), and the ranks compare the factors one step later.
 """
 
 import math
@@ -16,7 +17,11 @@ from labs.agree import Some
 
 @dataclass(eq=False)
 class Scaled:
-    """factors: one per shard; None, which equals any other, where it was not only multiplied, or nothing is there."""
+    """The factors by which one rank multiplied its shards' gradients.
+
+    factors: one per shard; None, which equals any factor, if there is no gradient or it was not only multiplied.
+    rounding: the relative difference up to which two factors are the same.
+    """
 
     factors: list[float | None] = field(default_factory=list)
     rounding: float = 0.0
@@ -36,11 +41,11 @@ class Scaled:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scaled):
             return False
-        pairs = zip(self.factors, other.factors, strict=False)  # empty where sync() was left to step()
+        pairs = zip(self.factors, other.factors, strict=False)  # `factors` is empty if only step() called sync()
         return all(a is None or b is None or math.isclose(a, b, rel_tol=self.rounding) for a, b in pairs)
 
     def __str__(self) -> str:
-        # The same on all ranks in nearly every step, whatever shard is zero on one: then no more is compared.
+        # The text is the same on all ranks in nearly every step, and then the ranks compare nothing else.
         known = sorted({f"{x:.3g}" for x in self.factors if x is not None} - {"1"})
         return f"multiplied them by {', '.join(known) or 1}"
 

@@ -14,24 +14,28 @@ stage is a column of this table; an event is a line of it, and a method of `Zero
     sync                reduce_scatter G        -                       -
     step                update, all_gather P    update, all_gather P    update
 
-The first five happen to one layer at a time, so that no rank ever holds more than a layer of what is sharded.
-Stages 1 and 2 send what an all-reduce sends, since that is a reduce-scatter and an all-gather; stage 3 sends
-P once more.  Stages 2 and 3 reduce the gradients of each micro-batch, having no room to add them up; stage 1 once per
-step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
+The first five happen to one layer at a time, so that no rank ever holds more than one full layer of what is sharded.
+Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an all-gather; stage 3 sends P once more.
+Stages 2 and 3 have no room to add up full gradients, so they reduce those of each micro-batch; stage 1 reduces once per
+step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 
     zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
     model(x, y).backward()
-    zero.sync()                                                         # if the shards' gradients are to be clipped
+    zero.sync()                                                         # needed only to clip the shards' gradients
     zero.step()
 
-The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
-`shard`.  The modules' own parameters are views of `full`, and gradients are those of the vectors, in `shards`, once
-they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must treat each element by itself, and all
-of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
-`labs.clip` clips, and not `nn.utils.clip_grad_norm_`, which ranks see a step later (`labs.zero.scaled`); and what is
-frozen or unfrozen later is a whole layer.  Buffers (running statistics) become the first rank's at the start and at the
-end of each `step()`.  Where a layer is used, but one of its parameters is not, that one's gradient counts as zero, and
-it takes its step, too.  `labs.checkpoint` saves it.
+The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's `shard`.
+The modules' own parameters are views of `full`.  Reduced gradients are those of the vectors, in `zero.shards`.
+
+- The optimizer must treat each element by itself, and all elements of a layer alike, as SGD and AdamW do.  Muon and
+  LAMB look at matrices and norms, so they are refused.  A scheduler takes `zero.optimizer`.
+- `labs.clip` clips gradients.  `nn.utils.clip_grad_norm_` would use another norm on every rank; ranks notice that one
+  step later (`labs.zero.scaled`).
+- Whole layers can be frozen or unfrozen later, and single parameters cannot.
+- Buffers, such as running statistics, take the first rank's values at the start and at the end of each `step()`.
+- If a layer is used, but one of its parameters is not, the gradient of that parameter counts as zero, and the
+  parameter is updated, too.
+- `labs.checkpoint` saves a Zero.
 """
 
 from collections.abc import Callable, Iterable
@@ -63,12 +67,16 @@ from labs.zero.scaled import Scaled, remembered
 
 
 class Zero:
-    """Shards the training of `model` over the ranks of `group`, and stands where its optimizer stood.
+    """Sharded training of `model` over the ranks of `group`, used in place of its optimizer.
 
-    optimizer: makes the optimizer of a list of 1-D parameters, this rank's `shards`.  layers: the modules whose
-    parameters come and go together; by default the model's children, containers opened, and the model itself for
-    the rest.  initial: (name, shape) -> the numbers of a parameter that is on the meta device, asked for one layer
-    at a time: under stage 3 no rank ever holds the model.
+    model: the module to train; it is changed.
+    stage: 1, 2 or 3, a column of the table above.
+    optimizer: a function from a list of 1-D parameters, this rank's `shards`, to their optimizer.
+    layers: the modules whose parameters are gathered together; by default the model's children, with containers
+        opened, and the model itself for the rest.
+    group: the ranks that shard; all ranks by default.
+    initial: a function (name, shape) -> the initial numbers of a parameter that is on the meta device.  It is called
+        for one layer at a time, so that under stage 3 no rank ever holds the whole model.
 
     Raises ValueError for another stage, a model without trainable parameters, layers that miss some parameters, an
     optimizer that takes the shards in another order, and, without `initial`, replicas that do not start equal.
@@ -92,7 +100,7 @@ class Zero:
             require_equal_replicas(model, group)
         send_buffers(model, group)
         self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
-        self.reduced: list[Some | None] = []  # of the shards' gradients, as sync() left them
+        self.reduced: list[Some | None] = []  # some numbers of each shard's gradient after sync()
         self.layers, unit_of, self.order = [], {}, Order(group)
         for module, homes in homes_in.items():
             for number, named in enumerate(take_out(homes, but=unit_of)):
@@ -114,10 +122,10 @@ class Zero:
     def register_hooks(self) -> None:
         self.stepping = False
         guard(self.optimizer, ref(self))
-        # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
+        # The compiler breaks its graphs at these hooks: parameters that are gathered and dropped stay out of them.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
-            # Before the hooks that are there already, which may compute a weight from the parameters.
+            # This hook runs before those that the user registered, which may compute a weight from the parameters.
             layer.module.register_forward_pre_hook(partial(before_forward, layer), prepend=True, with_kwargs=True)
             if self.stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
@@ -136,7 +144,7 @@ class Zero:
         if self.stage < 3:
             for unit in layer.homes:
                 unit.require_as_sharded()
-            if torch.is_grad_enabled():  # anew, since backward takes what is younger first: a layer when it comes to it
+            if torch.is_grad_enabled():  # backward runs the newest nodes first: new views let it reach layers in order
                 layer.show()
             return args, kwargs
         layer.gather("forward")
@@ -147,49 +155,50 @@ class Zero:
         return args, kwargs
 
     def after_forward(self, layer: "FlatLayer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Called when the layer's output is there, or its forward has failed."""
+        """Drop the layer; the hook is called when the layer's output is computed, or its forward has failed."""
         require_inside(output, {unit.full.untyped_storage()._cdata: unit.name for unit in layer.homes})
         layer.drop("forward")
         if layer.call:
-            layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
+            # The arguments count, too: the layer may have added its output to a list among them.
+            layer.call.ends(differentiable([output, args, kwargs]))
             layer.call = None
 
     def after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Called when the output of the model is there (stages 1 and 2)."""
-        given = set(map(id, differentiable([args, kwargs])))  # these live on; a hook on them would, too
+        """Let backward check, under stages 1 and 2, that no step() came after this forward of the model."""
+        given = set(map(id, differentiable([args, kwargs])))  # inputs outlive the step, and hooks on them would, too
         for x in differentiable(output):
             if id(x) not in given:
                 x.register_hook(partial(weakly(self.require_fresh), self.updates))
 
     def after_evaluation(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Called when the whole model's output is there; in training, `sync` compares."""
+        """Compare the order of layers between ranks after a forward in evaluation; in training, `sync` compares it."""
         if not torch.is_grad_enabled():
             self.order.compare(self.shards[0].device)
 
     def before_backward(self, layer: "FlatLayer", updates: int) -> None:
-        """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
+        """Gather the layer, as the gradient of its output is computed; updates: `self.updates` in its forward."""
         self.require_fresh(updates)
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True: stage 3 has dropped what a second backward needs: use stage 1 or 2")
         layer.gather("backward")
 
     def after_backward(self, layer: "FlatLayer") -> None:
-        """Called when the gradients of the layer's parameters and inputs are there (if never, `step` drops it)."""
+        """Drop the layer, as the gradients of its parameters and inputs are computed (or else in `step`)."""
         layer.drop("forward", "backward")
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
-        """Called when all uses of a layer's parameters have been added up in `full.grad`."""
-        if self.stage > 1 and own_gradient(full) is not None:  # it may have been frozen since the forward
+        """Reduce the gradient, as all uses of the unit's parameters have been added up in `full.grad`."""
+        if self.stage > 1 and own_gradient(full) is not None:  # the unit may have been frozen since the forward
             self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
 
     def require_fresh(self, updates: int, *gradient: Tensor) -> None:
-        """Called where a backward begins; `updates` as they were in its forward."""
+        """Raise RuntimeError if a step() came between this backward and its forward; updates: `self.updates` then."""
         if updates != self.updates:
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
 
     def sync(self) -> None:
-        """Make every shard's gradient its mean over the ranks: before `step()`, which does it, too."""
+        """Make every shard's gradient the mean over the ranks; `step()` does so, too, for gradients that are left."""
         self.reduce()
         self.reduced = self.reduced or remembered(self.shards)
 
@@ -205,7 +214,10 @@ class Zero:
             unit.reduce()
 
     def step(self, closure: None = None) -> None:
-        """Update the shards, and every copy of them.  Raises RuntimeError where no gradient is there to step with."""
+        """Update the shards, and gather them into every copy.
+
+        Raises RuntimeError if no shard has a gradient, and TypeError for a closure.
+        """
         if closure is not None:
             raise TypeError("step(closure): run the closure, and backward(), before step(), which takes none here")
         scaled = Scaled.since(self.reduced, self.shards) if self.reduced else Scaled()
@@ -223,7 +235,7 @@ class Zero:
         send_buffers(self.model, self.order.group)
 
     def refresh(self, units: list[Unit]) -> None:
-        """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
+        """Gather the changed shards of `units` into every copy, and refuse the backward of any earlier forward."""
         self.updates += 1
         works = []
         for unit in units:
@@ -235,7 +247,7 @@ class Zero:
         for work in works:
             work.wait()
         if self.stage < 3:
-            for layer in self.layers:  # for those who use a parameter before its layer's forward
+            for layer in self.layers:  # a user may read a parameter before its layer's forward
                 layer.show()
 
     def __getattr__(self, name: str) -> Any:
@@ -250,7 +262,7 @@ class Zero:
         self.reduced = []
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """What `model.state_dict()` was before it was sharded: all of it, on every rank, which all call it."""
+        """Return, on every rank, all of what `model.state_dict()` was before it was sharded; all ranks must call it."""
         full = dict(self.model.named_buffers(remove_duplicate=False))
         for unit in self.units:
             full |= unit.whole(unit.shard.data)
@@ -265,6 +277,6 @@ class Zero:
 
 
 def keys(model: nn.Module) -> dict[str, str]:
-    """{each key of `model.state_dict()`: the name of the parameter or buffer}; a tied parameter has several keys."""
+    """Return `{key of model.state_dict(): name of the parameter or buffer}`; a tied parameter has several keys."""
     first = {id(p): name for name, p in model.named_parameters()}
     return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
