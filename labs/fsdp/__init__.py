@@ -2,22 +2,23 @@
 
 In this order:
 
-    sharded           one parameter: a piece for the optimizer, all of it for its layer; PyTorch calls it FSDPParam
-    parameter_group   the parameters of a layer, which travel together; PyTorch calls it FSDPParamGroup
-    order             the order of layers: what comes next, and what came before
-    shardable         what can be sharded this way, and what is refused
-    shared_state      what the modules of a model have in common in a training step; PyTorch calls it FSDPStateContext
-    sharding          the events of a training step; PyTorch calls what a module has of it its FSDPState
-    fsdp              fully_shard, and what it adds to a module
+    sharded           one parameter: a shard for the optimizer, the full tensor for its layer; in PyTorch, FSDPParam
+    parameter_group   the parameters of a layer, gathered and reduced together; in PyTorch, FSDPParamGroup
+    order             the order of layers: the next one in forward, and the one before in backward
+    shardable         the checks of a model before it is sharded, and what they refuse
+    shared_state      the state that all modules of a model share in a training step; in PyTorch, FSDPStateContext
+    sharding          the events of a training step, for one group of parameters; in PyTorch, FSDPState
+    fsdp              fully_shard, and the methods that it adds to a module
 
-On a first reading, follow one parameter from its shard to the whole and back: sharding, parameter_group, sharded.
+On a first reading, follow one parameter from its shard to the full tensor and back, in this order of files: sharding,
+parameter_group, sharded.
 
-So it is used:
+Usage:
 
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = AdamW(model.parameters())           # after it: the model's parameters are shards now
+    optimizer = AdamW(model.parameters())           # after fully_shard: the model's parameters are shards now
 """
 
 # ruff: noqa: F401

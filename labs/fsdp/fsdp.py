@@ -1,15 +1,17 @@
 """FSDP: stage 3 of ZeRO, one parameter at a time, and gathered before it is needed.
 
-`fully_shard(module)` makes a group of the parameters in `module`, except those that an inner call has taken: cut over
-the ranks, gathered at once, dropped at once.  Call it on each layer, and on the model for the rest:
+`fully_shard(module)` makes a group of the parameters in `module`, except those that an inner call has taken.  The
+parameters of a group are sharded over the ranks, gathered at once, and dropped at once.  Call it on each layer, and on
+the model for the rest:
 
     mesh = Mesh((4,), ("dp",))
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = AdamW(model.parameters())       # after it: the model's parameters are shards now
+    optimizer = AdamW(model.parameters())       # after fully_shard: the model's parameters are shards now
 
-Names and arguments are PyTorch's (torch.distributed.fsdp, FSDP2; Zhao et al. 2023, arXiv 2304.11277, is about FSDP1).
+Names and arguments are those of FSDP2 in PyTorch, torch.distributed.fsdp.  Source: Zhao et al. 2023, arXiv 2304.11277,
+which describes FSDP1.
 """
 
 import sys
@@ -40,17 +42,21 @@ def fully_shard(
     ignored_params: Iterable[nn.Parameter] = (),
     **others: Any,
 ) -> Any:
-    """Shard the parameters in `module` that no inner call has taken; the same module, which is an FSDPModule now.
+    """Shard the parameters in `module` that no inner call has taken; return the same module, now an FSDPModule.
 
-    module: one, or a list of those that make one group, gathered as the first of them runs, dropped behind the last.
-    mesh: of one axis, or of two for HSDP, which shards along the last and replicates along the first; all ranks, if it
-    is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep so much that
-    a group of this many ranks holds all of it between them (a number).  None means True, but False for the outermost
-    module, whose backward begins where its forward ends.  ignored_params: they stay whole, and nobody averages their
-    gradients; give them to each call.
+    module: a module, or a list of modules that form one group: it is gathered before the first of them runs, and
+        dropped after the last.
+    mesh: device mesh with one axis, or two for HSDP, which shards along the last and replicates along the first; by
+        default one axis of all ranks.
+    reshard_after_forward: True drops the gathered parameters until backward, False keeps them; a number n keeps so
+        large a part that n ranks hold all parameters between them.  None means True, but False for the outermost
+        module, whose backward begins as its forward ends.
+    mp_policy: the dtypes of gathered parameters, reduced gradients and outputs.
+    offload_policy: the memory that holds the shards.
+    ignored_params: parameters that stay whole, and whose gradients are not averaged; pass them to each call.
 
-    Hooks on parameters stay: those of register_hook get this rank's own gradient, those of
-    register_post_accumulate_grad_hook the shard, with its mean.
+    Hooks on parameters are kept: a hook of register_hook gets this rank's own gradient, and a hook of
+    register_post_accumulate_grad_hook gets the shard, whose gradient is the mean.
 
     Raises ValueError for what cannot be sharded, and if ranks do not start from the same parameters.
     """
@@ -78,7 +84,7 @@ def fully_shard(
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let another method than forward, such as `generate`, find the parameters of a sharded module whole."""
+    """Gather the parameters of a sharded module around another method than forward, such as `generate`."""
     if not isinstance(module, FSDPModule):
         return
     method, sharding = getattr(module, method_name), module._sharding
@@ -96,19 +102,19 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     setattr(module, method_name, wrapped)
 
 
-LACKING = {  # PyTorch has it, we do not; and the way out
+LACKING = {  # options of PyTorch that are missing here: what to do instead
     "shard_placement_fn": "labs.fsdp cuts parameters along their first dim: transpose one that must be cut otherwise",
     "set_requires_all_reduce": "labs.fsdp reduces over both axes or none: set_requires_gradient_sync(False)",
 }
 
 
 class FSDPModule:
-    """What `fully_shard` adds to a module: these of PyTorch's methods."""
+    """A module after `fully_shard`, with the methods of PyTorch's FSDPModule."""
 
     _sharding: Sharding
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a module of the class from before: what somebody makes of this one, as a slice is, is not sharded."""
+        """Return a module of the original class: a new module, such as a slice of this one, is not sharded."""
         return cls.__mro__[2](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,48 +138,50 @@ class FSDPModule:
         return super().named_parameters(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the shards, between unshard() and reshard(), too."""
+        """Return the state dict of shards, even between unshard() and reshard()."""
         for sharding in shardings(self, True):
             sharding.group.hide()
         return super().state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of shards, and those of earlier micro-batches that were not reduced."""
+        """Drop the gradients of shards, and the full gradients that earlier micro-batches left unreduced."""
         for sharding in shardings(self, True):
             sharding.group.hide()
             sharding.group.forget_gradients()
         super().zero_grad(set_to_none)
 
     def unshard(self, async_op: bool = False) -> Sharding | None:
-        """Gather this module's parameters, and wait; or only begin to, unless they are here or on their way.
+        """Gather this module's parameters, unless they are gathered already.
 
-        Whoever began waits by wait() of what is returned, or leaves that to this module's next forward or backward.
+        async_op: only start the all-gather, and return a handle, whose wait() waits for it.  The module's next forward
+            or backward waits for it, too.
         """
         if not async_op:
             return self._sharding.unshard()
-        self._sharding.settled()
+        self._sharding.settle_model()
         self._sharding.prefetch([self._sharding])
         return self._sharding
 
     def reshard(self) -> None:
-        """Drop them; raise RuntimeError if they were written to since."""
+        """Drop this module's gathered parameters; raise RuntimeError if they were written to since."""
         self._sharding.group.require_unwritten()
-        self._sharding.group.is_stale()  # raises where .data was written to
+        self._sharding.group.is_stale()  # raises an error if .data was written to
         self._sharding.group.drop()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward keeps whole gradients and sends nothing, for all micro-batches but the last.
+        """Choose whether backward reduces gradients: pass False for all micro-batches but the last.
 
-        What it keeps is in no `.grad`, so model.zero_grad() forgets it, and an optimizer's zero_grad() does not.
+        With False, backward sends nothing and adds up full gradients.  They are in no `.grad`: model.zero_grad() drops
+        them, and an optimizer's zero_grad() does not.
         """
         for sharding in shardings(self, recurse):
             sharding.sync = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Change nothing: PyTorch's waits for gradients in the last backward only, ours in each."""
+        """Do nothing: PyTorch waits for reduced gradients in the last backward only, and labs.fsdp in each."""
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divide the sum of this module's gradients by another number than that of the ranks."""
+        """Divide the sum of this module's gradients by `factor` instead of the number of ranks."""
         self._sharding.group.divisor = factor
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
@@ -187,17 +195,17 @@ class FSDPModule:
             sharding.reshard_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to gather when this one's forward begins, instead of the one that came next in the last step."""
+        """Choose the modules to gather as this one's forward begins, instead of the next one of the last step."""
         self._sharding.next_in_forward = shardings_of(modules)
         self.require_same_prefetch()
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to gather when this one's backward begins, instead of the one before it in forward."""
+        """Choose the modules to gather as this one's backward begins, instead of the one before it in forward."""
         self._sharding.next_in_backward = shardings_of(modules)
         self.require_same_prefetch()
 
     def require_same_prefetch(self) -> None:
-        if self._sharding.shared:  # else the first forward compares
+        if self._sharding.shared:  # before the first forward there is no state; that forward compares
             self._sharding.shared.require_same_prefetch()
 
 

@@ -1,17 +1,18 @@
 """Sharded parameters that travel together: one all-gather for a layer's, one reduce-scatter for their gradients.
 
-What travels is a table with a row for each rank, and in it the rank's piece of each parameter, padded to the longest:
+A collective sends a table with a row for each rank.  The row holds the rank's piece of each parameter, padded to the
+length of the longest piece:
 
                       weight [5, 3]      bias [3]         2 ranks: pieces of 3 and 2 rows, of 2 elements and 1
     rank 0            9 elements         2
     rank 1            6, padding 3       1, padding 1
 
-So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is the price at
-which each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
+The pieces of one parameter do not lie side by side in the table, so they are copied from there to `full`.  That copy is
+the price at which each parameter keeps its name, its shape, its dtype, and its own state in the optimizer.
 
-Gradients travel back in such a table.  All parameters that are trained have their place in it, whichever of them this
-rank has used: another one may have used others.  What is missing is -0.0, which changes no sum, and where it is the sum
-nobody had a gradient.
+Gradients are sent back in such a table.  It has a place for every parameter that is trained, even if this rank did not
+use it, since another rank may have.  A missing gradient is sent as -0.0: adding it changes nothing, and a sum of -0.0
+shows that no rank had one.
 """
 
 from typing import Any
@@ -38,17 +39,20 @@ class ParameterGroup:
         self.parameters, self.policy = parameters, policy
         self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
         self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
-        self.divisor: float = mesh.size()  # of a sum of gradients
-        self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
-        self.idle = False  # whether they were gathered for a forward without gradients, which is over
+        self.divisor: float = mesh.size()  # the sum of gradients is divided by it
+        self.gathered, self.taken = False, ()  # `taken`: the shards' versions as they were gathered
+        self.idle = False  # gathered for a forward without gradients, which has ended
         self.arriving: tuple[Tensor, dist.Work] | None = None
-        self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
-        self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
+        self.kept: Tensor | None = None  # a larger piece, from which a smaller group gathers in backward
+        self.trained = [p.name for p in parameters if p.shard.requires_grad]  # names that are the same on all ranks
 
     # ---- parameters --------------------------------------------------------------------------------------
 
     def gather(self, smaller: ProcessGroup | None = None) -> None:
-        """Start to gather everybody's pieces, unless they are here or on their way; `arrive` waits for them."""
+        """Start the all-gather of the pieces, unless they are gathered or in flight; `arrive` waits for it.
+
+        smaller: a group that gathers the larger pieces that `keep` has kept, if there are any.
+        """
         if self.gathered or self.arriving or not self.parameters:
             return
         if self.kept is not None:
@@ -66,7 +70,7 @@ class ParameterGroup:
         return sum(p.n for p in self.parameters)
 
     def side_by_side(self, row: Tensor) -> Tensor:
-        """Fill this rank's row with its pieces, each padded."""
+        """Fill this rank's row, [width], with its pieces, each padded; return the row."""
         self.taken = self.shard_versions()
         for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
             own = p.local.flatten()
@@ -74,16 +78,17 @@ class ParameterGroup:
         return row
 
     def require_current(self) -> None:
-        """Forget what was gathered before the optimizer's last step."""
+        """Raise an error if a shard was replaced; drop the gathered parameters if shards were written to since."""
         for p in self.parameters:
             p.require_unchanged()
         if self.taken != self.shard_versions():
             self.drop()
 
     def is_stale(self) -> bool:
-        """Whether shards were written to since they were gathered: by an optimizer, or by what loads or averages.
+        """Return whether shards were written to since they were gathered, as by an optimizer or by loading.
 
-        Raises RuntimeError, where a backward is due, or the module shows its parameters, for what no version counts.
+        A write through .data or NumPy changes no version, so the numbers are compared, too.  Raises RuntimeError for
+        such a write if the module is still in use: it shows its full parameters, or a backward has yet to run.
         """
         if self.taken != self.shard_versions():
             return True
@@ -93,7 +98,10 @@ class ParameterGroup:
         return bool(changed)
 
     def follow(self) -> bool:
-        """Whether others are trained now than in the last forward; all ranks must say the same then."""
+        """Return whether other parameters are trained than in the last forward.
+
+        Raises RuntimeError, on every rank, if ranks train different parameters.
+        """
         trained = [p.name for p in self.parameters if p.shard.requires_grad]
         if trained == self.trained:
             return False
@@ -102,7 +110,7 @@ class ParameterGroup:
         return True
 
     def require_same(self, mine: Any, text: str) -> None:
-        """Raise RuntimeError, on every rank that has a part or a copy of these parameters, where this differs."""
+        """Raise RuntimeError, on every rank that has a part or a copy of these parameters, if `mine` differs on one."""
         found = self.everybodys(mine)
         compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
 
@@ -116,24 +124,24 @@ class ParameterGroup:
         return tuple(p.version for p in self.parameters)
 
     def arrive(self) -> None:
-        """Wait until all of each parameter is here."""
+        """Wait for the all-gather, and copy the pieces to each parameter's `full`."""
         if not self.arriving:
             return
         table, work = self.arriving
         work.wait()
-        pieces = self.ranks // len(table)  # of each parameter, in a row
+        pieces = self.ranks // len(table)  # the number of pieces of each parameter in one row
         for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
             p.arrive(of_each)
         free(table)
         self.gathered, self.arriving = True, None
 
     def keep(self, smaller: ProcessGroup) -> None:
-        """Keep a larger piece of what is to be dropped, so that fewer ranks have all of it between them."""
+        """Keep a larger piece of the parameters that are about to be dropped; `smaller` can gather them from these."""
         ranks, rank = dist.get_world_size(smaller), dist.get_rank(smaller)
         self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
 
     def drop(self) -> None:
-        self.arrive()  # gathered, and never used
+        self.arrive()  # an all-gather may be in flight for a use that never came
         if self.gathered:
             for p in self.parameters:
                 p.drop()
@@ -158,35 +166,35 @@ class ParameterGroup:
     # ---- gradients ---------------------------------------------------------------------------------------
 
     def gradients_due(self) -> int:
-        """How many of these parameters get a gradient in the backward that is running."""
+        """Return how many of these parameters get a gradient in the backward that is running."""
         nodes = [get_gradient_edge(p.full).node for p in self.parameters if p.full.requires_grad]
         return sum(map(torch._C._will_engine_execute_node, nodes))
 
     def accumulate(self) -> None:
-        """Keep whole gradients for a later micro-batch."""
+        """Add the full gradients to those of earlier micro-batches, in `pending`."""
         for p in self.parameters:
             gradient, p.full.grad = p.full.grad, None
-            if gradient is not None and p.shard.requires_grad:  # it may have been frozen since the forward
+            if gradient is not None and p.shard.requires_grad:  # the parameter may have been frozen since the forward
                 gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
     def forget(self) -> None:
-        """Drop all that is gathered, and whole gradients."""
+        """Drop the gathered parameters, and the full gradients."""
         self.drop()
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
         for p in self.parameters:
             p.pending = None
-            if hasattr(p, "full"):  # from the first forward on
+            if hasattr(p, "full"):  # the first forward creates it
                 p.full.grad = None
 
 
 class Reduction:
-    """The whole gradients of a group, on their way into the gradients of its shards.
+    """The reduction of a group's full gradients to the gradients of its shards, in three steps.
 
-    made: the reduce-scatter has begun.  average_replicas: it is over, and the replicas' all-reduce has begun.
-    finish: that is over, too, and the shards have their gradients.
+    __init__ starts the reduce-scatter.  average_replicas waits for it, and starts the all-reduce over replicas.
+    finish waits for that, and adds the means to the shards' gradients.
     """
 
     def __init__(self, group: ParameterGroup):
@@ -218,9 +226,10 @@ class Reduction:
 
 
 class Reductions:
-    """Those of a backward: one is on its way at a time, so that no more than one layer's gradients wait.
+    """The reductions of one backward.
 
-    PyTorch has them in its FSDPCommContext.
+    Only one reduce-scatter is in flight at a time, so that at most one layer's full gradients wait.  PyTorch keeps
+    this state in its FSDPCommContext.
     """
 
     def __init__(self):
@@ -249,5 +258,5 @@ class Reductions:
 
 
 def is_nothing(piece: Tensor) -> bool:
-    """Whether no rank had a gradient."""
+    """Return whether the sum consists of -0.0 alone, so that no rank had a gradient."""
     return bool((piece.signbit() & (piece == 0)).all())

@@ -1,8 +1,8 @@
-"""What `labs.fsdp` can shard, and what it refuses.
+"""Checks of a model before `labs.fsdp` shards it, and after each forward.
 
-homes_of             the parameters that a call takes, each with all its places
-require_shardable    what would go wrong later, reported at once
-require_all_sharded  what was added since
+homes_of             returns the parameters that a call of fully_shard takes, each with all its places
+require_shardable    refuses modules, meshes and parameters that cannot be sharded
+require_all_sharded  refuses parameters that were added after fully_shard
 """
 
 from typing import Any

@@ -1,10 +1,11 @@
-"""One parameter, sharded: a DTensor, cut along its first dim, that stands in the module; and `full`, all of it, which
-has memory only while its layer computes, and then stands there instead.
+"""One sharded parameter: `shard`, a DTensor cut along its first dim, and `full`, the whole parameter.
 
-    MixedPrecisionPolicy    in which dtypes it is gathered, and its gradient reduced
-    OffloadPolicy           where its shard lies
+The shard stands in the module.  `full` has memory only while its layer computes, and then a view of it stands there.
+
+    MixedPrecisionPolicy    the dtypes in which parameters are gathered and gradients reduced
+    OffloadPolicy           the memory that holds the shard
     ShardedParameter        the parameter
-    Whole                   what its layer finds: `full`, to autograd
+    Whole                   the autograd function between `full` and the tensor that its layer uses
 """
 
 from collections.abc import Callable
@@ -33,12 +34,15 @@ class MixedPrecisionPolicy:
 
 
 class OffloadPolicy:
-    """Shards lie on the device that computes."""
+    """A policy that keeps the shards on the device that computes."""
 
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards, their gradients, and so the optimizer, stay in the CPU's memory, pinned for the GPU's copy engines."""
+    """A policy that keeps shards and their gradients, and therefore the optimizer's state, in the CPU's memory.
+
+    pin_memory: pin that memory, so that a GPU's copy engines can read it.
+    """
 
     pin_memory: bool = True
 
@@ -46,13 +50,14 @@ class CPUOffloadPolicy(OffloadPolicy):
 class ShardedParameter:
     """One parameter: `shard` for the optimizer, `full` for its layer.
 
-    whole: [ranks, elements of a piece], the memory behind `full`; none while the parameter is dropped.
+    whole: [ranks, n], the memory behind `full`, which is freed while the parameter is dropped; n elements make a
+    padded piece of `rows` rows.
     """
 
     def __init__(self, homes: list[Home], p: nn.Parameter, mesh: Mesh, policy: MixedPrecisionPolicy, offload: Any):
         self.homes, self.name, self.shape = homes, homes[0].name, p.shape
         self.mesh, self.ranks, self.rank = mesh, mesh.size(-1), mesh.get_local_rank(-1)
-        self.rows = max(1, -(-p.shape[0] // self.ranks))  # of a piece: one of padding, where there is nothing at all
+        self.rows = max(1, -(-p.shape[0] // self.ranks))  # of a piece; an empty parameter has one row of padding
         self.n = self.rows * p.shape[1:].numel()
         self.mine = slice(*(min(rank * self.rows, len(p)) for rank in (self.rank, self.rank + 1)))
         self.placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
@@ -61,21 +66,24 @@ class ShardedParameter:
         if p.is_cuda and to.type == "cpu" and offload.pin_memory:
             own = own.pin_memory()
         self.shard = nn.Parameter(self.distributed(own), p.requires_grad)
-        vars(self.shard).update(vars(p))  # what others have noted on it
-        self.hooks = p._backward_hooks  # of a rank's own gradient; these are of the mean:
+        vars(self.shard).update(vars(p))  # keep the attributes that others have set
+        self.hooks = p._backward_hooks  # they get this rank's own gradient; the hooks below get the mean
         self.shard._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
-        self.use: Tensor | None = None  # what stands in the module while its layer computes
+        self.use: Tensor | None = None  # the tensor that stands in the module while its layer computes
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
-        self.pending: Tensor | None = None  # a gradient of earlier micro-batches, in reduce_dtype
+        self.pending: Tensor | None = None  # the gradient of earlier micro-batches, in reduce_dtype
         for module, attribute, _ in homes:
             module.register_parameter(attribute, self.shard)
         if not p.is_meta:
             Moved.mark(p, self.name, "make the optimizer after fully_shard")
 
     def settle(self) -> None:
-        """Before the first forward: take the shard that stands in the module now, and make room for all of it."""
+        """Create `full`, without memory, before the first forward.
+
+        Raises RuntimeError if another parameter than the shard stands in the module.
+        """
         module, attribute, _ = self.homes[0]
-        if self.device.type == "meta":  # model.to_empty() has put others in their places
+        if self.device.type == "meta":  # model.to_empty() has put another parameter there
             self.shard, self.device = module._parameters[attribute], module._parameters[attribute].device
         self.require_unchanged()
         self.whole = torch.empty(self.ranks, self.n, dtype=self.dtype, device=self.device)
@@ -86,7 +94,7 @@ class ShardedParameter:
         self.drop()
 
     def train(self, gradient_ready: Callable[..., None]) -> None:
-        """Train it, or not, as its shard says; the hook is called when all of its gradient is there."""
+        """Let `full` require a gradient if the shard does; call `gradient_ready` when that gradient is complete."""
         self.full.requires_grad_(self.shard.requires_grad)
         if self.full.requires_grad and not self.hook:
             self.hook = self.full.register_post_accumulate_grad_hook(gradient_ready)
@@ -124,26 +132,26 @@ class ShardedParameter:
 
     @property
     def local(self) -> Tensor:
-        """This rank's piece, without padding."""
+        """Return this rank's piece, without padding."""
         return self.shard.detach().to_local()
 
     @property
     def version(self) -> tuple[int, int]:
-        """What changes where the shard is written to, or its block by itself, as checkpoints and averages do."""
+        """Return two counters, of which one changes when the shard or its local tensor is written to."""
         return self.shard._version, self.shard._local_tensor._version
 
     def show(self) -> None:
-        """Let the layer find all of it in `use`, where its gradient comes together."""
-        # Autograd would call the shard's hooks before there is a gradient.
+        """Put `use`, the full tensor, into the module; the gradients of all its uses are added up there."""
+        # If `shard` were an input of Whole, autograd would call its post-accumulate hooks before it has a gradient.
         noticed = self.full.requires_grad and not self.shard._post_accumulate_grad_hooks
-        with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
+        with torch.enable_grad():  # a recomputation in backward needs the same graph as the forward
             self.use = Whole.apply(self.full, self.shard) if noticed else self.full.view_as(self.full)
-        self.use._is_param = True  # for isinstance(..., nn.Parameter)
+        self.use._is_param = True  # isinstance(..., nn.Parameter) reads this attribute
         for module, attribute, _ in self.homes:
             module._parameters[attribute] = self.use
 
     def arrive(self, pieces: Tensor) -> None:
-        """From a table of fewer ranks, several of the pieces stand in each of its rows."""
+        """Copy the gathered pieces to `full`; pieces: [ranks, n], or fewer rows that hold several pieces each."""
         self.whole.untyped_storage().resize_(self.whole.nbytes)
         self.whole.view(pieces.shape).copy_(pieces)
         self.versions.allow()
@@ -161,7 +169,7 @@ class ShardedParameter:
             self.refuse_write()
 
     def is_current(self) -> bool:
-        """Whether what was gathered has this rank's numbers still, of which .data and NumPy change no version."""
+        """Return whether this rank's piece in `full` still equals its shard: .data and NumPy change no version."""
         own = self.local.to(self.whole).flatten()
         gathered = self.whole[self.rank, : len(own)]
         return agree.alone or torch.equal(gathered.view(torch.uint8), own.view(torch.uint8))
@@ -174,17 +182,17 @@ class ShardedParameter:
         )
 
     def hide(self) -> None:
-        """Let the layer find the shard again, unless somebody has put another one there."""
+        """Put the shard back into the module, unless the user has put another tensor there."""
         for module, attribute, _ in self.homes:
             if self.use is not None and module._parameters.get(attribute) is self.use:
                 module._parameters[attribute] = self.shard
         self.use = None
 
     def pack(self, pieces: Tensor, divisor: int) -> None:
-        """Lay the gradient that waits, divided, into pieces, [ranks, n]; where none does, what changes no sum: -0.0.
+        """Copy the pending gradient, divided by `divisor`, to `pieces`, [ranks, n]; without one, fill them with -0.0.
 
-        What is added to -0.0 stays as it is, and only where all ranks bring that is it the sum.  So a gradient of zeros
-        must bring 0.0, in its padding, too.
+        Adding -0.0 changes no number, and the sum is -0.0 only if all ranks sent that.  So a gradient of zeros must be
+        sent as 0.0, in its padding, too.
         """
         if self.pending is None:
             pieces.fill_(-0.0)
@@ -198,7 +206,7 @@ class ShardedParameter:
             pieces[complete + 1 :].zero_()
 
     def add(self, piece: Tensor) -> None:
-        """This rank's piece of the mean gradient, padded."""
+        """Add this rank's piece of the mean gradient, [n] with padding, to the shard's gradient; call its hooks."""
         own = piece.view(self.rows, *self.shape[1:])[: self.mine.stop - self.mine.start].to(self.local)
         if self.shard.grad is None:
             self.shard.grad = self.distributed(own)
@@ -209,14 +217,14 @@ class ShardedParameter:
 
 
 class Whole(torch.autograd.Function):
-    """All of a parameter, as its layer finds it.
+    """The identity on a full parameter, which refuses a backward that asks for the gradient of the shard.
 
-    The shard is an input so that whoever asks for its gradient, as by backward(inputs=...), comes by here.
+    The shard is an input, so that backward(inputs=...) and autograd.grad of the shard run this function's backward.
     """
 
     @staticmethod
     def forward(ctx: Any, full: Tensor, shard: DTensor) -> Tensor:
-        return full.detach()  # has its version, and is no view, which a custom function may not be written to
+        return full.detach()  # it shares the version; a view returned by a custom function could not be written to
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -1,26 +1,26 @@
-"""The events of a training step: what each sharded module does there.
+"""Events of a training step, for one group of sharded parameters.
 
-The events are those of `labs.zero`; what they do differs where FSDP2 differs from FSDP1, whose vectors `zero` has:
+The events are those of `labs.zero`.  Their actions differ as FSDP2 differs from FSDP1, whose flat vectors `zero` has:
 
                         labs.zero, stage 3                  labs.fsdp
     a shard is          a part of a layer's vector          a DTensor under the parameter's own name, Shard(0)
     so the optimizer    treats a whole layer alike          may treat each parameter in its own way
     padding             once per layer                      once per parameter, and a copy out of what was gathered
-    frozen, trained     a vector each, so a gather each     one gather; and each forward asks which is which
+    frozen, trained     a vector each, so a gather each     one gather; each forward checks which are trained
     state dict          zero.full_state_dict()              model.state_dict()
-    before_forward      gather                              wait for it, and start the next layer's
-    after_forward       drop                                drop; or keep, as reshard_after_forward says
-    before_backward     gather                              wait for it, and start that of the layer before it
+    before_forward      gather                              wait for the gather, and start the next layer's
+    after_forward       drop                                drop or keep, according to reshard_after_forward
+    before_backward     gather                              wait for the gather, and start that of the layer before
     after_backward      drop                                drop
-    gradient_ready      reduce, and wait                    start to reduce, when that of the layer after it is done
-    backward ends       -                                   reduce what still waits, of earlier micro-batches, too
+    gradient_ready      reduce, and wait                    wait for the layer after, then start to reduce
+    backward ends       -                                   reduce the rest, and gradients of earlier micro-batches
     not used            its gradient counts as zero         no gradient, unless another rank has one
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
-To follow one parameter through the step, read the events here, then parameter_group, then sharded.
+To follow one parameter through a step, read the events in this file, then parameter_group, then sharded.
 
-Checkpoints may be reentrant, and run a backward inside of a backward: the outermost one's end is meant.
+A reentrant checkpoint runs a backward inside of a backward.  "backward ends" is the end of the outermost one.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,10 @@ from labs.hooks import Call, alias, differentiable, require_counted, require_ins
 
 
 class Sharding:
-    """One group's part in a training step: a method for each event.
+    """A group of modules in a training step, with a method for each event.
 
-    A turn begins as the first of its modules is called, and ends when all have run; calls within calls belong to it.
+    A turn begins as the first of the group's modules is called, and ends when all of them have run.  Calls within calls
+    belong to the same turn.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Sharding:
         self.next_in_backward: list[Sharding] | None = None
         self.shared: SharedState | None = None
         self.call: Call | None = None
-        self.depth, self.to_run = 0, set()  # calls that are running, and modules that this turn waits for
-        self.leads_back = False  # whether this turn has made something that a backward could begin with
-        self.place = 0  # of its last forward among the others
-        self.due, self.counted = 0, None  # gradients that a backward still brings, and which one
+        self.depth, self.to_run = 0, set()  # running calls; modules that have yet to run in this turn
+        self.leads_back = False  # whether an output of this turn requires a gradient
+        self.place = 0  # of the last forward, in the order of layers
+        self.due, self.counted = 0, None  # gradients yet to come in a backward; the id of that backward
         for module in modules:
-            # Before the hooks that are there already, which may compute a weight from the parameters.
+            # This hook runs before those that the user registered, which may compute a weight from the parameters.
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
@@ -92,7 +93,7 @@ class Sharding:
 
     @torch.compiler.disable
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Called when the module's output is there, or its forward has failed."""
+        """End the module's call; the hook runs when its output is computed, or its forward has failed."""
         self.depth -= 1
         self.to_run.discard(module)
         self.group.require_unwritten()
@@ -110,7 +111,10 @@ class Sharding:
         return output
 
     def before_backward(self, versions: tuple[int, ...], place: int) -> None:
-        """Called when the gradient of the module's output is there; versions (of shards) and place as in forward."""
+        """Gather the parameters, and prefetch those of the layer before, as the gradient of the output is computed.
+
+        versions: the shards' versions in forward.  place: the place of that forward in the order of layers.
+        """
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "a backward with create_graph=True goes through fully_shard, which drops the parameters that a second "
@@ -125,18 +129,18 @@ class Sharding:
         self.prefetch(self.shared.order.before(place) if self.next_in_backward is None else self.next_in_backward)
 
     def after_backward(self) -> None:
-        """Called when the gradients of the module's parameters and inputs are there."""
+        """Drop the parameters, as the gradients of the module's parameters and inputs are computed."""
         self.drop_after_backward()
         self.reduce_early()
 
     def gradient_ready(self, full: nn.Parameter) -> None:
-        """Called when all uses of one parameter have been added up."""
+        """Reduce the group's gradients if this one, whose uses have all been added up, was the last."""
         self.shared.backward_begins()
         self.shared.order.waiting[self] = None
         self.due -= self.counted == torch._C._current_graph_task_id()
         self.reduce_early()
 
-    # ---- what is done in them -----------------------------------------------------------------------------
+    # ---- their steps --------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -145,9 +149,9 @@ class Sharding:
     def begin_turn(self, module: nn.Module) -> None:
         if torch._C._are_functorch_transforms_active():
             raise RuntimeError("fully_shard within torch.func.grad or vmap, which see no gather: use backward()")
-        self.to_run = {module} if in_backward() else set(self.modules)  # a recomputation may be of one of them
+        self.to_run = {module} if in_backward() else set(self.modules)  # a recomputation may run only one of them
         self.leads_back, self.call = False, None
-        self.settled()
+        self.settle_model()
         self.shared.forward_begins(self)
         if not in_backward() and (self.shared.root is self or not self.shared.root.running):
             self.shared.drop_stale(self)
@@ -158,9 +162,9 @@ class Sharding:
         self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
 
     def end_turn(self) -> None:
-        """Drop the parameters; or keep them, where parameters() gives the shards again."""
+        """Put the shards back, and drop the full parameters, or keep them, according to reshard_after_forward."""
         self.to_run, self.call = set(), None
-        if in_backward():  # a recomputation needs them at once
+        if in_backward():  # backward follows a recomputation at once, and needs them
             return
         self.group.hide()
         self.group.idle = not torch.is_grad_enabled()
@@ -170,7 +174,7 @@ class Sharding:
             self.group.drop()
 
     def unshard(self) -> None:
-        self.settled()
+        self.settle_model()
         with torch.inference_mode(False):
             self.group.gather(self.smaller)
             self.group.arrive()
@@ -178,7 +182,7 @@ class Sharding:
         self.group.idle = False
 
     def wait(self) -> None:
-        """Wait for what unshard(async_op=True) has begun, unless somebody else has."""
+        """Wait for the all-gather that unshard(async_op=True) started, unless the module has waited for it itself."""
         if self.group.arriving:
             self.unshard()
 
@@ -203,18 +207,18 @@ class Sharding:
                 self.group.drop()
 
     def expect(self) -> None:
-        """Count the gradients that this backward will bring."""
+        """Count the gradients that this backward will compute."""
         if self.counted != (backward := torch._C._current_graph_task_id()):
             self.due, self.counted = self.group.gradients_due(), backward
         if self.group.trained and (self.due or self.shared.brings_gradients()):
-            self.shared.order.waiting[self] = None  # where this rank has none, too: another may have some
+            self.shared.order.waiting[self] = None  # even if this rank computes none: another rank may
 
     def reduce_early(self) -> None:
-        """Where all that is due has come; else at the end of the backward.
+        """Reduce if all gradients of this backward are computed; the others are reduced as the backward ends.
 
-        That is the same moment on all ranks, whichever parameters they use.  Autograd goes first through what was made
-        last, and what stands for the parameters is made as the module begins: all that it did comes before, and all
-        that was done before it comes after.
+        Every rank reaches this point at the same place in its order of layers, whichever parameters it uses.  Autograd
+        runs the newest nodes first, and a module creates the nodes of its parameters as its forward begins.  So these
+        nodes run after all other nodes of the module, and before those of all earlier modules.
         """
         if self.due == 0:
             self.reduce()
@@ -228,11 +232,11 @@ class Sharding:
 
     # ---- before the first forward --------------------------------------------------------------------------
 
-    def settled(self) -> None:
-        """The outermost module is the one whose forward begins first."""
+    def settle_model(self) -> None:
+        """Create the state that all modules share: the outermost module is the one whose forward begins first."""
         if self.shared is None:
             names = shardings_in(*self.modules)
-            with torch.inference_mode(False):  # what is made in it could never be trained
+            with torch.inference_mode(False):  # tensors made in inference mode could never be trained
                 for sharding in names:
                     sharding.settle()
             shared = SharedState(self, names)
@@ -256,7 +260,7 @@ def shardings_in(*modules: nn.Module) -> dict[Sharding, str]:
 
 
 def cast(dtype: torch.dtype | None, values: Any) -> Any:
-    """Return the values with floating-point tensors of this dtype, in lists, dicts and dataclasses."""
+    """Return the values with all floating-point tensors in lists, dicts and dataclasses converted to `dtype`."""
     return values if dtype is None else tree_map(partial(cast_one, dtype), values)
 
 

@@ -1,8 +1,8 @@
-"""What the modules of one model share during a training step: when its forward and its backward begin and end.
+"""State that all modules of one model share during a training step: the begin and end of forward and backward.
 
-    forward     begins and ends with the outermost module; at its end ranks compare the order of their layers
-    backward    begins with the first gradient; at its end comes what still waits: gradients of earlier micro-batches,
-                and of layers that only other ranks have used
+    forward     begins and ends with the outermost module; at its end, ranks compare the order of their layers
+    backward    begins with the first gradient; at its end, the waiting gradients are reduced: those of earlier
+                micro-batches, and those of layers that only other ranks have used
 
 PyTorch calls it FSDPStateContext.
 """
@@ -18,7 +18,7 @@ from labs.fsdp.parameter_group import ParameterGroup, Reductions
 
 
 class Member(Protocol):
-    """What is asked here of a module's Sharding (labs.fsdp.sharding)."""
+    """The attributes of a Sharding (labs.fsdp.sharding) that this file uses."""
 
     group: ParameterGroup
     place: int
@@ -33,7 +33,11 @@ class Member(Protocol):
 
 
 class SharedState:
-    """names: of all members, in the model; root is the outermost."""
+    """The state of a training step that the groups of one model share.
+
+    root: the group of the outermost module.
+    names: `{member: name of its module in the model}`, for all groups.
+    """
 
     def __init__(self, root: Member, names: dict[Member, str]):
         self.root, self.members, self.order = root, list(names), LayerOrder(names)
@@ -54,9 +58,10 @@ class SharedState:
         member.place = self.order.append(member)
 
     def drop_stale(self, member: Member) -> None:
-        """Drop what earlier forwards left gathered, where shards were written to since.
+        """Drop the parameters that earlier forwards left gathered if shards were written to since.
 
-        After one without gradients, ranks ask each other, since some may hold nothing of what was written to.
+        After a forward without gradients, ranks ask each other: a rank's own shard may be empty, so that it cannot
+        see that the others were written to.
         """
         groups = [each.group for each in (self.members if member is self.root else [member])]
         for group in groups:
@@ -78,9 +83,9 @@ class SharedState:
             self.order.leading.append(member)
         if member is self.root:
             for other in self.members:
-                if other.running:  # of a list of modules, one was left out
+                if other.running:  # not all modules of its list were called
                     other.end_turn()
-                if other.group.arriving:  # sent for in vain
+                if other.group.arriving:  # it was prefetched, and not used
                     other.group.drop()
             if not failed:
                 self.require_same("ranks use different layers", self.order.now)
@@ -92,7 +97,7 @@ class SharedState:
             Variable._execution_engine.queue_callback(self.backward_ends)
 
     def brings_gradients(self) -> bool:
-        """Whether this backward brings any parameter a gradient: one that is asked for inputs' gradients does not."""
+        """Return whether this backward computes any parameter's gradient: one for inputs alone computes none."""
         backward = torch._C._current_graph_task_id()
         if self.asked[0] != backward:
             self.asked = backward, any(member.group.gradients_due() for member in self.members)
@@ -108,7 +113,7 @@ class SharedState:
         self.require_same("ranks go back through different layers", self.order.end())
 
     def require_same_prefetch(self) -> None:
-        """Raise RuntimeError, on every rank, where they differ in what they were told to gather ahead."""
+        """Raise RuntimeError, on every rank, if ranks were told to prefetch different modules."""
         names = self.order.names
         lists = [(name, each) for member, name in names.items() for each in member.ahead if each is not None]
         self.root.group.require_same(
@@ -117,7 +122,7 @@ class SharedState:
         )
 
     def give_up(self) -> None:
-        """The last backward has failed: what it left must not be taken for this one's."""
+        """Drop the state and the gradients that a failed backward left behind."""
         self.reductions.give_up()
         self.in_backward = False
         self.order.end()
@@ -126,9 +131,9 @@ class SharedState:
             member.group.forget()
 
     def require_same(self, what: str, order: list[Member]) -> None:
-        """Raise RuntimeError, on every rank, where they differ in what they used; asked when a new order is used.
+        """Raise RuntimeError, on every rank, if ranks used different layers; compared only when an order is new.
 
-        Nothing fails by itself where layers of equal size meet in a collective: one's numbers become the other's.
+        A collective in which ranks pass different layers of equal size does not fail: it mixes up their numbers.
         """
         if names := self.order.news(what, order):
             self.root.group.require_same(
