@@ -1,26 +1,26 @@
-"""Clipping by the global norm: the length of all gradients taken together, wherever their elements are.
+"""Clipping by the global norm: the length of all gradients together, on whichever ranks their elements are.
 
-Where the gradient, read as one vector g of everything that is trained, is longer than `max_norm`, it is shortened to
-that length, and keeps its direction (Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2):
+Let g be the vector of the gradients of all parameters that are trained.  If it is longer than `max_norm`, it is scaled
+to that length, and keeps its direction.  Source: Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2.
 
     g  <-  g min(1, max_norm / |g|)             |g|² = the sum of all squares
 
-A sum of squares is a sum over ranks, too.  So when the elements are sharded, every rank adds up its own, and *one
-number* travels; then each of them scales its shard by the same factor.
+A sum of squares is a sum over ranks, too.  So when the elements are sharded, every rank adds up its own, and the ranks
+all-reduce *one number*; then each of them scales its shard by the same factor.
 
                             gradients are                 groups        all-reduced, for each group
-    one device, labs.ddp    replicated: mean on all       ()            nothing, and it must not be
+    one device, labs.ddp    replicated: the mean on all   ()            nothing; a sum would be wrong
     labs.zero               sharded over all ranks        (None,)       one float64
     labs.fsdp, two axes     sharded along one of them     (that one's,) one float64
-    labs.tp                 some split, some whole        its own clip_gradients
-    labs.pp                 each on its stage's rank,     likewise
+    labs.tp                 some split, some whole        use its own clip_gradients
+    labs.pp                 each on its stage's rank,     use its own clip_gradients
                             a tied one on two
-    labs.parallel           all of that               likewise
+    labs.parallel           all of the above              use its own clip_gradients
 
-The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
+The classic mistake is to clip each shard by its own norm.  The shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.  `nn.utils.clip_grad_norm_` of
-`zero.shards` makes it, and the next step says so; of `model.parameters()` it clips, under stages 1 and 2, what is not
-averaged yet, or nothing, without a word.
+`zero.shards` makes this mistake, and the next step raises an error.  Under stages 1 and 2 of ZeRO, the same function
+with `model.parameters()` clips gradients that are not averaged yet, or none, without an error.
 
     zero.sync()
     norm = clip_gradients(zero.shards, max_norm=1.0, groups=(None,))
@@ -40,14 +40,16 @@ from torch.distributed import ProcessGroup
 def clip_gradients(
     parameters: Tensor | Iterable[Tensor], max_norm: float, groups: Sequence[ProcessGroup | None] = ()
 ) -> Tensor:
-    """Scale all gradients, in place, so that their global norm is at most `max_norm`; return what it was (0-dim).
+    """Scale all gradients, in place, so that their global norm is at most `max_norm`; return the norm before (0-dim).
 
-    parameters: this rank's, or its shards; a `.grad` may be None or empty, and then counts as zeros.
-    groups: those over which the parameters are sharded, None for all ranks.  Every rank of them must call this.
-    Gradients that are DTensors know that themselves: leave groups out.
+    parameters: this rank's parameters, or its shards; a `.grad` that is None or empty counts as zeros.
+    max_norm: the largest norm; inf only measures.
+    groups: the process groups over which the parameters are sharded, None for all ranks.  Every rank of them must call
+        this function.  Leave it out for gradients that are DTensors: they know their groups.
 
-    An infinite `max_norm` only measures.  Where the norm is inf or nan, the gradients are spoiled, as in torch: look at
-    what is returned before the step.  Raises ValueError for a `max_norm` that is not above 0.
+    If the norm is inf or nan, the gradients are spoiled, as in torch: look at the norm before the step.
+
+    Raises ValueError if `max_norm` is not above 0, or if groups are not those of the DTensors.
     """
     if groups is None or isinstance(groups, ProcessGroup):
         raise TypeError(f"groups is {groups}: give a sequence, (None,) for all ranks, () for gradients that all have")
@@ -72,7 +74,7 @@ def groups_of(gradient: Any) -> list[ProcessGroup]:
 def require_groups(
     known: list[list[ProcessGroup]], given: Sequence[ProcessGroup | None], are_all: bool
 ) -> Sequence[ProcessGroup]:
-    """Return the groups of all gradients.  Raises ValueError where they differ, or others are given."""
+    """Return the groups of all gradients; raise ValueError if gradients have different groups, or others are given."""
     ranks = [{frozenset(dist.get_process_group_ranks(group)) for group in groups} for groups in known]
     if not are_all or any(other != ranks[0] for other in ranks):
         raise ValueError(
@@ -87,10 +89,10 @@ def require_groups(
 
 
 def shorten(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients, whose global norm is `norm`, in place, to `max_norm` at most."""
+    """Scale all gradients, whose global norm is `norm`, in place, so that it is at most `max_norm`."""
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
-    # torch adds 1e-6, too: so a norm of 0 does no harm.
+    # A norm of 0 does no harm: 1e-6 is added, as in torch.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in parameters:
         if p.grad is not None:
@@ -102,15 +104,15 @@ def global_norm(
     groups: Sequence[ProcessGroup | None] = (),
     copies: Mapping[Tensor, int] = MappingProxyType({}),
 ) -> Tensor:
-    """The length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, the same on each of them.
+    """Return the length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, equal on all of them.
 
-    copies: how many of these ranks have the same gradient, which counts once; 1 where a parameter is not in it.
+    copies: `{parameter: number of these ranks that hold the same gradient}`; it counts once.  The default is 1.
     """
-    # In float64 on every rank, whatever it holds: the numbers must match when they are added.
+    # The total is float64 on every rank, whatever a rank holds: an all-reduce needs one dtype.
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
     for p in parameters:
         if p.grad is not None:
-            # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
+            # The gradient's own dtype would not do: bfloat16 has 8 bits, and squares of float16 overflow from 256 on.
             own = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad  # ours and PyTorch's DTensors
             total += torch.linalg.vector_norm(
                 own, dtype=torch.promote_types(own.dtype, torch.float64)

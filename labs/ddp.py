@@ -1,8 +1,8 @@
-"""Data parallelism: copies that agree.
+"""Data parallelism: copies of a model that stay equal.
 
-Every rank holds the whole model and sees its own part of the batch.  After backward the gradients differ;
-averaged over the ranks they are those of the whole batch, and every copy takes the same step.  Three ways to
-average, by the events of a training step:
+Every rank holds the whole model and reads its own part of the batch.  After backward the ranks' gradients differ.
+Their average is the gradient of the whole batch, so with it every copy takes the same step.  There are three ways to
+average, which differ in what they do at two events of a training step:
 
                  a gradient is ready                 sync(), before optimizer.step()
     Naive        -                                   one all-reduce for each gradient
@@ -11,9 +11,10 @@ average, by the events of a training step:
                  the all-reduces of full buckets
 
 Each sends the same bytes: 2 (N-1)/N of the gradients, per rank and step.  Buckets save messages, since every
-all-reduce costs its latency however small it is; overlap hides the time behind the rest of backward, which
-works from the last layer to the first, and so are the buckets filled (Li et al., VLDB 2020, "PyTorch
-Distributed: Experiences on Accelerating Data Parallel Training").  PyTorch calls `Overlapped` DistributedDataParallel.
+all-reduce costs its latency however small it is.  Overlap hides the time of the all-reduces behind the rest of
+backward: backward works from the last layer to the first, and the buckets are filled in that order.  PyTorch calls
+`Overlapped` DistributedDataParallel.  Source: Li et al., VLDB 2020, "PyTorch Distributed: Experiences on Accelerating
+Data Parallel Training".
 
     model = Overlapped(model)
     for micro_batch in micro_batches[:-1]:
@@ -23,9 +24,10 @@ Distributed: Experiences on Accelerating Data Parallel Training").  PyTorch call
     model.sync()
     optimizer.step()
 
-Here the model returns its loss divided by the number of micro-batches: gradients add up, and we want a mean.
+In this example the model returns its loss divided by the number of micro-batches, since gradients add up, and the step
+needs their mean.
 
-`all_reduce=` says how: `torch.distributed`'s by default, or `labs.collectives.all_reduce`.
+`all_reduce=` is the function that adds up: `torch.distributed.all_reduce` by default, or `labs.collectives.all_reduce`.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,15 +47,19 @@ MiB = 2**20
 
 
 class DataParallel(nn.Module):
-    """What the three share: equal replicas, `no_sync`, buffers, and parameters that got no gradient.
+    """Base class of the three: it keeps replicas equal, and handles `no_sync`, buffers and unused parameters.
 
-    A subclass says in `average` how every `.grad` becomes its mean over the ranks.
+    A subclass implements `average`, which replaces every `.grad` by its mean over the ranks.
 
-    `find_unused`: allow parameters that backward did not reach on some rank.  There they count as zero; one
-    that no rank reached keeps `grad = None`, so that the optimizer passes over it as it would on one process.
+    model: the module to train, equal on all ranks.
+    group: the ranks that average; all ranks by default.
+    all_reduce: a function like torch.distributed.all_reduce.
+    find_unused: allow parameters that backward did not reach on some rank; their gradients count as zero there.  A
+        parameter that no rank reached keeps `grad = None`, so that the optimizer skips it as it would on one process.
 
-    Buffers (running statistics) become rank 0's when the model is wrapped and at the end of each `sync()`, so that all
-    ranks evaluate the same model, and before a second training forward of a step.  Rank 0 may evaluate alone.
+    Buffers, such as running statistics, take rank 0's values when the model is wrapped, at the end of each `sync()`,
+    and before a second training forward of a step.  So all ranks evaluate the same model, and rank 0 may evaluate
+    alone.
     """
 
     def __init__(
@@ -90,9 +96,9 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, gradients only add up on their own rank: for all micro-batches of a step but the last.
+        """Let gradients add up on their own rank only: use it for all micro-batches of a step but the last.
 
-        What counts is where `backward()` runs, and not, as in PyTorch, where the forward did.
+        `backward()` must run inside the context; in PyTorch the forward must.
         """
         before, self.syncing = self.syncing, False
         try:
@@ -101,10 +107,10 @@ class DataParallel(nn.Module):
             self.syncing = before
 
     def sync(self) -> None:
-        """Make every gradient its mean over the ranks: between `backward()` and `optimizer.step()`.
+        """Make every gradient its mean over the ranks; call it between `backward()` and `optimizer.step()`.
 
-        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing, where a
-        parameter is trained that was not when the model was wrapped, and where a gradient has a graph of its own.
+        Raises RuntimeError if there is no gradient at all, if one is missing without `find_unused`, if a parameter is
+        trained now and was not when the model was wrapped, or if a gradient has a graph of its own.
         """
         if not self.syncing:
             return
@@ -151,7 +157,7 @@ class DataParallel(nn.Module):
             )
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
-        """Ask the others, one bit per parameter, and take back the zeros where nobody had a gradient."""
+        """Set `.grad` back to None where no rank had a gradient; all-reduces one flag per parameter to find out."""
         device = next(iter(self.trainable.values())).device
         used = torch.tensor([name not in missing for name in self.trainable], dtype=torch.int32, device=device)
         self.all_reduce(used, group=self.group)
@@ -165,7 +171,7 @@ class DataParallel(nn.Module):
         return super().__getattr__(name)
 
 
-LACKING = {  # PyTorch's names, and what to do instead
+LACKING = {  # options of PyTorch that are missing here: what to do instead
     "register_comm_hook": "what happens to a bucket is all_reduce=, a function like torch.distributed.all_reduce",
     "join": "give each rank as many batches (labs.data does), or end every rank's epoch with the shortest one's",
     "ignored_params": "all parameters are averaged: freeze those that are not to be, or keep them out of the model",
@@ -183,25 +189,25 @@ LACKING = {  # PyTorch's names, and what to do instead
 
 
 class Naive(DataParallel):
-    """One all-reduce for each gradient, after backward."""
+    """Data parallelism with one all-reduce for each gradient, after backward."""
 
     def average(self) -> None:
         for p in self.trainable.values():
-            p.grad = p.grad.contiguous()  # a backend adds up memory, in whichever order
+            p.grad = p.grad.contiguous()  # a backend adds up memory in the order in which it lies
             after = divide_before(p.grad, self.ranks)
             self.all_reduce(p.grad, group=self.group)
             p.grad /= after
 
 
 class Bucketed(DataParallel):
-    """One all-reduce for each bucket of gradients, after backward."""
+    """Data parallelism with one all-reduce for each bucket of gradients, after backward."""
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
         super().__init__(model, **options)
         self.buckets = in_buckets(self.trainable.values(), bucket_bytes)
 
     def average(self) -> None:
-        # One buffer for all, since a backend may hold on to what it reduced last for a moment longer.
+        # All buckets share one buffer, since a backend may hold the memory that it reduced last a little longer.
         largest = max(nbytes(bucket) for bucket in self.buckets)
         buffer = torch.empty(largest, dtype=torch.uint8, device=self.buckets[0][0].device)
         for bucket in self.buckets:
@@ -215,11 +221,11 @@ class Bucketed(DataParallel):
 
 
 class Overlapped(DataParallel):
-    """Each bucket's all-reduce starts during backward, as soon as its last gradient is there.
+    """Data parallelism that starts a bucket's all-reduce during backward, as soon as its last gradient is computed.
 
-    The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back, and that nobody may
-    change before sync(), while it travels.  A bucket whose gradients are all gone (`zero_grad()`) takes new memory in
-    the next backward, since somebody may have kept one.
+    Every `.grad` is a view of its bucket, so nothing has to be copied back.  Do not change it before sync(), since its
+    all-reduce may be in flight.  After zero_grad() has removed all gradients of a bucket, the next backward allocates
+    new memory for it, since the user may have kept one of the old gradients.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
@@ -231,8 +237,8 @@ class Overlapped(DataParallel):
             p.register_post_accumulate_grad_hook(weakly(self.gradient_ready))
 
     def gradient_ready(self, p: nn.Parameter) -> None:
-        """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
-        if p.grad is None:  # frozen since the forward
+        """Copy `p.grad` to its bucket; autograd calls this when all uses of the parameter have been added up."""
+        if p.grad is None:  # the parameter was frozen after the forward
             return
         require_without_graph(p)
         bucket = self.bucket_of[p]
@@ -247,7 +253,10 @@ class Overlapped(DataParallel):
             self.start_full_buckets()
 
     def start_full_buckets(self) -> None:
-        """Strictly in order, even where a later bucket fills first: all ranks must start the same all-reduces."""
+        """Start the all-reduces of full buckets, strictly in order: all ranks must start the same all-reduces.
+
+        A later bucket that is filled first waits for those before it.
+        """
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
                 return
@@ -268,7 +277,7 @@ class Overlapped(DataParallel):
 class Bucket:
     """Gradients side by side in one vector, `flat`; `views[p]` is the part that has p's shape.
 
-    divided: by what they were divided before they were added up.
+    divided: the number by which the gradients were divided before the all-reduce.
     """
 
     divided = 1.0
@@ -278,7 +287,7 @@ class Bucket:
         self.take_memory(parameters)
 
     def take_memory(self, parameters: list[nn.Parameter]) -> None:
-        self.flat, self.views = None, {}  # frees the old memory first
+        self.flat, self.views = None, {}  # free the old memory first
         self.flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
         self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
 
@@ -298,7 +307,7 @@ def require_without_graph(p: nn.Parameter) -> None:
 
 
 def divide_before(x: Tensor, ranks: int) -> float:
-    """Divide float16 numbers as far as their sum needs it to stay in range; return what the sum is divided by."""
+    """Divide float16 numbers in place, so that their sum stays in range; return the divisor left for the sum."""
     before = divisor_before(x.dtype, ranks)
     if before > 1:
         x /= before
@@ -306,7 +315,7 @@ def divide_before(x: Tensor, ranks: int) -> float:
 
 
 def in_buckets(parameters, bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Cut the parameters, last one first, into buckets: each is closed when it has reached `bucket_bytes`."""
+    """Split the parameters into buckets, last parameter first; a bucket is closed when it reaches `bucket_bytes`."""
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}: a bucket must hold at least 1 byte")
     buckets, room = [], 0
@@ -324,6 +333,6 @@ def nbytes(tensors: list[Tensor]) -> int:
 
 
 def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Cut a vector into views with the shapes of `like`."""
+    """Split a vector into views with the shapes of `like`."""
     pieces = flat.split([x.numel() for x in like])
     return [piece.view(x.shape) for piece, x in zip(pieces, like, strict=True)]

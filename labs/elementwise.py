@@ -1,11 +1,12 @@
-"""What an optimizer may not ask of a shard: its shape, its norm, its neighbours.
+"""Checks of optimizers that get shards: the update of an element must not depend on shape, norm or other elements.
 
-A strategy that cuts a parameter gives its optimizer the pieces.  SGD and Adam treat each element by itself and do not
-notice.  LARS, Adam-mini and Muon look at a whole matrix, and would take a piece for it, without an error.
+A strategy that shards a parameter gives its optimizer the pieces.  SGD and Adam treat each element by itself, so they
+update pieces as they would update the whole.  LARS, Adam-mini and Muon look at a whole matrix; they would take a piece
+for the matrix, without an error.
 
-    require_elementwise     step the optimizer on eight numbers, and on the same numbers as two parts: are they equal?
-    require_no_scaler       a GradScaler, which skips a step by the overflows of one rank's pieces
-    shapeless               pieces whose ndim a factory cannot read, as it would to tell weights from biases
+    require_elementwise     refuses an optimizer whose step changes when its numbers are split into two parts
+    require_no_scaler       refuses a GradScaler, which would skip a step because of one rank's overflows
+    shapeless               makes a factory fail that reads the ndim of pieces, as to tell weights from biases
 """
 
 from collections import defaultdict
@@ -23,10 +24,12 @@ from labs import agree
 def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: tuple[int, ...] = (8,)) -> None:
     """Raise ValueError if a step of this optimizer depends on how its numbers are cut into parameters.
 
-    instead: what the caller can do about it.  shape: that of the whole, a matrix's where its parts are vectors.  The
-    optimizer itself takes no step.
+    The optimizer itself takes no step: a copy of it steps eight numbers, once whole and once in two parts.
+
+    instead: the sentence of the error that says what to do.
+    shape: the shape of the eight numbers as a whole; a matrix if the pieces are vectors that were cut from matrices.
     """
-    if agree.alone:  # a device that only pretends has no numbers to compare
+    if agree.alone:  # in a dry run there are no numbers to compare
         return
     numbers, gradients = torch.linspace(-1, 2, 8), torch.linspace(3, -1, 8)
     for group in optimizer.param_groups:
@@ -41,37 +44,40 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: t
 
 
 def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return what a first step makes of these numbers and gradients; neither group nor optimizer change."""
+    """Return the numbers after a first step with these gradients, flat; group and optimizer stay as they are."""
     parameters = [nn.Parameter(numbers.clone()) for numbers, _ in parts]
     for p, (_, gradient) in zip(parameters, parts, strict=True):
         p.grad = gradient.clone()
     probe = object.__new__(type(optimizer))
     vars(probe).update(vars(optimizer), state=defaultdict(dict), param_groups=[group | {"params": parameters}])
     step = type(probe).step
-    with torch.enable_grad():  # an optimizer turns it off for itself
-        # Without PyTorch's wrapper, which tells those who watch every optimizer.
+    with torch.enable_grad():  # an optimizer's step disables gradients itself
+        # PyTorch's wrapper around step would call the hooks that watch every optimizer.
         (step.__wrapped__ if hasattr(step, "hooked") else step)(probe)
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
 def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RuntimeError where a GradScaler steps this optimizer: call it before each step."""
+    """Raise RuntimeError if a GradScaler steps this optimizer; call this before each step."""
     if hasattr(optimizer, "found_inf"):
         raise RuntimeError(
             "a GradScaler looks for overflows in this rank's parts alone, and would skip a step that other ranks take: "
             "scale the loss with labs.memory.precision.LossScale"
         )
-    optimizer._step_supports_amp_scaling = True  # so that a GradScaler comes here, on every rank
+    optimizer._step_supports_amp_scaling = True  # a GradScaler then calls step() on every rank, and this check with it
 
 
 @contextmanager
 def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
-    """Let whoever asks one of these how many dims it has, as for weights and biases, be told that it is a piece."""
+    """Raise ValueError, within this context, if the ndim of a piece is read, as to tell weights from biases.
+
+    instead: the sentence of the error that says what to do.
+    """
 
     def refuse(*_: Any) -> NoReturn:
         raise ValueError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
 
-    class Shape(tuple):  # of torch.Size there are no subclasses
+    class Shape(tuple):  # torch.Size cannot be subclassed
         __len__ = refuse
 
     class Piece(nn.Parameter):
@@ -82,7 +88,7 @@ def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
         def size(self, *dim: int) -> Any:
             return self.detach().size(*dim) if dim else self.shape
 
-    real = [piece for piece in pieces if type(piece) is nn.Parameter]  # others only pretend to be there
+    real = [piece for piece in pieces if type(piece) is nn.Parameter]  # subclasses keep their own class
     for piece in real:
         piece.__class__ = Piece
     try:

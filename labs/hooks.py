@@ -1,8 +1,8 @@
-"""What a strategy asks of autograd: when the backward of a layer begins, and when it is over.
+"""Hooks that strategies share: they tell when the backward of a layer begins, and when it ends.
 
-differentiable     what may get a gradient, in whatever a layer is given or makes
-Call               one forward of a layer, and the backward that comes of it
-require_counted    targets that are ignored, in a part of a batch
+differentiable     returns the tensors that may get a gradient, among a layer's inputs or outputs
+Call               one forward of a layer, and its backward
+require_counted    refuses ignored targets in a rank's part of a batch, unless the whole batch's count is given
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +18,18 @@ from torch.utils._pytree import tree_leaves
 
 
 def alias(x: Any) -> Any:
-    """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
+    """Return a view of `x`; its gradient is complete when all uses of the view have been added up.
+
+    A value that is no tensor, or requires no gradient, is returned as it is.
+    """
     return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
 
 
 def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
-    """method(*arguments, ...) for a hook on a tensor: the garbage collector does not see what such a hook holds."""
+    """Return a function for a hook on a tensor, which calls method(*arguments, ...) through weak references.
+
+    The garbage collector cannot see the objects that such a hook holds, so a strong reference would keep them alive.
+    """
     owner, others = WeakMethod(method), [ref(argument) for argument in arguments]
 
     def hook(*more: Any) -> None:
@@ -34,17 +40,17 @@ def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
 
 
 def differentiable(values: Any) -> list[Tensor]:
-    """The tensors that have or will get a gradient, in a nest of lists, dicts, dataclasses and other objects."""
+    """Return the tensors that require a gradient, in a nest of lists, dicts, dataclasses and other objects."""
     return [x for x in tensors_in(values, set()) if x.requires_grad]
 
 
 def tensors_in(values: Any, seen: set[int]) -> list[Tensor]:
-    """seen: the objects that were looked into."""
+    """Return all tensors in a nest of values; seen: the ids of objects around it, so that cycles end."""
     found = []
     for x in tree_leaves(values):
         if isinstance(x, Tensor):
             found.append(x)
-        elif isinstance(x, Mapping):  # what pytree does not know is a leaf to it, such as a subclass of dict
+        elif isinstance(x, Mapping):  # pytree takes types that it does not know, as a subclass of dict, for leaves
             found += tensors_in(list(x.values()), seen)
         elif isinstance(x, (list, tuple)):
             found += tensors_in(list(x), seen)
@@ -56,11 +62,13 @@ def tensors_in(values: Any, seen: set[int]) -> list[Tensor]:
 
 
 class Call:
-    """One forward of a layer, and the backward that comes of it.
+    """One forward of a layer, and its backward.
 
-    before_backward: called when there is a gradient of something that the layer made.  after_backward: called when all
-    gradients are there that this backward brings to `given` and `uses` (what the layer was given, and its parameters);
-    an unused mask, say, gets none.
+    given: the layer's input tensors.
+    uses: tensors that stand for its parameters.
+    before_backward: a function to call when the gradient of one of the layer's outputs is computed.
+    after_backward: a function to call when this backward has computed all gradients of `given` and `uses` that it
+        will compute; an unused mask, for example, gets none.
     """
 
     def __init__(self, given: list[Tensor], uses: list[Tensor], before_backward: Callable, after_backward: Callable):
@@ -69,11 +77,14 @@ class Call:
         self.expect = when_all_have_gradients([*given, *uses], after_backward)
 
     def takes(self, given: list[Tensor]) -> None:
-        """Note what a call within the layer, or a further one, is given."""
+        """Note the inputs of another call that belongs to this forward."""
         self.given += [(x, x._version) for x in given]
 
     def ends(self, found: list[Tensor]) -> bool:
-        """The forward is over, and these are what it was given and what it made, in place or not; did it make any?"""
+        """Watch the backward of the forward's outputs; return whether there are any.
+
+        found: the tensors among its inputs and outputs; an input that was changed in place is an output.
+        """
         before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive
 
         def gradient_there(gradient: Tensor) -> None:
@@ -87,7 +98,10 @@ class Call:
 
 
 def require_inside(output: Any, memory: Mapping[int, str]) -> None:
-    """memory: by their storages, the names of parameters that are dropped as the forward ends."""
+    """Raise RuntimeError if `output` has a view of a parameter that is dropped as the forward ends.
+
+    memory: `{storage: name of the parameter in it}`.
+    """
     for x in tensors_in(output, set()):
         if type(x) is Tensor and (name := memory.get(x.untyped_storage()._cdata)):
             raise RuntimeError(
@@ -97,9 +111,9 @@ def require_inside(output: Any, memory: Mapping[int, str]) -> None:
 
 
 def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:
-    """Call `then` in a backward as soon as it has brought all gradients that it brings to these tensors.
+    """Let a backward call `then` as soon as it has computed all gradients of these tensors that it will compute.
 
-    Call what is returned in the backward, before the first of them: it counts how many there will be.
+    Return a function that counts them: call it in that backward, before the first of these gradients.
     """
     nodes = [get_gradient_edge(x).node for x in tensors]
     due, counted = 0, None
@@ -110,7 +124,7 @@ def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> 
             due, counted = sum(map(torch._C._will_engine_execute_node, nodes)), backward
 
     # torch.autograd.graph.register_multi_grad_hook would keep all of these gradients until the last one is there.
-    def one_more(gradient: Tensor) -> None:  # knows neither tensor nor node: a hook that did would keep it alive
+    def one_more(gradient: Tensor) -> None:  # a hook that referred to a tensor or node would keep it alive
         nonlocal due
         due -= 1
         if due == 0:
@@ -122,14 +136,14 @@ def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> 
 
 
 def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
-    """Call `then` after all that others do at the end of backward: the gradients of labs.fsdp come only there."""
+    """Call `then` after all other callbacks at the end of backward, in which labs.fsdp finishes its gradients."""
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(then))
 
 
 @torch.compiler.disable
 def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse, before a forward, a rank's part of a batch with targets of -100, unless it is given `over`."""
+    """Raise ValueError, before a forward, if a rank's part of a batch has targets of -100, and no `over` is given."""
     several = torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1
     for x in tensors_in((args, kwargs), set()) if several and kwargs.get("over") is None else ():
         if x.dtype is torch.int64 and not x.is_meta:

@@ -1,4 +1,4 @@
-"""Three dimensions on one mesh: pipeline, data, tensor.  Nothing is new here but the order in which they are applied.
+"""Three dimensions on one mesh: pipeline, data and tensor parallelism, applied in the right order.
 
     mesh = Mesh((2, 1, 2, 2), AXES)                                      # in a job of 8 ranks
     lists = pp.one_f_one_b(ranks=2, microbatches=4)
@@ -8,29 +8,31 @@
     parallel.clip_gradients(1.0)
     optimizer.step()
 
-    axis         its ranks differ in               which of them travel, and when
-    pp           the stages that they have         x, and its gradient: for each micro-batch, over each cut
-    replicate    the part of the batch             gradients, of what shards have: once a step
-    shard        that, and the piece of            parameters: gathered once a step; gradients: reduced once a step
-                 each parameter
-    tp           the part of each matrix           x, and its gradient: for each micro-batch, at every split layer
+    axis         its ranks differ in               what is sent along it, and when
+    pp           the stages that they have         x and its gradient: for each micro-batch, at each cut
+    replicate    the part of the batch             gradients of the shards: once a step
+    shard        the part of the batch, and the    parameters: gathered once a step; gradients: reduced once a step
+                 piece of each parameter
+    tp           the part of each matrix           x and its gradient: for each micro-batch, at every split layer
 
-What talks most stands last, among neighbours: tp inside of a node, pp and replicas between them.
+The axis that sends most stands last, so that its ranks are neighbours: tp inside of a node, pp and replicate between
+nodes.  The three are applied in this order:
 
-    1  tp       splits the matrices of every stage.  First, since what follows takes a rank's part for a parameter.
-    2  pp       leaves each rank its own stages.  Before anything is sharded: what is tied is known by being the same
+    1  tp       splits the matrices of every stage.  It comes first, since pp and fsdp take a rank's part for a
                 parameter.
-    3  fsdp     shards what is left, layer by layer, over replicate and shard.
+    2  pp       leaves each rank its own stages.  It comes before fsdp, since tied parameters are recognised as the same
+                object.
+    3  fsdp     shards the remaining parameters, layer by layer, over replicate and shard.
 
 **Sharded parameters stay gathered from a stage's first micro-batch to its last**, and gradients wait on their rank
-until then: each layer is gathered and reduced once a step, and not once a micro-batch, of which a pipeline needs many.
-What a rank saves by sharding is the state of the optimizer, then, and what it holds between steps: ZeRO's stage 2.
+until then.  So each layer is gathered and reduced once per step, and not once per micro-batch.  Sharding then saves the
+memory of the optimizer's state, and of parameters and gradients between steps, as stage 2 of ZeRO does.
 
-**The norm of the gradients is a sum over all axes but `replicate`**, in which what several ranks have counts once: of
-tp, what is not split; of pp, what is tied.
+**The norm of the gradients is a sum over all axes but `replicate`.**  A gradient that several ranks hold counts once:
+along tp, that of a parameter that is not split; along pp, that of a tied parameter.
 
-Source: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls it PTD-P; with data parallelism sharded, as in
-torchtitan (arXiv 2410.06511, section 2.1.4).
+Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls it PTD-P; torchtitan, arXiv 2410.06511, section
+2.1.4, for sharded data parallelism.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,13 +54,15 @@ AXES = "pp", "replicate", "shard", "tp"
 
 
 class Parallel(Pipeline):
-    """This rank's part of a model in three dimensions: a Pipeline whose stages are split and sharded.
+    """One rank's part of a model in three dimensions: a Pipeline whose stages are split and sharded.
 
-    stages: all of them, as `labs.pp.cut` makes them, the same on every rank.  lists: a schedule for the ranks along pp.
-    mesh: of the four AXES, in any order in which replicate comes before shard; an axis that is not wanted has size 1.
-    plan: of the whole model, for tp.
+    stages: all stages, as `labs.pp.cut` returns them, the same on every rank.
+    lists: a schedule for the ranks along pp.
+    mesh: device mesh with the four AXES, in any order in which replicate comes before shard; give an axis that you do
+        not want the size 1.
+    plan: tensor parallelism's plan of the whole model.
 
-    Raises ValueError, on every rank, for what does not fit together; what one stage cannot have sharded, all ranks say.
+    Raises ValueError, on every rank, if stages, lists and mesh do not fit together, or a stage cannot be sharded.
     """
 
     def __init__(self, stages: Sequence[Stage], lists: Lists, mesh: Mesh, plan: Mapping[str, Style]):
@@ -91,20 +95,23 @@ class Parallel(Pipeline):
         super().backward(s, m)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """As `labs.clip.clip_gradients`, by the norm of the whole model; every rank must call it."""
+        """Clip by the norm of the whole model, as `labs.clip.clip_gradients`; return the norm before (0-dim).
+
+        Every rank must call it.
+        """
         counted = [p for p in self.parameters() if self.tied.is_counted(p)]
         norm = global_norm(counted, [self.mesh.get_group(axis) for axis in ("pp", "shard", "tp")], self.copies())
         shorten(self.parameters(), norm, max_norm)
         return norm
 
     def copies(self) -> dict[nn.Parameter, int]:
-        """On how many ranks along tp each parameter is the same."""
+        """Return `{parameter: number of ranks along tp that hold the same numbers}`; empty without tp."""
         if self.mesh.size("tp") == 1:
             return {}
         return {p: n for stage in self.stages.values() for p, n in tp.copies(stage).items()}
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """Of this rank's stages, whole, by their names in the model."""
+        """Return `{name in the model: full tensor}` for the parameters of this rank's stages."""
         found = {}
         for stage in self.stages.values():
             own = dict(stage.named_parameters())
