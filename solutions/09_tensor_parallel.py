@@ -335,7 +335,7 @@ check.deal_heads(deal_heads)
 from labs.kit.side_by_side import in_turn, recorded
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
-from labs.tp import SequenceParallel, gpt_plan
+from labs.tp import SequenceParallel, gpt_plan, parallelize
 
 CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # 4 heads of each kind, for 4 ranks
 SEQUENCES, on_cpu = 4, partial(run, device="cpu")
@@ -523,6 +523,37 @@ print(f"with the gradients compared: {refused[0]}")
 # Four copies of each norm drift apart, and a checkpoint keeps only one of them: the model that you load is not the one
 # that you trained. So compare, once, after a few steps, the parameters that should be the same on all ranks. The
 # course's `parallelize` compares their gradients after the first backward, and refuses to go on (the last line).
+#
+# ### What a part does not know
+#
+# A rank's part of a matrix is an ordinary tensor. Suppose that a loss has the norm of a weight in it, or that a
+# weight's gradient is clipped by its own norm. Which norm is it?
+
+
+# %%
+def taken_for_the_whole(in_the_loss):
+    """What is said where a weight's norm is in the loss, or clips its gradient."""
+    model = parallelize(GPT(CONFIG), Mesh((4,), ("tp",)), gpt_plan(CONFIG))
+    weight = model.layers["0"].mlp.up.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        (model(*batches[0]) + in_the_loss * weight.norm()).backward()
+        torch.nn.utils.clip_grad_norm_([weight], max_norm=1e-3)
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error).partition(": ")[2]
+
+
+# %%
+for number in (1, 0):
+    print(on_cpu(taken_for_the_whole, number, ranks=4)[0], end="\n\n")
+
+# %% [markdown]
+# It is the norm of the part: another one on every rank, and none of them the matrix's. (PyTorch keeps a DTensor there,
+# which knows the whole.) Nothing crashes by itself, and the loss falls. So `parallelize` looks at the *first step*. It
+# runs the batch once more as the whole model would, and compares what comes out. It looks for a weight that is used
+# outside of its module, for gradients that are scaled by another factor on each rank, and for an optimizer that steps a
+# matrix and its parts differently. What is done to a part later, between two steps, nobody sees.
 #
 # ## Why, and why not
 #
