@@ -167,10 +167,10 @@ guess_sent = 2 * 3 / 4 * 4 * 205_376  # your number
 
 
 # %%
-def gradient(x, y):
+def gradient(x, y, **settings):
     """The gradient of the mean loss, as one vector."""
     model = GPT(CONFIG).double()
-    model(x, y).backward()
+    model(x, y, **settings).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -186,10 +186,27 @@ assert (whole - mean_over([3, 3, 3, 3])).abs().max() < 1e-12
 assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 
 # %% [markdown]
-# So nothing but the mean of the gradients is missing. There is a catch for later: where sequences have different
-# lengths, ranks have different numbers of tokens, and a mean of means is not the mean. Then add up losses, not means,
-# and divide by the number of tokens on all ranks ([how a large library came to
-# that](https://github.com/pytorch/torchtitan/pull/2206)).
+# So nothing but the mean of the gradients is missing. There is one catch. A target of -100 is *ignored*: it counts in
+# no loss, as behind the end of a shorter sequence, or in a question whose answer alone is to be learned. Suppose that
+# in each of rank 0's three sequences one target counts, and on the other ranks all of them. Is the mean of the means
+# still the mean?
+
+# %%
+x, y = batches[0][0], batches[0][1].clone()
+y[:3, 1:] = -100
+parts = list(zip(x.chunk(4), y.chunk(4), strict=True))
+n = (y != -100).sum() / len(parts)  # targets that count in the whole batch, by the number of parts
+due = gradient(x, y)
+for name, settings in {"mean of means": {}, "over=n": {"over": n}}.items():
+    found = torch.stack([gradient(*part, **settings) for part in parts]).mean(0)
+    print(f"{name:13}: off by {(found - due).norm() / due.norm():.0%} of the gradient")
+
+# %% [markdown]
+# Each of rank 0's three targets weighs as much as 64 of another rank's. torchtitan divided by each rank's own number
+# ([#1842](https://github.com/pytorch/torchtitan/issues/1842), mended in
+# [#2206](https://github.com/pytorch/torchtitan/pull/2206)). The course has one rule: add up losses, not means, and
+# divide by the targets that count in the *whole batch*, over all ranks and micro-batches. `model(x, y, over=n)` does
+# so, with n as above, and the course's wrappers refuse a target of -100 without it.
 #
 # ### Exercise 1: average the gradients (10 minutes)
 #

@@ -294,6 +294,32 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # last bit, since 8 is a power of two.) The exception is a weight that two stages share, as with a tied embedding: each
 # stage adds up its own part, and the parts are added after that, which is a different order.
 #
+# Micro-batches are parts of a batch, as ranks' are in notebook 03. So the same question comes up: what if seven of the
+# eight sequences have one target that counts, and all others are ignored (-100)?
+
+# %%
+x, masked = loader[0][0], loader[0][1].clone()
+masked[1:, 1:] = -100
+
+
+def piped():
+    """The batch's mean loss, on the last rank."""
+    losses = pipeline_of(gpipe(4, MICRO)).forward_backward(x, masked)
+    return sum(loss.item() for loss in losses) / MICRO
+
+
+parts = zip(x.split(1), masked.split(1), strict=True)
+means, due = sum(whole(*part).item() for part in parts) / MICRO, whole(x, masked).item()
+for name, found in {"mean of means": means, "pipeline": on_cpu(piped, ranks=4)[-1]}.items():
+    print(f"{name:13}: {'right' if abs(found - due) < 1e-4 else 'another loss'}")
+
+# %% [markdown]
+# A mean of the micro-batches' means is wrong, too: torchtitan's repair
+# ([#2206](https://github.com/pytorch/torchtitan/pull/2206), of
+# [#1842](https://github.com/pytorch/torchtitan/issues/1842)) counts over micro-batches and ranks. `pp.Pipeline` adds up
+# losses, and divides by the targets that count in its whole batch. Where several pipelines read parts of a batch, give
+# `forward_backward(x, y, over=n)`. A loss that cannot divide by another number is refused.
+#
 # ## Build: 1F1B
 #
 # A rank holds the activations of a micro-batch from its F to its B. With GPipe, in the middle of the step, these are

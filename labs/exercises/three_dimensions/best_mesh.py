@@ -1,7 +1,8 @@
 """11: the mesh from whose nodes least leaves.
 
 Eight ranks on two or four nodes train for a step on the mesh that is chosen; the loss must be one process's, and the
-recorded messages say how many bytes leave a node, or come into it.
+recorded messages say how many bytes leave a node, or come into it.  The function is asked about a batch of another
+size, drawn by chance, for which the same mesh is best: a list of answers wins nothing, and scores can be compared.
 
 The bound: a node that has a part f of the layers works on a part g of the sequences, with f g = 1/n of n nodes.  1/g
 nodes add up their gradients of these layers, and each of them sends 2 (1 - g) of them.  And at each end of its layers
@@ -58,10 +59,10 @@ def bound(case: Case) -> float:
     return min(2 * (1 - n / case.nodes) * gradients / n + min(n - 1, 2) * cut * n / case.nodes for n in stages)
 
 
-def on_a_rank(fn: Function, batches: list[Any]) -> list[list[float]]:
+def on_a_rank(fn: Function, batches: list[Any], asked: list[int]) -> list[list[float]]:
     found = []
-    for case, (x, y) in zip(CASES.values(), batches, strict=True):
-        axes = fn(*case)
+    for case, (x, y), sequences in zip(CASES.values(), batches, asked, strict=True):
+        axes = fn(*case._replace(batch=sequences))
         require_mesh(axes, case)
         whole = dict.fromkeys(AXES, 1) | axes
         order = (*(axis for axis in AXES if axis not in axes), *axes)
@@ -94,7 +95,8 @@ def judge(fn: Function) -> Judged:
         torch.randint(case.config.vocab, (2, case.batch, case.config.context), generator=generator)
         for case in CASES.values()
     ]
-    results, scores = job(on_a_rank, fn, batches, ranks=RANKS), {}
+    asked = [another(case.batch, generator) for case in CASES.values()]
+    results, scores = job(on_a_rank, fn, batches, asked, ranks=RANKS), {}
     for number, (name, case) in enumerate(CASES.items()):
         losses = [loss for found in results for loss in found[number]]
         expected = GPT(case.config)(*batches[number]).item()
@@ -102,6 +104,13 @@ def judge(fn: Function) -> Judged:
             raise Wrong(f"{name}: the loss is not one process's", "Which sequences are read twice, or not at all?")
         scores[name] = 100 * bound(case) / busiest(results, number, RANKS // case.nodes)
     return Judged.of(scores)
+
+
+def another(batch: int, generator: torch.Generator) -> int:
+    """A batch that is up to an eighth larger or smaller, and by 8 at least."""
+    steps = max(1, batch // 64)
+    choices = [batch + 8 * n for n in range(-steps, steps + 1) if n]
+    return choices[torch.randint(len(choices), (), generator=generator)]
 
 
 def busiest(results: Results, step: int, node: int) -> int:

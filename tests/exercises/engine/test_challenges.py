@@ -91,7 +91,7 @@ WRONG = {
     "cheap_save": {poor.over_the_last: "copies, save 1.*\n.* is expected in 'rank 0', which is torn"},
     "boundary": {poor.own_features: "the gradient of x is wrong"},
     "short_schedule": {poor.without_a_limit: "activations alive, and room for 8"},
-    "best_mesh": {poor.a_copy_on_each_rank: "keeps 1/1 of the state, and has room for 1/8"},
+    "best_mesh": {poor.by_heart: "KeyError", poor.a_copy_on_each_rank: "keeps 1/1 of the state, and has room for 1/8"},
     "five_questions": {poor.one_question_too_many: "has asked 5 times, and asks once more"},
     "knobs": {poor.as_stage_2: "few rows: .* bytes are held, and the budget is 430,000"},
     "stops": {poor.elsewhere: "and not the target"},
