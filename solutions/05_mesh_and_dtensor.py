@@ -793,9 +793,8 @@ with tempfile.TemporaryDirectory() as folder:
 # A score is 100 × bound / bytes.
 
 # %%
-from labs.exercises.mesh_and_dtensor.stops import WAYS, bound
-
-draw.table([{"from": str(a), "to": str(b), "bytes at least": bound(a, b)} for a, b in WAYS])
+ways, bound = beat.stops.cases, beat.stops.bound
+draw.table([{"from": str(a), "to": str(b), "bytes at least": bound(a, b)} for a, b in ways])
 
 
 # %%

@@ -680,11 +680,9 @@ draw.table(rows)
 # A score is 100 × bound / bytes.
 
 # %%
-from labs.exercises.three_dimensions.best_mesh import CASES as FOUR
-from labs.exercises.three_dimensions.best_mesh import bound
-
+bound = beat.best_mesh.bound
 rows = []
-for name, case in FOUR.items():
+for name, case in beat.best_mesh.cases.items():
     parameters = sum(sum(part.sizes) for part in cost.gpt_layers(case.config))
     cut = case.batch * case.config.context * case.config.dim
     row = {"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces}

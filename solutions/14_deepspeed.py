@@ -739,11 +739,10 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 # %%
 from itertools import pairwise
 
-from labs.exercises.deepspeed.knobs import SETUPS, measured
 from labs.kit import beat
 
-rows = []
-for name, setup in SETUPS.items():
+rows, measured = [], beat.knobs.measured
+for name, setup in beat.knobs.cases.items():
     row = {"": name, "widths": " → ".join(map(str, setup.widths)), "rows": setup.rows}
     row |= {"budget, kB": setup.budget // 1000, "latency, ms": round(1000 * setup.latency)}
     rows.append(row)

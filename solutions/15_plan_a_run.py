@@ -598,10 +598,8 @@ check.bottlenecks(bottlenecks)
 # A score is 100 × bound / time.
 
 # %%
-from labs.exercises.plan_a_run.five_questions import SEEDS, drawn
-
 rows = []
-for each in map(drawn, SEEDS):
+for each in beat.five_questions.cases:
     on, config = each.cluster, each.config
     row = {"dim": config.dim, "layers": config.depth, "batch": each.batch}
     row |= {"GPUs": on.gpus, "a node": on.node, "card, GB": on.card / 1e9}

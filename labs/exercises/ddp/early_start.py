@@ -138,4 +138,7 @@ early_start = Challenge(
     floor=72.8,
     course=81.4,
     possible=89.6,
+    cases=STEPS,
+    bound=bound,
+    measured=step_seconds,
 )

@@ -192,4 +192,6 @@ knobs = Challenge(
     floor=22.0,
     course=57.2,
     possible=69.5,
+    cases=SETUPS,
+    measured=measured,
 )

@@ -52,6 +52,9 @@ class Challenge:
     floor: the points of a straightforward answer.
     course: the points of the course's own answer.
     possible: the most points known so far.
+    cases: what is scored, for the notebook's table.
+    bound: the least that a case can take, as the notebook derives it.
+    measured: what an answer takes in a case, to try it without the judge.
     """
 
     name: str
@@ -62,6 +65,9 @@ class Challenge:
     floor: float
     course: float
     possible: float
+    cases: Any = ()
+    bound: Callable[..., Any] | None = None
+    measured: Callable[..., Any] | None = None
 
     def __call__(self, fn: Function) -> Answer:
         try:

@@ -165,4 +165,6 @@ in_time = Challenge(
     floor=49.6,
     course=70.6,
     possible=83.1,
+    cases=STEPS,
+    measured=measured,
 )

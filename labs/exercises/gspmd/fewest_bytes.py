@@ -128,4 +128,6 @@ fewest_bytes = Challenge(
     floor=26.2,
     course=46.6,
     possible=55.0,
+    cases=TOKENS,
+    bound=bound,
 )

@@ -121,4 +121,6 @@ stops = Challenge(
     floor=53.9,
     course=57.4,
     possible=82.1,
+    cases=WAYS,
+    bound=bound,
 )

@@ -175,4 +175,6 @@ hidden_disk = Challenge(
     floor=51.6,
     course=67.0,
     possible=85.3,
+    cases=TRAININGS,
+    measured=measured,
 )

@@ -125,4 +125,5 @@ five_questions = Challenge(
     floor=53.0,
     course=72.5,
     possible=84.4,
+    cases=tuple(map(setup_of, SEEDS)),
 )

@@ -124,4 +124,6 @@ boundary = Challenge(
     floor=28.7,
     course=58.4,
     possible=93.2,
+    cases=BLOCKS,
+    bound=bound,
 )

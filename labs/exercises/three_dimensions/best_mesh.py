@@ -135,4 +135,6 @@ best_mesh = Challenge(
     floor=51.3,
     course=70.4,
     possible=100.0,
+    cases=CASES,
+    bound=bound,
 )
