@@ -17,7 +17,7 @@ from labs.exercises.offload.step_seconds import slots
 from labs.exercises.one_device.bytes_by_kind import by_kind
 from labs.exercises.plan_a_run.bottlenecks import REPORTS
 from labs.exercises.plan_a_run.exposed import waits
-from labs.exercises.plan_a_run.forecast import Published, published, seconds
+from labs.exercises.plan_a_run.forecast import Published, Run, published, seconds  # noqa: F401 (a notebook makes a Run)
 from labs.exercises.plan_a_run.fullest_rank import held
 from labs.exercises.plan_a_run.mesh_sizes import meshes
 from labs.exercises.resume.interval import young
