@@ -75,7 +75,8 @@ def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
     """
 
     def refuse(*_: Any) -> NoReturn:
-        raise ValueError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
+        # tuple(shape) asks for the length, too, as a hint, and goes on without it after a TypeError alone
+        raise TypeError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
 
     class Shape(tuple):  # torch.Size cannot be subclassed
         __len__ = refuse
