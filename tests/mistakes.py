@@ -143,7 +143,7 @@ MISTAKES = [
         "fsdp/sharding.py",
         ("if not in_backward() and self.group.follow():", "if in_backward() and self.group.follow():"),
         ("        self.group.require_unwritten()\n", ""),
-        ("        if in_backward():  # backward follows a recomputation at once, and needs them\n            return\n", ""),
+        ("        if in_backward():  # backward needs them at once\n            return\n", ""),
         ("        output = cast(self.policy.output_dtype, output)\n", ""),
         (
             "            if self.reshard_after_backward:\n                self.group.drop()",
@@ -162,7 +162,7 @@ MISTAKES = [
         ),
         ("        for member in reversed([*self.order.waiting]):\n            member.reduce()\n", ""),
         (
-            "                if other.group.arriving:  # it was prefetched, and not used\n                    other.group.drop()\n",
+            "                if other.group.arriving:  # a prefetch in vain\n                    other.group.drop()\n",
             "                pass\n",
         ),
     ),

@@ -164,7 +164,7 @@ class Sharding:
     def end_turn(self) -> None:
         """Put the shards back, and drop the full parameters, or keep them, according to reshard_after_forward."""
         self.to_run, self.call = set(), None
-        if in_backward():  # backward follows a recomputation at once, and needs them
+        if in_backward():  # backward needs them at once
             return
         self.group.hide()
         self.group.idle = not torch.is_grad_enabled()

@@ -85,7 +85,7 @@ class SharedState:
             for other in self.members:
                 if other.running:  # not all modules of its list were called
                     other.end_turn()
-                if other.group.arriving:  # it was prefetched, and not used
+                if other.group.arriving:  # a prefetch in vain
                     other.group.drop()
             if not failed:
                 self.require_same("ranks use different layers", self.order.now)
