@@ -1,18 +1,18 @@
-"""Pipeline parallelism: each rank has some of the layers, and micro-batches flow through them.
+"""Pipeline parallelism: each rank holds some of the layers, and micro-batches flow through them.
 
     instructions    F, B, I and W of a stage and a micro-batch, and what each needs; read from text and from CSV files
-    checker         can these lists be run, and if not, why?  Activations alive
-    simulation      when each instruction begins and ends
+    checker         can these lists be run, and if not, why?  The activations alive on each rank
+    simulation      the times at which each instruction begins and ends
     schedules       gpipe, 1f1b, interleaved, zb1p, zbv, dualpipev
-    stages          a model cut by its layers
+    stages          a model cut into stages, by its layers
     deferred        a backward in two halves
-    messages        what travels, and in which order, so that ranks never wait for each other in a circle
-    batches         what a step is given: the same batch on every rank?
-    tied            a parameter that stages of several ranks share
-    fitting         lists, stages and ranks: do they fit together?
-    executor        obeys a schedule
-    one_process     the oldest way: one process, layers on devices
-    search          the quickest schedule of all, for a few ranks and micro-batches
+    messages        the messages between ranks, in an order in which ranks never wait for each other in a circle
+    batches         the batch of a step: is it the same batch on every rank?
+    tied            parameters that stages of several ranks share
+    fitting         checks that lists, stages and ranks fit together
+    executor        runs a schedule
+    one_process     the oldest pipeline: one process, layers on several devices
+    search          the fastest schedule of all, for a few ranks and micro-batches
 
 A schedule is data, a list of instructions for each rank.  The same lists are checked, simulated and run:
 
@@ -20,7 +20,7 @@ A schedule is data, a list of instructions for each rank.  The same lists are ch
     pp.simulate(lists, F=1, B=2, send=0.1).bubble
     pp.Pipeline(pp.cut(model, 4), lists, model.loss).forward_backward(x, y)         # in a job of 4 ranks
 
-(No function has the name of a file, so that neither hides the other.)
+No function has the name of a file, so that neither hides the other.
 """
 
 # ruff: noqa: F401

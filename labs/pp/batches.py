@@ -1,14 +1,14 @@
 """The batch of a step, cut into micro-batches: is it the same batch on every rank?
 
-The first stage's rank reads x, the last one's y.  If these are from different batches, nothing need fail: the loss is
-that of somebody else's targets.  So in the first step each rank tells all others what it was given, and they compare:
+The first stage's rank reads x, and the last stage's rank reads y.  If they come from different batches, nothing fails:
+the loss compares outputs with the targets of other inputs.  So in the first step the ranks compare their batches:
 
     x with x, y with y     by a checksum of their numbers, on all ranks that were given one, even if they do not read it
-    x with y               by how many there are
+    x with y               by the number of sequences in them
 
-After that nothing is sent, and a rank sees only whether its own x and y are as many as in the first step.  So it cannot
-be seen that ranks read different batches, if these are of one size, and either each rank was given no more than it
-reads, or the ranks agreed in the first step and not in a later one.
+In later steps nothing is compared between ranks: a rank only checks that its own x and y have the size of the first
+step.  So two mistakes stay unseen, if the batches have one size: ranks that read different batches and were given only
+what they read, and ranks whose batches agree in the first step and differ later.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +23,15 @@ from torch.distributed import ProcessGroup
 from labs.agree import fingerprint, on_all_ranks
 from labs.model import CrossEntropy, counted
 
-Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerprint
+Told = tuple[torch.Size, str] | None  # the shape and the fingerprint of an x or y
 
 
 class GivenBatches:
-    """microbatches: into how many a batch is cut.  ends: the ranks in the group that have the first and last stage.
+    """The batches that ranks pass to a pipeline, and the checks of them.
 
-    needs_y: whether the last stage's rank must give y.
+    microbatches: the number of micro-batches in a batch.
+    ends: the ranks in the group that have the first and the last stage.
+    needs_y: whether the last stage's rank must pass y.
     """
 
     def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None, needs_y: bool = True):
@@ -40,9 +42,11 @@ class GivenBatches:
         return GivenBatches(self.microbatches, self.ends, self.group, needs_y)
 
     def cut(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> list[Sequence[Tensor]]:
-        """The micro-batches of both; none of what is None.  look: raises for what else is wrong on this rank.
+        """Return the micro-batches of x and of y; an empty tuple for one that is None.
 
-        Raises what is wrong, in the first step on every rank.
+        look: a function that raises an error for anything else that is wrong on this rank.
+
+        Raises ValueError or TypeError for batches that do not fit, in the first step on every rank.
         """
         if self.size is None:
             self.size = self.agreed(x, y, look)
@@ -59,7 +63,7 @@ class GivenBatches:
         return [() if batch is None else batch.chunk(self.microbatches) for batch in (x, y)]
 
     def agreed(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> int:
-        """How many there are.  All ranks look at what all were given, so they raise the same, or nothing."""
+        """Return the size of the batch; all ranks compare the same values, so all raise the same error, or none does."""
         everyones = on_all_ranks(partial(described, x, y, look, fingerprint), self.group)
         told = dict(zip(dist.get_process_group_ranks(self.group or dist.group.WORLD), everyones, strict=True))
         sizes = [
@@ -75,7 +79,10 @@ class GivenBatches:
         return sizes[0]
 
     def size_of(self, name: str, given: dict[int, Told], reader: int) -> int:
-        """given: to each rank; reader: the rank that reads it."""
+        """Return the size of the batch x or y; raise ValueError if ranks were given different ones.
+
+        given: `{rank: shape and fingerprint, or None}`; reader: the rank that reads the batch.
+        """
         if given[reader] is None:
             raise unread(name, reader)
         shape, its_fingerprint = given[reader]
@@ -108,7 +115,11 @@ def described(
 
 
 def require_weighed(y: Tensor | None, loss: Any, over: float | None, group: ProcessGroup | None) -> float | None:
-    """Return what a micro-batch's loss is divided by, times their number, where targets are ignored; else None."""
+    """Return the divisor of the batch's summed losses: `over`, or the number of targets that count.
+
+    It is None if no target is ignored.  Raises ValueError without `over` if the loss cannot be divided this way, or if
+    several pipelines read parts of one batch.
+    """
     if over is not None or y is None or y.dtype is not torch.int64 or y.is_meta or counted(y) == y.numel():
         return over
     if not isinstance(loss, CrossEntropy):

@@ -1,12 +1,12 @@
-"""Can these lists be run?  Found out before anything runs.
+"""Can these lists be run?  The checker answers before anything runs.
 
-    validate     raises WrongSchedule where they cannot: something is missing or stands twice, or a rank comes to an
-                 instruction whose needs will never be met
-    in_order     the instructions of all ranks, each behind what it needs
-    alive        how many micro-batches' activations a rank holds, after each of its instructions
+    validate     raises WrongSchedule if they cannot: an instruction is missing, or is there twice, or waits for an
+                 instruction that never comes
+    in_order     yields the instructions of all ranks, each after those that it needs
+    alive        counts the micro-batches whose activations a rank holds, after each of its instructions
 
 The order is Lamport's happens-before (1978, "Time, Clocks, and the Ordering of Events in a Distributed System"): an
-instruction happens after the one before it on its rank, and after all that it needs, whichever rank does that.  Lists
+instruction happens after the one before it on its rank, and after all instructions that it needs, on any rank.  Lists
 can be run if no instruction happens before itself.
 """
 
@@ -15,13 +15,15 @@ from itertools import accumulate, product
 
 from labs.pp.instructions import B, F, I, Instruction, Lists, W, makes, needs
 
-Place = tuple[int, int]  # a rank, and where in its list, both from 0
+Place = tuple[int, int]  # a rank, and an index in its list, both from 0
 
 
 class WrongSchedule(ValueError):
-    """rank, place: of the first instruction that is wrong, both from 0; of a missing forward, the end of its list.
+    """An error in a schedule.
 
-    places: of all, where ranks wait for each other.
+    rank, place: the rank of the first wrong instruction, and its index in the list, both from 0.  For a missing
+        forward, place is the end of the list.
+    places: (rank, place) of every instruction that waits, if ranks wait for each other; else of the wrong one.
     """
 
     def __init__(self, text: str, *places: Place):
@@ -31,7 +33,7 @@ class WrongSchedule(ValueError):
 
 
 def validate(lists: Lists) -> None:
-    """Raise WrongSchedule, which says where and why, unless these are lists that the ranks of a pipeline can run."""
+    """Raise WrongSchedule, with the place and the reason, unless the ranks of a pipeline can run these lists."""
     require_lists(lists)
     places = places_of(lists)
     require_complete(lists, places)
@@ -44,9 +46,11 @@ def validate(lists: Lists) -> None:
 
 
 def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Instruction]]:
-    """(rank, instruction), as far as the lists can be run; stages: how many there are, if the lists may lack some.
+    """Yield (rank, instruction) in an order in which the lists can be run, as far as they can be.
 
-    In rounds: in each of them a rank runs its next instruction, if what that needs was there before the round.
+    It goes in rounds: in each round, every rank runs its next instruction, if all that this needs ran before the round.
+
+    stages: the number of stages, if the lists may lack some of them.
     """
     made, ran, stages = set(), [0] * len(lists), stages_of(lists) if stages is None else stages
     while ready := [
@@ -61,10 +65,10 @@ def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Ins
 
 
 def alive(lists: Lists) -> list[list[int]]:
-    """By rank, after each instruction: how many micro-batches' activations it holds.
+    """Return, for each rank, the number of micro-batches whose activations it holds after each of its instructions.
 
-    They come with F and go with B, or with W: I lets go of a part of them, and how much that is depends on the model.
-    If a rank has several stages, each of them counts.
+    F stores activations; B or W frees them.  I frees a part of them that depends on the model, so it is not counted.
+    If a rank has several stages, each stage counts.
     """
     return [list(accumulate(isinstance(x, F) - isinstance(x, B | W) for x in order)) for order in lists]
 
@@ -78,7 +82,7 @@ def microbatches_of(lists: Lists) -> int:
 
 
 def ranks_of(lists: Lists) -> dict[int, int]:
-    """The rank of each stage."""
+    """Return `{stage: rank}`."""
     return {x.stage: rank for rank, order in enumerate(lists) for x in order}
 
 
@@ -101,7 +105,10 @@ def is_list(x: object) -> bool:
 
 
 def places_of(lists: Lists) -> dict[Instruction, Place]:
-    """Where each thing is made.  Raises WrongSchedule for what is made twice, or by another rank than its stage's."""
+    """Return `{result: (rank, place) of the instruction that computes it}`.
+
+    Raises WrongSchedule if two instructions compute one result, or if a stage is on two ranks.
+    """
     ranks: dict[int, int] = {}
     places: dict[Instruction, Place] = {}
     for rank, order in enumerate(lists):
@@ -116,12 +123,15 @@ def places_of(lists: Lists) -> dict[Instruction, Place]:
 
 
 def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
-    """Each micro-batch goes forward and backward through each stage, where backward is split, by both halves."""
+    """Raise WrongSchedule unless each micro-batch goes forward and backward through each stage.
+
+    A split backward needs both of its halves.
+    """
     stages, microbatches, ranks = stages_of(lists), microbatches_of(lists), ranks_of(lists)
     for m, s in product(range(microbatches), range(stages)):
         if F(s, m) not in places:
             every = f"each of {microbatches} micro-batches goes forward through each of {stages} stages"
-            rank = ranks.get(s, s % len(lists))  # where it would most likely be, if its stage is nowhere
+            rank = ranks.get(s, s % len(lists))  # if its stage is on no rank, name a likely one
             raise WrongSchedule(f"{F(s, m)!r} is missing: {every}", (rank, len(lists[rank])))
         if B(s, m) not in places:
             split = any(isinstance(x, I) for order in lists for x in order)
@@ -135,7 +145,7 @@ def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
 
 
 def require_own_order(lists: Lists, places: dict[Instruction, Place]) -> None:
-    """What an instruction needs from its own rank stands before it."""
+    """Raise WrongSchedule if an instruction stands before another one of its rank that it needs."""
     stages = stages_of(lists)
     for place, rank in sorted((place, rank) for rank, place in places.values()):
         for need in needs(lists[rank][place], stages):
@@ -145,7 +155,12 @@ def require_own_order(lists: Lists, places: dict[Instruction, Place]) -> None:
 
 
 def circle(lists: Lists, ran: list[int], places: dict[Instruction, Place]) -> WrongSchedule:
-    """Where no rank can go on, each that is not done waits for another one: follow them until one comes again."""
+    """Return the error for ranks that wait for each other.
+
+    No rank can go on, so each rank that has not finished waits for another: follow them until one comes again.
+
+    ran: the number of instructions that each rank has run.
+    """
     stages, waits = stages_of(lists), {}
     for rank, (place, order) in enumerate(zip(ran, lists, strict=True)):
         for need in needs(order[place], stages) if place < len(order) else ():
@@ -169,6 +184,6 @@ def wrong(lists: Lists, at: Place, why: str) -> WrongSchedule:
 
 
 def nth(place: int) -> str:
-    """0: 1st."""
+    """Return an index from 0 as an ordinal number: "1st" for 0."""
     n = place + 1
     return f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"

@@ -1,18 +1,20 @@
-"""Backward in two halves: the gradient of a stage's input now, those of its matrices later.
+"""Backward in two halves: first the gradient of a stage's input, later those of its matrices.
 
     with Deferred() as later:               F
         y = stage(x)
     torch.autograd.backward(y, gradient)    I    x.grad, and on the way the gradient of each matrix product's input
     later.backward()                        W    the gradients of the matrices themselves
 
-A product y = x Wᵀ has two gradients, which cost the same: that of x, for which all layers before it wait, and that of
-W, for which nobody does.  So each product is a small graph of its own, through which backward goes twice, for one of
-them each time.  The kernels are those of a backward for both, and so are the numbers, bit by bit.
+A product y = x Wᵀ has two gradients, which cost the same.  All layers before it wait for the gradient of x; nothing
+waits for the gradient of W.  So each product is a small graph of its own, through which backward goes twice, for one
+gradient each time.  The kernels are the same as in a backward for both, so the numbers are equal, bit by bit.
 
-What is not a matrix (a norm, an embedding) gets its gradient from I, and costs next to nothing.  So does a matrix that
-is not a parameter, but was computed from some: backward goes on through it to those.  From I to W a product keeps x and
-the gradient of y; the stage's other activations go with I.  A gradient that the stage itself asks for (a force, a
-penalty) leaves nothing to W.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
+Parameters that are no matrices, such as those of norms and embeddings, get their gradients from I, which costs next to
+nothing.  A matrix that is no parameter, but was computed from some, gets its gradient from I, too: backward goes on
+through it to those parameters.  From I to W, a product keeps x and the gradient of y; the stage's other activations are
+freed by I.  If the stage itself computes a gradient, as for a force or a penalty, nothing of it is left to W.
+
+Source: Qi et al. 2023, arXiv 2401.10241, section 2.
 """
 
 from collections.abc import Callable, Set
@@ -26,21 +28,21 @@ from torch.overrides import TorchFunctionMode
 
 
 class Deferred(TorchFunctionMode):
-    """What is computed within it leaves the gradients of its matrices to `backward`.
+    """A context: products that are computed within it leave the gradients of their matrices to `backward`.
 
-    parameters: those that may wait so long; if it is None, all that matrices consist of.
+    parameters: those whose gradients may wait; by default, all that are used as matrices.
     """
 
     def __init__(self, parameters: Set[Tensor] | None = None) -> None:
         super().__init__()
         self.parameters = parameters
-        self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # of y, its gradient, what is trained
-        self.stand_in = torch.empty(0, requires_grad=True)  # for the matrices, in the graph that I goes through
+        self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # y's edge and gradient, parameters
+        self.stand_in = torch.empty(0, requires_grad=True)  # it replaces the matrices in the graph of I
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and torch.is_grad_enabled():
             x, *matrix = operands(*args, **(kwargs or {}))
-            # Where x gets no gradient, backward would not come here at all.
+            # If x gets no gradient, backward would not call Product at all.
             if x.requires_grad and trained(matrix) and all(map(self.may_wait, trained(matrix))):
                 return Product.apply(x, self.stand_in, matrix, self.products)
         return function(*args, **(kwargs or {}))
@@ -49,14 +51,14 @@ class Deferred(TorchFunctionMode):
         return p.is_leaf if self.parameters is None else p in self.parameters
 
     def backward(self) -> None:
-        """Add the matrices' gradients to their `.grad`; those of a matrix that was used twice are summed up first."""
+        """Add the matrices' gradients to their `.grad`; those of a matrix that was used twice are summed first."""
         if self.products:
             edges, gradients, matrices = zip(*self.products, strict=True)
             torch.autograd.backward(edges, gradients, inputs=[*dict.fromkeys(p for matrix in matrices for p in matrix)])
 
 
 class Product(torch.autograd.Function):
-    """x Wᵀ + b, in a graph of its own."""
+    """The product x Wᵀ + b, in a graph of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stand_in: Tensor, matrix: list[Tensor | None], products: list) -> Tensor:
@@ -69,10 +71,10 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # A gradient that is differentiated once more reaches the matrix by itself, and does not wait.
+        # A gradient with a graph (create_graph=True) reaches the matrix through that graph, and does not wait.
         again = torch.is_grad_enabled()
         (of_x,) = torch.autograd.grad(ctx.edge, ctx.x, gradient, retain_graph=True, create_graph=again)
-        # torch.autograd.grad, asked within the stage or its loss, adds nothing to a `.grad`: it would not go there.
+        # A torch.autograd.grad within the stage or its loss adds nothing to a `.grad`, and does not reach the stand-in.
         if torch._C._will_engine_execute_node(ctx.stand_in):
             ctx.products.append((ctx.edge, gradient.detach(), ctx.trained))
         return of_x, None, None, None

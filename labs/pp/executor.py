@@ -1,22 +1,23 @@
-"""The executor: obeys a schedule, whichever it is.  (PyTorch calls it a schedule, too: Schedule1F1B, ...)
+"""The executor, which runs any schedule.  PyTorch calls its executors schedules, too: Schedule1F1B, for example.
 
     pipeline = Pipeline(cut(model, 4), one_f_one_b(4, 8), model.loss)
     optimizer = AdamW(pipeline.parameters())
     losses = pipeline.forward_backward(x, y)
     optimizer.step()
 
-What an instruction does, on the rank that has its stage:
+The rank that has an instruction's stage does this:
 
-    F    takes what the stage before has made (the first stage: its micro-batch) and puts what it makes of it (the last
-         stage: computes the loss); keeps the two ends of the graph between them
-    B    takes the gradient of what it has made, goes back through the graph, and puts the gradient of what it took
-    I    the same, but the gradients of the matrices are left for later (labs.pp.deferred)
-    W    the gradients of the matrices
+    F    takes the output of the stage before, or a micro-batch of x in the first stage; computes the stage's output and
+         puts it, or the loss in the last stage; keeps both ends of the graph between them
+    B    takes the gradient of its output, goes back through the graph, and puts the gradient of its input
+    I    does the same, but leaves the gradients of the matrices for later (labs.pp.deferred)
+    W    computes the gradients of the matrices
 
-What is put for another rank travels, and what is put for another stage of the same rank does not (labs.pp.messages).
+A tensor that is put for another rank is sent; one that is put for another stage of the same rank is not.  See
+labs.pp.messages.
 
-A micro-batch's loss is divided by their number where it is computed, and nowhere else: so gradients add up to those of
-the batch's mean loss.  They are added to what is in `.grad`, as any backward does.
+The last stage divides each micro-batch's loss by the number of micro-batches, and nothing else is divided.  So the
+gradients add up to those of the batch's mean loss.  They are added to `.grad`, as in any backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,14 +46,17 @@ from labs.pp.tied import Tied
 
 
 class Pipeline:
-    """This rank's part of a pipeline.
+    """One rank's part of a pipeline.
 
-    stages: all of them, the same on every rank, which keeps only its own: modules that make one tensor from one tensor.
-    lists: a schedule, whose list r is for rank r of the group.  loss: (what the last stage makes, targets) -> the mean
-    loss of a micro-batch (0-dim).  initial: (name, shape) -> the numbers of a parameter that is on the meta device, so
-    that no rank ever holds the model.
+    stages: all stages, the same on every rank, which keeps only its own; each module takes and returns one tensor.
+    lists: a schedule; list r is for rank r of the group.
+    loss: a function (output of the last stage, targets) -> the mean loss of a micro-batch (0-dim).
+    group: the ranks of the pipeline; all ranks by default.
+    initial: a function (name, shape) -> the initial numbers of a parameter that is on the meta device, so that no rank
+        ever holds the whole model.
 
-    Raises ValueError, on every rank, for what does not fit together, and WrongSchedule for lists that cannot be run.
+    Raises ValueError, on every rank, if stages, lists and group do not fit together, and WrongSchedule for lists that
+    cannot be run.
     """
 
     def __init__(
@@ -73,13 +77,13 @@ class Pipeline:
         self.first_trained = next((s for s, stage in enumerate(stages) if is_trained(stage)), len(stages))
         self.tied = Tied(stages, self.ranks, group)
         materialise(stages, self.stages.values(), initial)
-        # Not those that FSDP puts in their place for a while: their gradients are reduced before a W comes.
+        # The full parameters that FSDP gathers are not among these: their gradients are reduced before a W runs.
         self.may_wait = set(self.parameters())
         self.obey(lists)
         self.alive: dict[tuple[int, int], tuple[Tensor, GradientEdge | None, Deferred | None]] = {}
         self.later: dict[tuple[int, int], Deferred] = {}
-        self.xs = self.ys = ()  # the micro-batches of a step,
-        self.losses: dict[int, Tensor] = {}  # and their losses
+        self.xs = self.ys = ()  # the micro-batches of a step
+        self.losses: dict[int, Tensor] = {}  # the losses of a step, by micro-batch
         self.under_way = False
         if len(lists) > 1:
             finalize(self, register_optimizer_step_pre_hook(weakly(self.before_optimizer)).remove)
@@ -92,12 +96,12 @@ class Pipeline:
         mine = dist.get_rank(self.group)
         self.microbatches, self.plan = microbatches_of(lists), plan(lists)[mine]
         self.split = {(x.stage, x.microbatch) for x in lists[mine] if isinstance(x, I)}
-        # Sizes and shapes are agreed anew.
+        # Ranks must agree on sizes and shapes again.
         self.batches = GivenBatches(self.microbatches, (self.ranks[0], self.ranks[self.last]), self.group)
         self.mail = Mail(self.group, device_of(self.parameters()))
 
     def follow(self, lists: Lists) -> None:
-        """Obey these lists from now on, with more micro-batches or fewer: stages must stay on their ranks."""
+        """Run these lists from now on, with more or fewer micro-batches; every stage must stay on its rank."""
         validate(lists)
         require_same_lists(lists, self.group)
         if (ranks := ranks_of(lists)) != self.ranks:
@@ -108,17 +112,18 @@ class Pipeline:
         self.obey(lists)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages; a tied one is on all ranks that have a stage with it."""
+        """Return the parameters of this rank's stages; a tied one is on all ranks that have a stage with it."""
         return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
 
     def forward_backward(
         self, x: Tensor | None, y: Tensor | None, over: float | None = None, **others: Any
     ) -> list[Tensor]:
-        """Run the schedule; each micro-batch's loss (0-dim) on the rank of the last stage, and an empty list elsewhere.
+        """Run the schedule; return each micro-batch's loss (0-dim) on the last stage's rank, an empty list elsewhere.
 
-        x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may give None.
-        Give both to all of them, and in the first step they are told if it is not the same batch (labs.pp.batches).
-        over: where targets are ignored in a part of a batch, the number that count in all of it, by that of its parts.
+        x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may pass None.
+            If all ranks pass both, the first step raises an error if the batches differ (labs.pp.batches).
+        over: if targets are ignored, and the pipelines of several ranks read parts of one batch: the number of targets
+            that count in the whole batch, divided by the number of parts.
         """
         if others:
             raise TypeError(f"{', '.join(others)}: stages get x alone, so make it a part of x, or of y for the loss")
@@ -134,12 +139,12 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor | None, y: Tensor | None = None, over: float | None = None) -> list[Tensor]:
-        """Run the forwards alone, in the mode of eval(); returns losses as forward_backward does.
+        """Run the forwards alone, in the mode of eval(); return losses as forward_backward does.
 
-        Where the last stage's rank gives no y, it has what this stage makes of each micro-batch instead.
+        If the last stage's rank passes no y, it returns the stage's output for each micro-batch instead.
         """
         modes = {module: module.training for stage in self.stages.values() for module in stage.modules()}
-        kept = self.batches, self.mail  # a batch may have another size here
+        kept = self.batches, self.mail  # a batch may have another size in evaluation
         self.batches, self.mail = self.batches.anew(needs_y=False), Mail(self.group, self.mail.device)
         try:
             self.take(x, y, over)
@@ -183,10 +188,10 @@ class Pipeline:
         self.under_way, self.xs, self.ys = False, (), ()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """As `labs.clip.clip_gradients`, by the norm of the whole model, in which a tied gradient counts once.
+        """Clip by the norm of the whole model, in which a tied gradient counts once; return the norm before (0-dim).
 
-        Every rank must call it, after its last forward_backward.  (nn.utils.clip_grad_norm_ would see the norm of this
-        rank's stages alone.)
+        Every rank must call it after its last forward_backward.  nn.utils.clip_grad_norm_ would use the norm of this
+        rank's stages alone.  Arguments are those of `labs.clip.clip_gradients`.
         """
         norm = global_norm([p for p in self.parameters() if self.tied.is_counted(p)], (self.group,))
         shorten(self.parameters(), norm, max_norm)
@@ -211,17 +216,17 @@ class Pipeline:
                 self.losses[m], y = loss.detach(), loss / self.microbatches
         if s < self.last:
             self.mail.put(F(s, m), y)
-        if not torch.is_grad_enabled():  # it is evaluated
+        if not torch.is_grad_enabled():  # evaluation
             return
         if s == self.last and y.numel() != 1:
             raise ValueError(f"the loss has shape {tuple(y.shape)}: let it return one number, the micro-batch's mean")
         if m == 0 and not any(hasattr(p, "to_local") for p in (*self.may_wait, *self.parameters())):
             require_known(F(s, m), y, self.may_wait)
-        # All before it may have been frozen since.
+        # All stages before it may have been frozen since.
         trained = s >= self.first_trained and (x.requires_grad or is_trained(self.stages[s]))
         if trained and not y.requires_grad:
             raise self.cut_off(s, m, "requires no gradient, though parameters before it are to be trained")
-        # Of y, only the end of the graph: its numbers may go when they have been sent.
+        # Keep only y's edge of the graph: the memory of y can be freed when it has been sent.
         self.alive[s, m] = x, get_gradient_edge(y) if y.requires_grad else None, later
 
     def backward(self, s: int, m: int) -> None:
@@ -247,7 +252,7 @@ class Pipeline:
 
 
 class Given(torch.autograd.Function):
-    """What a stage takes, as no leaf of its graph: so it may begin in place, as any layer behind another one may."""
+    """A stage's input as an inner node of its graph, so that an in-place operation may change it, unlike a leaf."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Before a pipeline runs: does what its ranks were given fit together?
+"""Checks of the arguments of a pipeline: do lists, stages and ranks fit together?
 
-    require_same_lists    the same lists on every rank
-    require_same_stages   the same stages, as far as their parameters' names tell
-    require_fitting       as many ranks and stages as the lists are for; stages that take one tensor
-    require_known         parameters that a stage or the loss uses: has the pipeline them?
+    require_same_lists    all ranks have the same lists
+    require_same_stages   all ranks have the same stages, judged by their parameters' names
+    require_fitting       the lists are for this number of ranks and stages, and each stage takes one tensor
+    require_known         the parameters that a stage or the loss uses belong to the pipeline
 
 Each raises ValueError, the first two on every rank.
 """
@@ -35,7 +35,10 @@ def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
 
 
 def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
-    """Compare their parameters' names, and whether these are trained: a rank may have split or sharded its own."""
+    """Raise ValueError, on every rank, if ranks have different stages.
+
+    Parameters' names are compared, and whether they are trained, but not shapes: a rank may have split its own.
+    """
     on_all_ranks(partial(require_bare, stages), group)
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
 
@@ -60,7 +63,10 @@ def require_bare(stages: Sequence[nn.Module]) -> None:
 
 
 def require_known(x: Instruction, y: Tensor, known: Set[Tensor]) -> None:
-    """Refuse a parameter behind y, which x has made, that is not known: nobody steps it, or sends its gradient."""
+    """Raise ValueError if y, the output of instruction x, depends on a parameter that is not known.
+
+    No optimizer would update such a parameter, and no rank would send its gradient.
+    """
     nodes, seen = [y.grad_fn], {None}
     while nodes:
         if (node := nodes.pop()) not in seen:

@@ -1,11 +1,11 @@
-"""The instructions of a pipeline, and what each needs.
+"""The instructions of a pipeline, and those that each needs.
 
-    F    forward of a micro-batch through a stage       needs the stage before it to have done its F
-    B    backward, all of it                            needs its own F, and the backward of the stage behind it
-    I    backward, the input's gradient alone           as B, whose first half it is: the stage before it waits for this
-    W    backward, the weights' gradients               needs its own I, and nobody waits for it
+    F    forward of a micro-batch through a stage       needs the F of the stage before
+    B    the whole backward                             needs its own F, and the backward of the next stage
+    I    backward: the input's gradient alone           needs what B needs; the stage before waits for this half
+    W    backward: the weights' gradients alone         needs its own I; nothing waits for it
 
-Written as PyTorch writes them: 2F0 is stage 2's forward of micro-batch 0.  A *schedule* is a list of instructions for
+They are written as in PyTorch: 2F0 is stage 2's forward of micro-batch 0.  A *schedule* is a list of instructions for
 each rank, and nothing more:
 
     [[0F0, 0F1, 0B0, 0B1],          rank 0 has stage 0
@@ -52,12 +52,12 @@ KINDS = {kind.__name__: kind for kind in (F, B, I, W)}
 
 
 def makes(instruction: Instruction) -> Instruction:
-    """What others wait for: the gradient of a stage's input is the same, whether B or I has made it."""
+    """Return the instruction that others wait for: B for an I, since both compute the gradient of a stage's input."""
     return B(instruction.stage, instruction.microbatch) if isinstance(instruction, I) else instruction
 
 
 def needs(instruction: Instruction, stages: int) -> list[Instruction]:
-    """What must have been made before, in a pipeline of this many stages."""
+    """Return the instructions that must have run before, in a pipeline of this many stages."""
     s, m = instruction.stage, instruction.microbatch
     match instruction:
         case F():
@@ -68,7 +68,7 @@ def needs(instruction: Instruction, stages: int) -> list[Instruction]:
 
 
 def reader(instruction: Instruction, stages: int) -> Instruction | None:
-    """Who needs what it has made, in the stage behind it or before it."""
+    """Return the instruction of a neighbouring stage that needs the result of this one, or None."""
     s, m = instruction.stage, instruction.microbatch
     match instruction:
         case F() if s < stages - 1:
@@ -81,14 +81,13 @@ def reader(instruction: Instruction, stages: int) -> Instruction | None:
 # ---- text ------------------------------------------------------------------------------------------------
 
 WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
-# What PyTorch's files have besides: messages and the coming and going of shards, which follow from the rest, and,
-# since 2.15, the waiting for them.
+# PyTorch's files also list messages, gathers and drops of shards, and, since 2.15, waits.  They follow from the rest.
 FOLLOWS = re.compile(r"\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|((WAIT_)?SEND|RECV)_[FB]\d+)")
 AT_ONCE = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 def read(text: str) -> Instruction:
-    """2F0: the instruction.  Raises ValueError for any other text."""
+    """Return the instruction that is written as 2F0; raise ValueError for any other text."""
     if not (written := WRITTEN.fullmatch(text.strip())):
         raise ValueError(f"{text!r} is no instruction: write stage, F, B, I or W, and micro-batch, as in 2F0")
     stage, kind, microbatch = written.groups()
@@ -96,10 +95,10 @@ def read(text: str) -> Instruction:
 
 
 def read_csv(lines: Iterable[str]) -> list[list[Instruction]]:
-    """The schedule in a CSV file of PyTorch's, a row for each rank; `lines` may be the open file.
+    """Return the schedule in a CSV file of PyTorch, which has a row for each rank; `lines` may be the open file.
 
-    Empty cells, in which a rank waits, are left out; of two instructions that PyTorch runs at once, (0F4;3B0), each
-    stands by itself.  Raises ValueError for a cell that is none of these.
+    Empty cells, in which a rank waits, are left out.  A cell of two instructions that PyTorch runs at once, such as
+    (0F4;3B0)OVERLAP_F_B, becomes two instructions.  Raises ValueError for any other cell.
     """
     return [
         [read(word) for cell in row for word in words(cell.strip()) if word and not FOLLOWS.fullmatch(word)]

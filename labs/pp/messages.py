@@ -1,19 +1,20 @@
-"""What travels between the ranks of a pipeline, and when.
+"""Messages between the ranks of a pipeline, and their order.
 
-What an F makes goes to the next stage, the gradient that a B or I makes to the stage before: as a message, if that is
-on another rank.  `plan` puts the messages between the instructions, and `Mail` sends and receives them:
+The output of an F goes to the next stage, and the gradient that a B or I computes goes to the stage before.  If that
+stage is on another rank, it is sent as a message.  `plan` puts the messages between the instructions, and `Mail` sends
+and receives them:
 
     rank 0   0F0  0F0→1  0F1  0F1→1  1B0←1  0B0  0F0 sent  ...
     rank 1   0F0←0  1F0  0F1←0  1B0  1B0→0  1F1  ...
 
 **Ranks never wait for each other in a circle.**  A backend tells the messages between two ranks apart by their order
 alone, and may keep one until its receiver asks for it.  So all messages have one order, that of `in_order`, and every
-rank sends and asks for its own in this order.  Of the messages that are not there yet, look at the first: neither its
+rank sends and receives its own messages in this order.  Look at the first message that has not arrived yet: neither its
 sender nor its receiver waits for a later one, so both come to it.
 
-**A buffer goes as soon as the lists say that it may.**  A send is over when something is here that its receiver has
-made after it used the message.  How far every rank has come when something is made is counted along (vector clocks:
-Mattern 1989, "Virtual Time and Global States of Distributed Systems").
+**A send buffer is freed as early as the lists allow.**  A send is complete when its sender has received something that
+the receiver computed after it used the message.  To find this moment, `plan` counts how many instructions of each rank
+have run before each result (vector clocks: Mattern 1989, "Virtual Time and Global States of Distributed Systems").
 """
 
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Receive:
 
 @dataclass(frozen=True, repr=False)
 class Sent:
-    """It is certain by now that it has been received."""
+    """The step at which it is certain that a message was received."""
 
     message: Instruction
 
@@ -62,12 +63,12 @@ Step = Instruction | Send | Receive | Sent
 
 
 def plan(lists: Lists) -> list[list[Step]]:
-    """By rank: its instructions, and its messages between them."""
+    """Return, for each rank, its instructions, with its sends and receives between them."""
     places, ranks, stages = places_of(lists), ranks_of(lists), stages_of(lists)
     plans: list[list[Step]] = [[] for _ in lists]
-    under_way: list[dict[Instruction, Place]] = [{} for _ in lists]  # by sender: messages, and where they are used
-    knows = [[0] * len(lists) for _ in lists]  # how many instructions of each rank are done, as far as a rank knows
-    known = {}  # the same, when something was made
+    under_way: list[dict[Instruction, Place]] = [{} for _ in lists]  # by sender: {message in flight: place of its use}
+    knows = [[0] * len(lists) for _ in lists]  # [rank][other]: instructions of `other` that `rank` knows to be done
+    known = {}  # the row of `knows` at the time of each result
     for rank, x in in_order(lists):
         for need in needs(x, stages):
             knows[rank] = [*map(max, knows[rank], known[need])]
@@ -86,10 +87,10 @@ def plan(lists: Lists) -> list[list[Step]]:
 
 
 class Mail:
-    """What a rank's stages make for others, and others make for them.
+    """The messages of one rank: those that its stages have put for others, and those that arrive for them.
 
-    A receiver must know what is coming.  So the first message over a cut is preceded by its type and shape, and from
-    then on all have these, in every step and in both directions.
+    A receiver must know the dtype and the shape of a message.  So the first message over a cut is preceded by them, and
+    all later messages over this cut have the same, in every step and in both directions.
     """
 
     def __init__(self, group: ProcessGroup | None, device: torch.device):
@@ -97,14 +98,14 @@ class Mail:
         self.made: dict[Instruction, Tensor] = {}
         self.leaving: dict[Instruction, tuple[dist.Work, Tensor]] = {}
         self.arriving: dict[Instruction, tuple[int, dist.Work, Tensor]] = {}
-        self.agreed: dict[int, tuple[torch.dtype, torch.Size]] = {}  # by cut, which goes by the stage before it
+        self.agreed: dict[int, tuple[torch.dtype, torch.Size]] = {}  # by cut: the number of the stage before it
 
     def put(self, message: Instruction, x: Tensor) -> None:
         require_one_tensor(message, x)
         self.made[message] = x.detach()
 
     def take(self, message: Instruction) -> Tensor:
-        """Waits for it, where another rank makes it."""
+        """Return the message; wait for it if another rank sends it."""
         if message in self.made:
             return self.made.pop(message)
         source, work, x = self.arriving.pop(message)
@@ -144,7 +145,7 @@ class Mail:
         work.wait()
 
     def end(self) -> None:
-        """The end of a step: nobody answers what was sent last."""
+        """Wait, at the end of a step, for the last sends, after which nothing was received."""
         for work, _ in self.leaving.values():
             work.wait()
         self.leaving.clear()

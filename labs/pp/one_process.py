@@ -4,16 +4,17 @@
     for x, y in micro_batches:
         (model.loss(placed(x), y.to("cuda:1")) / len(micro_batches)).backward()
 
-A copy from one device to the next is all that it takes: autograd knows its backward, the copy of the gradient the other
-way.  So a model may be larger than a device.  But it is no quicker than on one device: a micro-batch needs one of them
-after the other, and while that one computes, the others wait.  As lists, with a rank for each device:
+Only a copy from one device to the next is needed: in backward, autograd copies the gradient the other way.  So a model
+may be larger than a device.  But it is no faster than on one device: a micro-batch needs one device after the other,
+and while one computes, the others wait.  Written as lists, with a rank for each device:
 
     naive(2, 2)                      rank 0   0F0  ·   ·   ·  0B0──── 0F1  ·   ·   ·  0B1────
                                      rank 1    ·  1F0 1B0────  ·   ·   ·  1F1 1B1────
 
-GPUs work on while the process goes on, each in the order in which it was given its work.  So it is this order alone
-that makes them wait: forwards of all micro-batches, and then all backwards, are GPipe.  On the CPU the
-process itself computes, and does one thing at a time in any order.  (Huang et al. 2019, arXiv 1811.06965, figure 2.)
+GPUs compute while the process goes on, each in the order in which kernels were launched on it.  So only this order
+makes them wait: with the forwards of all micro-batches first, and then all backwards, the same code is GPipe.  On the
+CPU, the process itself computes, and does one thing at a time in any order.  Source: Huang et al. 2019, arXiv
+1811.06965, figure 2.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ from labs.pp.schedules import Schedule, require
 
 
 class Placed(nn.Module):
-    """Stages one after another, each on its device.
+    """A module that runs stages one after another, each on its device.
 
-    Raises ValueError where there is not a device for each, or where two of them share a parameter.
+    Raises ValueError if the number of devices is not that of stages, or if stages on two devices share a parameter.
     """
 
     def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device | str]):
@@ -46,7 +47,7 @@ class Placed(nn.Module):
 
 
 def require_apart(stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
-    """A parameter is in one place."""
+    """Raise ValueError if stages on different devices share a parameter."""
     at: dict[nn.Parameter, int] = {}
     for number, stage in enumerate(stages):
         for name, p in stage.named_parameters():
@@ -59,6 +60,6 @@ def require_apart(stages: Sequence[nn.Module], devices: Sequence[torch.device]) 
 
 
 def naive(ranks: int, microbatches: int) -> Schedule:
-    """One micro-batch after another, forward through all stages and backward through all stages."""
+    """Return the schedule in which each micro-batch goes forward and backward through all stages before the next."""
     require("naive", ranks, microbatches, stages_per_rank=1)
     return Schedule([kind(rank, m) for m in range(microbatches) for kind in (F, B)] for rank in range(ranks))

@@ -1,18 +1,19 @@
-"""Schedules: in which order each rank does its forwards and backwards.
+"""Schedules: the order in which each rank runs its forwards and backwards.
 
-A schedule is data, and what makes it is a function without effects.  On rank r of p, with m micro-batches (enough of
-them), where F, I and W take equally long, and B as long as I and W:
+A schedule is data, and a function without side effects returns it.  The table is for rank r of p and m micro-batches.
+It assumes that m is large enough, that F, I and W take the same time, and that B takes as long as I and W together:
 
                   stages per rank  bubble               activations alive
     gpipe         1                (p - 1) / m          m                      all forwards, then all backwards
-    1f1b          1                (p - 1) / m          p - r                  a backward as soon as there is one
-    interleaved   v > 1, a loop    (p - 1) / (v m)      (v + 1) p - 2 r - 1    the same, with stages v times smaller
-    zb1p          v, a loop        (p - 1) / (3 v m)    v p                    W where a rank would wait
+    1f1b          1                (p - 1) / m          p - r                  each backward as early as possible
+    interleaved   v > 1, a loop    (p - 1) / (v m)      (v + 1) p - 2 r - 1    1f1b with stages v times smaller
+    zb1p          v, a loop        (p - 1) / (3 v m)    v p                    W fills the time in which a rank waits
     zbv           2, a V           (p - 1) / (6 m)      2 p                    a rank that has begun never waits
     dualpipev     2, a V           (p - 1) / (6 m)      2 p + 1                F and B of two micro-batches in pairs
 
-Activations are counted by stage: where stages are v times smaller, so are the activations of one.  In a loop, rank r
-has the stages r, r + p, r + 2 p, ...; in a V, r and 2 p - 1 - r, so that the last stage is where the first one is.
+Activations are counted per stage: those of a stage that is v times smaller are v times smaller, too.  In a loop, rank r
+has the stages r, r + p, r + 2 p, ...  In a V, it has the stages r and 2 p - 1 - r, so that the first and the last stage
+are on the same rank.
 
 Sources: Huang et al. 2019, arXiv 1811.06965 (GPipe); Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (1F1B,
 interleaved); Qi et al. 2023, arXiv 2401.10241, sections 2 and 6 (ZB-H1, now called ZB1P; ZB-V); DeepSeek-AI
@@ -29,7 +30,10 @@ from labs.pp.simulation import simulate
 
 
 class Schedule(list[list[Instruction]]):
-    """A list for each rank, which prints as it would run.  Raises WrongSchedule for lists that cannot be run."""
+    """A list of instructions for each rank; its repr is a timeline.
+
+    Raises WrongSchedule for lists that cannot be run.
+    """
 
     def __init__(self, lists: Iterable[Iterable[Instruction]]):
         super().__init__(map(list, lists))
@@ -64,7 +68,10 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 
 
 def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """The nearer a rank is to the last, the longer its W's wait: they come last, when no forward is left to do."""
+    """Return the schedule ZB1P: on rank r, each W runs r I's after its own I, or at the end.
+
+    The nearer a rank is to the last, the longer its W's wait; they fill the end, when no forward is left.
+    """
     require("zb1p", ranks, microbatches, stages_per_rank)
     rounds, lists = in_rounds("zb1p", ranks, microbatches, stages_per_rank), []
     for rank in range(ranks):
@@ -77,7 +84,7 @@ def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
 
 def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
     require("zbv", ranks, microbatches, stages_per_rank, exactly=2)
-    p, m = ranks, max(microbatches, 2 * ranks - 1)  # with fewer, the first ones of this many
+    p, m = ranks, max(microbatches, 2 * ranks - 1)  # for fewer micro-batches, cut a longer schedule
     lists = (
         along_a_v(
             rank,
@@ -98,7 +105,10 @@ def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
 
 
 def dualpipev(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """aF zB and zF aB are pairs, of two micro-batches: what one of them sends is under way while the other computes."""
+    """Return the schedule DualPipeV, whose steps aF zB and zF aB are pairs of instructions of two micro-batches.
+
+    The messages of one instruction of a pair are in flight while the other computes.
+    """
     require("dualpipev", ranks, microbatches, stages_per_rank, exactly=2)
     p, m = ranks, microbatches
     if m < 2 * p:
@@ -136,19 +146,22 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def each(kind: type[Instruction], stages: Iterable[int], rounds: list[range]) -> list[Instruction]:
-    """All micro-batches of a round at one of the stages, then at the next; then the next round."""
+    """Return instructions of one kind: all micro-batches of a round at each stage in turn, then the next round."""
     return [kind(s, m) for round in rounds for s in stages for m in round]
 
 
 def in_turns(forwards: list[Instruction], backwards: list[Instruction], warmup: int) -> list[Instruction]:
-    """`warmup` forwards; then a forward and a backward in turns; then the backwards that are left."""
+    """Return `warmup` forwards, then a forward and a backward in turns, then the backwards that are left."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     return [*forwards[:warmup], *chain(*zip(forwards[warmup:], backwards[:turns], strict=True)), *backwards[turns:]]
 
 
 def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> list[range]:
-    """The micro-batches of each round: as many as there are ranks, or some more; all, where a rank has one stage."""
+    """Return the micro-batches of each round: as many as there are ranks, or a few more.
+
+    With one stage per rank, there is one round of all micro-batches.
+    """
     number = max(1, microbatches // ranks) if stages_per_rank > 1 else 1
     size, rest = divmod(microbatches, number)
     if rest:
@@ -160,7 +173,7 @@ def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) ->
 
 
 def with_weights(order: list[Instruction], behind: int) -> list[Instruction]:
-    """After each I, the W of the one that is `behind` I's before it; those that are left, at the end."""
+    """Add W's to `order`: after each I, the W of the I that is `behind` I's before it; the others at the end."""
     written, due = [], deque()
     for x in order:
         written.append(x)
@@ -171,9 +184,11 @@ def with_weights(order: list[Instruction], behind: int) -> list[Instruction]:
 
 
 def along_a_v(rank: int, ranks: int, *phases: tuple[int, str]) -> list[Instruction]:
-    """(times, words) in turn.  a is the rank's first stage, z its other one; each takes the micro-batches as they come.
+    """Return the instructions of a rank whose two stages lie in a V.
 
-    aW: the next W of that stage; W alone: of the I that has waited longest.
+    phases: pairs (times, words), in turn; the words of each are repeated `times` times.  A word is a stage and a kind:
+        a is the rank's first stage, z its other one, so that aF is the forward of the next micro-batch in stage a.  W
+        without a stage is the W of the I that has waited longest.
     """
     stages = {"a": rank, "z": 2 * ranks - 1 - rank}
     written, turn, due = [], Counter(), []

@@ -1,23 +1,23 @@
-"""The quickest schedule that there is, found by search; with one stage per rank, and a limit of activations alive.
+"""The fastest schedule of all, found by search, with one stage per rank and a limit on the activations alive.
 
-    search(4, 6, most_alive=[4, 3, 2, 1])                 time 27: with its activations alive, nothing beats 1F1B
-    search(4, 6, most_alive=[4, 3, 2, 1], split=True)     time 24: unless each backward is split
+    search(4, 6, most_alive=[4, 3, 2, 1])                 time 27: with the activations of 1F1B, nothing is faster
+    search(4, 6, most_alive=[4, 3, 2, 1], split=True)     time 24: a split backward is faster
 
-**Micro-batches are alike, so at each stage the first to come is the first to go.**  In any other lists, make the k-th F
-of every stage that of micro-batch k, and the k-th backward, too: what they need is there in time, and nothing begins
-later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and lists are ways to merge them.  The
-limit is a need like others, then: where 4 may be alive, the F of micro-batch 6 needs the B of micro-batch 2.
+**Micro-batches are alike, so every stage can take them in the same order.**  In any other lists, rename the k-th F of
+every stage as that of micro-batch k, and do the same with the backwards: each still has in time what it needs, and
+nothing begins later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and its list merges them.
+The limit then is one more need: if 4 may be alive, the F of micro-batch 6 needs the B of micro-batch 2.
 
 **Branch** (Giffler and Thompson 1960).  Of all instructions that have what they need, look at the one that could end
-first.  What its rank does next begins before that end: otherwise there would be time to do this one before it.
+first.  The next instruction of its rank begins before that end: otherwise there would be time to run this one before.
 
-**Bound** (Carlier and Pinson 1989).  Each instruction has a head, before which it cannot begin, and a tail, what others
-still have to do when it has ended.  If a rank might interrupt its instructions, it would do best to turn to the longest
-tail always (Jackson 1955), and how long that takes is soon computed: no lists take less.  A beginning of lists whose
-bound is not below the time of the best ones is dropped.
+**Bound** (Carlier and Pinson 1989).  Each instruction has a head, the earliest time at which it can begin, and a tail,
+the time that other instructions still need when it has ended.  If a rank could interrupt its instructions, it would do
+best to always work on the one with the longest tail (Jackson 1955).  The time of that is computed quickly, and no lists
+take less.  A beginning of lists is dropped if its bound is not below the time of the best lists so far.
 
-**Compare.**  Of two beginnings with the same instructions done, where one has no head later than the other, the other
-is dropped.
+**Compare.**  Take two beginnings in which the same instructions are done.  If no head of one is later than that of the
+other, the other is dropped.
 """
 
 from collections.abc import Sequence
@@ -34,21 +34,21 @@ from labs.pp.instructions import W as Weights
 from labs.pp.schedules import Schedule, require
 from labs.pp.simulation import Cost, Simulation, by_stage, simulate
 
-ROUNDING = 1e-9  # lists that are quicker by so small a part are not quicker
+ROUNDING = 1e-9  # a smaller relative difference of times is none
 
 
 @dataclass(frozen=True, repr=False)
 class Best:
-    """The quickest lists found.  None take less time than `at_least`."""
+    """The fastest lists that were found; no lists at all take less time than `at_least`."""
 
     schedule: Schedule
     simulation: Simulation
     at_least: float
-    looked_at: int  # beginnings
+    looked_at: int  # the number of beginnings
 
     @property
     def proven(self) -> bool:
-        """Whether no others are quicker."""
+        """Return whether no lists can be faster."""
         return self.at_least >= self.simulation.time * (1 - ROUNDING)
 
     def __repr__(self) -> str:
@@ -73,10 +73,12 @@ def search(
     send: Cost = 0,
     beginnings: int = 10_000,
 ) -> Best:
-    """Of all lists in which no rank ever has more activations alive than this (one number, or one per rank), the
-    quickest.
+    """Find the fastest schedule in which no rank holds the activations of more than `most_alive` micro-batches.
 
-    split: each backward is an I and a W.  Costs: as for `simulate`.  beginnings: how many to look at.
+    most_alive: one number, or one per rank.
+    split: whether each backward is an I and a W.
+    F, B, I, W, send: costs, as for `simulate`.
+    beginnings: the number of beginnings of lists after which the search stops.
     """
     require("search", ranks, microbatches, stages_per_rank=1)
     costs = {"F": F, "B": B, "I": I, "W": W, "send": send}
@@ -97,8 +99,13 @@ def search(
 
 @dataclass(frozen=True)
 class Beginning:
-    """order: of what is done.  free: by rank, from when on.  heads: of all that there is; where it is done, its begin.
-    bound: no lists that begin so take less time."""
+    """The beginning of lists: some instructions are done.
+
+    order: the numbers of the instructions that are done, in order.
+    free: the time from which each rank is free.
+    heads: the earliest time at which each instruction can begin; if it is done, the time at which it began.
+    bound: a time; no lists with this beginning take less.
+    """
 
     order: tuple[int, ...]
     free: tuple[float, ...]
@@ -107,9 +114,9 @@ class Beginning:
 
 
 class Work:
-    """All that there is to do: instructions, each behind what it needs, and from here on known by their numbers.
+    """All instructions of a schedule, each after those that it needs; the search knows them by their indices.
 
-    needs: by instruction, of what it needs, and for how long that is under way.
+    needs: for each instruction, pairs (index of an instruction that it needs, time of the message between them).
     """
 
     def __init__(self, ranks: int, microbatches: int, most_alive: Sequence[int], split: bool, costs: dict[str, Cost]):
@@ -170,8 +177,10 @@ class Work:
 
 
 def interrupted(waiting: list[tuple[float, float, float]]) -> float:
-    """When a rank's work, (head, cost, tail) each, and all behind it, are over, if the rank always turns to the longest
-    tail."""
+    """Return the time at which a rank's work and all its tails end, if it always works on the longest tail.
+
+    waiting: (head, cost, tail) of each instruction that the rank has yet to run.
+    """
     waiting, begun, now, over = sorted(waiting, reverse=True), [], 0.0, 0.0
     while waiting or begun:
         if not begun:
@@ -190,7 +199,7 @@ def interrupted(waiting: list[tuple[float, float, float]]) -> float:
 
 
 def is_new(beginning: Beginning, seen: dict[frozenset[int], list[tuple[float, ...]]]) -> bool:
-    """Whether none that was seen has the same done, and nothing later; from now on this one is seen, too."""
+    """Return whether no beginning in `seen` has the same instructions done and no later times; then add this one."""
     done = frozenset(beginning.order)
     times = (max(beginning.free), *(head for i, head in enumerate(beginning.heads) if i not in done))
     others = seen.setdefault(done, [])

@@ -1,15 +1,15 @@
-"""A schedule in time: when each instruction begins and ends, if this is how long they take.
+"""Simulation of a schedule: the times at which each instruction begins and ends, for given costs.
 
     simulate(gpipe(2, 2))            rank 0   0F0 0F1  ·   ·   ·  0B0──── 0B1────
                                      rank 1    ·  1F0 1F1 1B0──── 1B1────
 
-An instruction begins as soon as the one before it on its rank has ended and all that it needs is there: made, and sent
-where another rank has made it.  Ranks compute while messages are under way.
+An instruction begins as soon as the one before it on its rank has ended and all that it needs has been computed, and
+received if another rank computed it.  Ranks compute while messages are in flight.
 
-    time      until the last instruction has ended
-    ideal     what the busiest rank computes: with these stages on these ranks no schedule takes less
-    bubble    what the time is above that, as a fraction of it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)
-    alive     of how many micro-batches each rank holds the activations, over time
+    time      the time at which the last instruction ends
+    ideal     the time that the busiest rank computes; with these stages on these ranks, no schedule takes less
+    bubble    time / ideal - 1; source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2
+    alive     the number of micro-batches whose activations each rank holds, over time
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Cost = float | Sequence[float]  # one for all stages, or one for each
 
 @dataclass(frozen=True, repr=False)
 class Simulation:
-    """start, end: of each instruction."""
+    """The times at which each instruction of `lists` starts and ends, in the unit of the costs."""
 
     lists: Lists
     start: dict[Instruction, float]
@@ -38,7 +38,7 @@ class Simulation:
 
     @property
     def busy(self) -> list[float]:
-        """What each rank computes."""
+        """Return the time that each rank computes."""
         return [sum(self.end[x] - self.start[x] for x in order) for order in self.lists]
 
     @property
@@ -51,14 +51,14 @@ class Simulation:
 
     @cached_property
     def alive(self) -> list[list[tuple[float, int]]]:
-        """By rank: (from when on, how many)."""
+        """Return, for each rank, pairs (time, number of micro-batches whose activations it holds from then on)."""
         return [
             [(self.start[x] if isinstance(x, Forward) else self.end[x], n) for x, n in zip(order, numbers, strict=True)]
             for order, numbers in zip(self.lists, alive(self.lists), strict=True)
         ]
 
     def __repr__(self) -> str:
-        """A line for each rank, and the totals."""
+        """Draw a line for each rank, and print the totals."""
         most = " ".join(str(max((n for _, n in rank), default=0)) for rank in self.alive)
         told = f"time {self.time:g}, ideal {self.ideal:g}, bubble {self.bubble:.1%}; activations alive at most: {most}"
         return "\n".join([*grid(self), told])
@@ -72,9 +72,12 @@ def simulate(
     W: Cost = 1,
     send: Cost = 0,
 ) -> Simulation:
-    """Run the lists on paper.  send: how long what a stage has made is under way, to a stage on another rank.
+    """Compute the times of a schedule.
 
-    Raises WrongSchedule for lists that cannot be run, ValueError for costs that cannot be.
+    F, B, I, W: the time of each kind of instruction; one number, or one per stage.
+    send: the time that a stage's result is in flight to a stage on another rank.
+
+    Raises WrongSchedule for lists that cannot be run, and ValueError for costs that are negative or all 0.
     """
     validate(lists)
     of = as_far_as_it_goes(lists, stages_of(lists), F=F, B=B, I=I, W=W, send=send)
@@ -86,7 +89,7 @@ def simulate(
 
 
 def as_far_as_it_goes(lists: Lists, stages: int, **given: Cost) -> Simulation:
-    """The instructions that can be run, of lists that nobody has checked, in a pipeline of this many stages."""
+    """Simulate those instructions of unchecked lists that can be run, in a pipeline of this many stages."""
     costs = {name: by_stage(name, cost, stages) for name, cost in given.items()}
     ranks, ran = ranks_of(lists), [[] for _ in lists]
     free, start, end, made = [0] * len(lists), {}, {}, {}
@@ -107,11 +110,11 @@ def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:
     return costs
 
 
-# ---- its picture -----------------------------------------------------------------------------------------
+# ---- the picture -----------------------------------------------------------------------------------------
 
 
 def grid(of: Simulation) -> list[str]:
-    """A line for each rank, as wide as the shortest instruction needs; a dot where the rank waits."""
+    """Draw a line for each rank; a column is as long as the shortest instruction, and a dot means that it waits."""
     lasts = [of.end[x] - of.start[x] for x in of.end]
     unit = min((each for each in lasts if each > 0), default=1)
     width = 1 + max(len(repr(x)) for x in of.end)

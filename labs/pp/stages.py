@@ -4,9 +4,9 @@
                                       stage 1           layers.2
                                       stage 2           layers.3   norm   head
 
-A stage is a module that makes one tensor from one tensor.  These have the model's own modules under their names in the
-model, so that every parameter keeps its name.  Nothing is copied; and where the model is on the meta device, a rank
-makes only the parameters of its own stages.
+A stage is a module that takes and returns one tensor.  These stages hold the model's own modules under their names in
+the model, so that every parameter keeps its name.  Nothing is copied.  If the model is on the meta device, a rank
+creates only the parameters of its own stages.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,8 +23,7 @@ Initial = Callable[[str, torch.Size], Tensor]
 
 
 class Stage(nn.Module):
-    """These layers of a GPT, which follow one another; with its embedding before the first, its norm and head behind
-    the last one."""
+    """Consecutive layers of a GPT; the first stage has its embedding, too, and the last one its norm and head."""
 
     def __init__(self, model: GPT, layers: Sequence[str]):
         super().__init__()
@@ -35,14 +34,14 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({name: model.layers[name] for name in layers})
         self.norm = model.norm if is_last else None
         self.head = model.head if is_last else None
-        self.loss = model.loss if is_last else None  # which a pipeline calls: here for whoever splits the stage
+        self.loss = model.loss if is_last else None  # a pipeline calls it; labs.tp splits it with the stage
         vars(self)["origin"] = ref(model), {*map(id, model.modules())}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "origin"}  # a copy has another model
+        return {name: value for name, value in vars(self).items() if name != "origin"}  # a copy belongs to no model
 
     def require_current(self) -> None:
-        """Raise RuntimeError where the model has replaced a module that this stage still has."""
+        """Raise RuntimeError if the model has replaced a module that this stage still holds."""
         model, known = vars(self).get("origin", (lambda: None, ()))
         for name, module in self.named_modules() if (whole := model()) is not None else ():
             if id(module) in known and module not in {*whole.modules()}:
@@ -52,7 +51,7 @@ class Stage(nn.Module):
                 )
 
     def forward(self, x: Tensor) -> Tensor:
-        """tokens_BT, or x_BTD behind the stage before; makes x_BTD, or logits_BTV."""
+        """Return x_BTD, or logits_BTV in the last stage; x: tokens_BT in the first stage, x_BTD in the others."""
         require_context(self.config, x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
@@ -62,7 +61,12 @@ class Stage(nn.Module):
 
 
 def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
-    """stages: how many, or how many layers each has.  Raises ValueError for what does not fit the model's layers."""
+    """Cut a model into stages, in order.
+
+    stages: the number of stages, or a list of the number of layers in each.
+
+    Raises ValueError if a stage would have no layer, or if the numbers do not add up to the model's depth.
+    """
     names = list(model.layers)
     if isinstance(stages, int):
         if not 1 <= stages <= len(names):
@@ -78,9 +82,11 @@ def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
 
 
 def materialise(stages: Sequence[nn.Module], mine: Collection[nn.Module], initial: Initial | None) -> None:
-    """Give those parameters of some of the stages that are on the meta device their numbers, `initial(name, shape)`.
+    """Replace the parameters of `mine` that are on the meta device by parameters with numbers, `initial(name, shape)`.
 
-    A parameter that several stages share goes by the name that it has in the first of them.  Buffers must be there.
+    A parameter that several stages share has its name in the first of them.
+
+    Raises ValueError for a parameter without `initial`, and for a buffer on the meta device.
     """
     names: dict[nn.Parameter, str] = {}
     for stage in stages:
@@ -89,9 +95,9 @@ def materialise(stages: Sequence[nn.Module], mine: Collection[nn.Module], initia
     for p in [p for stage in mine for p in stage.parameters() if p.is_meta]:
         if initial is None:
             raise ValueError(f"parameter {names[p]!r} is on the meta device: say with initial= what it starts from")
-        if p.is_meta:  # it may be there twice
+        if p.is_meta:  # a shared parameter is in this list twice
             numbers = initial(names[p], p.shape).to(torch.get_default_device(), p.dtype)
-            # In place, so that it is the same parameter wherever it stands.
+            # Swapping in place keeps it the same object in all modules.
             torch.utils.swap_tensors(p, nn.Parameter(numbers, p.requires_grad))
     for name, buffer in (pair for stage in mine for pair in stage.named_buffers()):
         if buffer.is_meta:

@@ -1,9 +1,9 @@
-"""Parameters that stages of several ranks share: the weight of a head that is the embedding's, too.
+"""Parameters that stages of several ranks share, such as a weight that is used by both embedding and head.
 
-The first stage and the last one have it, each on its own rank: copies that begin equal, and get a part of the gradient
-each.  They stay equal if every one of them takes its step with the whole gradient.  So the parts are added up once per
-step, by all of these ranks in the same order.  (One process adds up micro-batch by micro-batch: the same, except for
-rounding.)
+The first and the last stage each hold a copy of that weight, on their own ranks.  The copies start equal, and each gets
+a part of the gradient.  They stay equal if each of them is updated with the whole gradient.  So all these ranks add up
+the parts once per step, in the same order.  One process adds up micro-batch by micro-batch, which is the same up to
+rounding.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,10 @@ from labs.agree import require_equal
 
 
 class Tied:
-    """ranks: of the stages.  Raises ValueError, on every rank, where the copies do not begin equal."""
+    """The tied parameters of a pipeline; ranks: `{stage: rank}`.
+
+    Raises ValueError, on every rank, if the copies of a parameter do not start equal.
+    """
 
     def __init__(self, stages: Sequence[nn.Module], ranks: dict[int, int], group: ProcessGroup | None):
         self.group, self.rank = group, dist.get_rank(group)
@@ -28,7 +31,7 @@ class Tied:
                 holders.setdefault(p, {}).setdefault(ranks[number], (stage, name))
         several = {p: places for p, places in holders.items() if len(places) > 1}
         require_equal({next(iter(places.values()))[1]: p for p, places in several.items()}, group)
-        # By their places, since labs.fsdp may put shards there.
+        # Copies are found by module and name, since labs.fsdp may put shards in their places.
         self.here = [
             Copy(*places[self.rank], p.requires_grad, list(places))
             for p, places in several.items()
@@ -38,15 +41,18 @@ class Tied:
 
     @property
     def shared(self) -> dict[nn.Parameter, list[int]]:
-        """Those that are trained, and the ranks that have them."""
+        """Return `{this rank's copy of a trained tied parameter: ranks that hold a copy}`."""
         return {copy.p: copy.ranks for copy in self.here if copy.trained}
 
     def is_counted(self, p: nn.Parameter) -> bool:
-        """Whether this rank counts it: of all ranks that have it, only the first one does."""
+        """Return whether this rank counts `p` in a norm: of all ranks that hold a copy, only the first one does."""
         return self.shared.get(p, [self.rank])[0] == self.rank
 
     def begin(self) -> None:
-        """What earlier batches have left in `.grad` is the whole of it: it must not be added up once more."""
+        """Set aside the gradients of earlier batches, which have been added up already.
+
+        Raises RuntimeError if a tied parameter was frozen or unfrozen.
+        """
         for copy in self.here:
             if copy.p.requires_grad != copy.trained:
                 raise RuntimeError(
@@ -79,7 +85,7 @@ class Tied:
 
 @dataclass(frozen=True)
 class Copy:
-    """One of the copies, and the ranks that have one: a parameter of this rank's stage."""
+    """A copy of a tied parameter, in a stage of this rank, and the ranks that hold a copy."""
 
     stage: nn.Module
     name: str
@@ -92,5 +98,5 @@ class Copy:
 
 
 def local(x: Tensor) -> Tensor:
-    """Of a DTensor, this rank's piece: the parts of a sum are cut alike."""
+    """Return this rank's piece of a DTensor, or the tensor itself; all ranks' copies are sharded alike."""
     return x.to_local() if hasattr(x, "to_local") else x
