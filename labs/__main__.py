@@ -6,43 +6,10 @@ python -m labs progress [FOLDER ...]        which exercises are passed, and when
 python -m labs challenges [FOLDER ...]      what is open, your best, and what is possible; --no-names for a class
 python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
                                             what a rank of many would hold and send
-python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
 python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why; --check FILE.csv
 """
 
-import argparse
-import runpy
 import sys
-from pathlib import Path
-
-
-def run(arguments: list[str]) -> int:
-    """Run FILE:FUNCTION as a job of --ranks ranks."""
-    from labs.kit.launch import RankError
-    from labs.kit.launch import run as launch
-
-    parser = argparse.ArgumentParser(prog="python -m labs run", description=run.__doc__)
-    parser.add_argument("target", metavar="FILE:FUNCTION", help="a function without arguments, like ring.py:main")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    chosen = parser.parse_args(arguments)
-    file, colon, name = chosen.target.rpartition(":")
-    if not colon:
-        parser.error(f"{name!r} names no function: write it like ring.py:main")
-    if not Path(file).is_file():
-        parser.error(f"{chosen.target!r} names no file that exists: write it like ring.py:main")
-    # No module has this name, so the function is pickled by value, together with all that it uses.
-    function = runpy.run_path(file, run_name="__labs__").get(name)
-    if not callable(function):
-        parser.error(f"{file} defines no function {name!r}")
-    try:
-        results = launch(function, ranks=chosen.ranks, device=chosen.device)
-    except (RankError, ValueError, TypeError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    for rank, value in enumerate(results):
-        print(f"rank {rank} returned {value!r}")
-    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -67,8 +34,6 @@ def main(arguments: list[str]) -> int:
             from labs.kit.dry.dryrun import main as dryrun
 
             return dryrun(rest)
-        case ["run", *rest]:
-            return run(rest)
         case ["plan", *rest]:
             from labs.plan.command import main as plan
 

@@ -65,35 +65,9 @@ def test_ranks_that_cannot_start_are_reported(monkeypatch):
     assert "SIGKILL" in next(doctor.ranks()).remedy
 
 
-def test_run_calls_a_function_of_a_file(tmp_path, capsys):
-    file = tmp_path / "ring.py"
-    file.write_text("import torch.distributed as dist\nfactor = 10\ndef main(): return factor * dist.get_rank()\n")
-    assert main(["run", f"{file}:main", "--ranks", "2"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["rank 0 returned 0", "rank 1 returned 10"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["run", "gone.py:main"], 2, "names no file"),
-        (["run", __file__], 2, "names no function: write it like ring.py:main"),
-        (["run", f"{__file__}:gone"], 2, "defines no function 'gone'"),
-        (["run", f"{__file__}:fails", "--ranks", "2"], 1, "ValueError"),
-        (["run", f"{__file__}:fails", "--ranks", "0"], 1, "ranks=0"),
-        (["plant"], 2, "'plant' is not one of the course's commands"),
-    ],
-)
-def test_a_wrong_command_is_reported(capsys, arguments, status, message):
-    try:
-        ended = main(arguments)
-    except SystemExit as error:
-        ended = error.code
-    assert ended == status
-    assert message in capsys.readouterr().err
-
-
-def fails():
-    raise ValueError("on purpose")
+def test_a_wrong_command_is_reported(capsys):
+    assert main(["plant"]) == 2
+    assert "'plant' is not one of the course's commands" in capsys.readouterr().err
 
 
 def test_without_a_command_the_commands_are_listed(capsys):
