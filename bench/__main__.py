@@ -30,6 +30,7 @@ BENCHMARKS = (
     "tensor",
     "pipeline",
     "plan",
+    "published",
     "checkpoint",
     "native_checkpoint",
     "flight_recorder",
