@@ -77,7 +77,11 @@ class Challenge:
                 return Answer(self.name, None, f"the stub is untouched; the course's own answer has {self.course:.1f}")
             return replace(wrong.answer, check=self.name)
         tries = scores.noted(self.name, judged.score)
-        picture = None if os.environ.get("LABS_PLOT") == "off" else draw(self, tries)
+        picture = (
+            None
+            if os.environ.get("LABS_PLOT") == "off"
+            else draw(self.title, str(self), self.course, self.possible, tries)
+        )
         points = ": ".join([f"{judged.score:.1f} points of 100", *self.news(tries)])
         return Answer(self.name, True, f"{points}\n  {judged.details}\n  {self}", picture=picture)
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from labs.kit.drawing.palette import INK, KINDS, MUTED
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 
-if TYPE_CHECKING:
-    from labs.exercises.engine.challenge import Challenge
-
 LEFT, TOP, LONG, HIGH = 46, 40, 420, 150  # pixels: the place and the size of the panel
 CLOSE = 7  # points: lines that are closer together than this share one label
 
 
-def draw(challenge: Challenge, tries: Sequence[float]) -> Drawing:
+def draw(title: str, known: str, course: float, possible: float, tries: Sequence[float]) -> Drawing:
+    """Draw the tries.
+
+    known: the scores that the challenge states, in words.
+    course, possible: the points of the course's own answer, and the most known so far.
+    """
     listed = ", ".join(f"{score:.1f}" for score in tries)
-    canvas = Canvas(LEFT + LONG + 230, TOP + HIGH + 40, challenge.title, f"Tries: {listed}. {challenge}.")
-    canvas.text(16, 18, challenge.title, anchor="start", weight="bold")
+    canvas = Canvas(LEFT + LONG + 230, TOP + HIGH + 40, title, f"Tries: {listed}. {known}.")
+    canvas.text(16, 18, title, anchor="start", weight="bold")
     canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
     for score in (0, 50, 100):
         canvas.text(LEFT - 8, up(score), score, size=12, anchor="end", fill=MUTED)
-    for score, words in levels(challenge):
+    for score, words in levels(course, possible):
         canvas.line((LEFT, up(score)), (LEFT + LONG, up(score)), stroke=MUTED, dash="5 4")
         canvas.text(LEFT + LONG + 8, up(score), words, size=12, anchor="start")
     points = [(LEFT + LONG * (n + 0.5) / len(tries), up(score)) for n, score in enumerate(tries)]
@@ -35,8 +36,7 @@ def draw(challenge: Challenge, tries: Sequence[float]) -> Drawing:
     return canvas.drawing(f"tries: {listed}")
 
 
-def levels(challenge: Challenge) -> list[tuple[float, str]]:
-    course, possible = challenge.course, challenge.possible
+def levels(course: float, possible: float) -> list[tuple[float, str]]:
     if possible - course < CLOSE:
         return [(100, "the bound"), (possible, f"possible {possible:.1f}; the course {course:.1f}")]
     upper = [(100, "the bound"), (possible, f"possible: {possible:.1f}")]
