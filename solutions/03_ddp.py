@@ -195,7 +195,7 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 x, y = batches[0][0], batches[0][1].clone()
 y[:3, 1:] = -100
 parts = list(zip(x.chunk(4), y.chunk(4), strict=True))
-n = (y != -100).sum() / len(parts)  # targets that count in the whole batch, by the number of parts
+n = (y != -100).sum() / len(parts)  # targets that count in the batch, per part
 due = gradient(x, y)
 for name, settings in {"mean of means": {}, "over=n": {"over": n}}.items():
     found = torch.stack([gradient(*part, **settings) for part in parts]).mean(0)
