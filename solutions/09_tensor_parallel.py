@@ -5,7 +5,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
 # [Memory](07_memory.ipynb), for what activations are.
-# **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
+# **Minutes**, by estimate: 30 without exercises, 50 with them, 10 more for optional parts.
 # The machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.

@@ -117,11 +117,7 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ("checkpoint/parts.py", "return key not in COUNTERS and all(", "return all("),
     ("checkpoint/randomness.py", '        torch.Generator("cpu").set_state(cpu)\n', ""),
     ("checkpoint/background.py", "rooms.get(piece)", "None"),
-    (
-        "fsdp/sharding.py",
-        "        if in_backward():  # backward follows a recomputation at once, and needs them\n            return\n",
-        "",
-    ),
+    ("fsdp/sharding.py", "        output = cast(self.policy.output_dtype, output)\n", ""),
     (
         "fsdp/sharding.py",
         "            if self.reshard_after_backward:\n                self.group.drop()",
