@@ -1,11 +1,11 @@
-"""checkpoint and place_checkpoints: activations take less memory, and it is still the same training.
+"""checkpoint and place_checkpoints: activations take less memory, and the training is still the same.
 
-    checkpoint           fn(layer, x) in the place of every layer: each is computed once more, and keeps its input
-    place_checkpoints    fn(model) changes a GPT: at most so much memory, and at most so much computed again
+    checkpoint           fn(layer, x) replaces every layer: each is computed once more, and holds its input until then
+    place_checkpoints    fn(model) changes a GPT: its memory and its recomputation both have a limit
 
-Numbers are compared with those of the same model untouched: where the input of the first layer needs no gradient, with
-several forwards before the first backward, with dropout.  Both budgets are those of the large model; what is computed
-again is asked of the others, too, when all else is right.
+The numbers are compared with those of the same model untouched, with a first layer whose input needs no gradient, with
+several forwards before the first backward, and with dropout.  Both budgets hold for the large model.  The budget of
+recomputation holds for the other models, too, and is compared there when all else is right.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ from labs.exercises.engine.on_ranks import F32, F64, Draw
 from labs.exercises.engine.scripts import Look
 from labs.exercises.memory._twice import WITHOUT_GRAPH, Model, Twice, parameters
 
-TOLERANCE = {F64: 5e-10, F32: 5e-5}  # of the element and of the largest one
+TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the largest one
 
 
 def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
     model, pick = partial(draw.world, Model, 1, **budget), draw.random.randint
     return {
         1: [
-            model(depth=draw.random.choice((3, 5)), again=True),  # of which nobody has half
+            model(depth=draw.random.choice((3, 5)), again=True),  # an odd number of layers, which has no half
             model(depth=pick(2, 3), tied=True, waiting=2),
             model(depth=pick(2, 4), frozen=True, dropout=True),
             model(depth=8, sequences=8, tokens=64, measured=True, dtype=F32),
@@ -63,12 +63,12 @@ def other_parameters(one: Twice, renamed: bool = False) -> str | None:
     return f"{f'{gone[0]!r} is gone' if gone else 'all are there'}{f', {new[0]!r} is new' if new else ''}"
 
 
-def changed(matches: Callable[[Tensor, Tensor], bool], told: str) -> Callable[[Twice], str | None]:
-    """The first parameter of which it is so, before and after."""
+def changed(matches: Callable[[Tensor, Tensor], bool], template: str) -> Callable[[Twice], str | None]:
+    """Return a row's test, which fills the template for the first parameter with `matches(before, after)`."""
 
     def row(one: Twice) -> str | None:
         pairs = zip(parameters(one.plain).items(), parameters(one.received).values(), strict=True)
-        return first(told.format(name, show(x), show(y)) for (name, x), y in pairs if matches(x, y))
+        return first(template.format(name, show(x), show(y)) for (name, x), y in pairs if matches(x, y))
 
     return row
 
@@ -147,7 +147,7 @@ NUMBERS = (
 
 
 # fmt: off
-# Of what was raised.
+# These rows look at the text of what was raised.
 RAISED = (
     Mistake("the second run builds no graph", "In which grad mode does autograd call what unpacks a tensor?",
             lambda text: WITHOUT_GRAPH in text),
@@ -164,9 +164,9 @@ def again(one: SimpleNamespace) -> str:
 
 
 def both(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
-    """Both budgets, where it fits."""
-    told = "the step holds {:.2f} × as much as before ({:.2f} × when backward begins); the budget is {:.2f} ×\n"
-    return lambda one: told.format(one.held, one.left, one.world.most) + again(one) if matches(one) else None
+    """Return a row's test, which states both budgets and what was measured if `matches`."""
+    words = "the step holds {:.2f} × as much as before ({:.2f} × when backward begins); the budget is {:.2f} ×\n"
+    return lambda one: words.format(one.held, one.left, one.world.most) + again(one) if matches(one) else None
 
 
 def over(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:

@@ -1,8 +1,8 @@
-"""A GPT that is trained twice: as it was, and as a function has changed it.  What differs, and what does it take?
+"""A GPT that is trained twice, untouched and changed by a function: what differs, and what does the change cost?
 
-Both begin with the same parameters, and each step with the same random numbers.  Bytes are all but parameters and
-gradients, at every moment of a step; what is computed again is counted in multiplications (of matrices, and in
-attention), as a share of the layers' forward.
+Both models begin with the same parameters, and each step with the same random numbers.  The bytes held are all bytes
+but those of parameters and gradients, at every moment of a step.  Recomputation is counted in operations of matrix
+products and attention, as a multiple of the layers' forward.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from labs.kit.watch.memory import StorageWatch, timeline
 from labs.model import GPT, Config, Layer, initialise
 
 RATE = 0.1
-# What torch's own counter leaves out.
+# torch's own counter leaves this operator out.
 ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 WITHOUT_GRAPH = "(a layer had just run again, under no_grad)"
 
 
 @dataclass(frozen=True)
 class Model(World):
-    """A GPT, what it is trained on, and what it may take.
+    """A GPT, the data on which it is trained, and its limits.
 
-    frozen: its embedding, so that the input of the first layer needs no gradient.  waiting: forwards, before the first
-    backward.  again: there is a second step, and a forward under no_grad.  measured: its bytes, too.
-    around: the function is given each layer with its input, and not the model.  most: may be held, × what was held
-    before; dear: may be computed again, × the layers' forward; runs: of each layer's forward, at the least.
+    frozen: whether the embedding is frozen, so that the input of the first layer needs no gradient.
+    waiting: the number of forwards before the first backward.
+    again: whether there are a second step and a forward under no_grad.
+    measured: whether the bytes held are measured, too.
+    around: whether the function is given each layer with its input, and not the model.
+    most: the limit of the bytes held, as a multiple of those that the untouched model holds.
+    dear: the limit of recomputation, as a multiple of the layers' forward.
+    runs: the least number of times that a layer runs in each step, per forward of the model.
     """
 
     depth: int = 1
@@ -86,12 +90,12 @@ class Dropping(Layer):
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By the names that a saved checkpoint has."""
+    """Return the parameters by the names that they have in a saved checkpoint."""
     return {name: p for name, p in model.state_dict(keep_vars=True).items() if isinstance(p, nn.Parameter)}
 
 
 class Twice:
-    """The model as it was (plain), as it is (found), and the same step of both (due, now)."""
+    """The untouched model (plain), the changed one (received), and the same step of both (expected, now)."""
 
     def __init__(self, world: Model, fn: Callable[..., Any]) -> None:
         self.world, self.plain, self.received = world, world.model(), world.model()
@@ -102,7 +106,7 @@ class Twice:
         self.ran.clear()
 
     def apply(self, fn: Callable[..., Any]) -> str:
-        """What it returned, in words, where that is something else than the model."""
+        """Apply the function; return a description of what it returned, or "" if that is None or the model."""
         if self.world.around:
             for layer in self.received.layers.values():
                 layer.forward = partial(fn, layer.forward)
@@ -115,7 +119,7 @@ class Twice:
         self.without_graph = not torch.is_grad_enabled()
 
     def steps(self) -> Iterator[tuple[str, Twice]]:
-        """The costs are those of the first one."""
+        """Yield (the step in words, this object) after each step; the costs are those of the first one."""
         for number, step in enumerate(expected(self.world)):
             self.expected, self.under_no_grad = step, number == 2
             with torch.set_grad_enabled(not self.under_no_grad):
@@ -130,7 +134,12 @@ class Twice:
             yield ("", "in the second step, ", "under no_grad, ")[number], self
 
     def compared(self) -> dict[str, Any]:
-        """runs of each layer, for each forward of the model; what was computed again, × the layers' forward."""
+        """Return the costs of the change.
+
+        runs: the number of times that each layer ran, per forward of the model.
+        again: the recomputation, as a multiple of the layers' forward.
+        And the entries of `bytes`.
+        """
         x = torch.zeros(self.world.sequences, self.world.tokens, self.plain.config.dim, dtype=self.world.dtype)
         with Multiplications() as forward, torch.no_grad():
             for layer in self.plain.layers.values():
@@ -140,9 +149,14 @@ class Twice:
         return {"runs": runs, "again": more / forward.total / self.world.waiting} | self.bytes()
 
     def bytes(self) -> dict[str, Any]:
-        """Held at the most, and left as backward begins, × what was held before; elsewhere: more, in Python and NumPy.
+        """Return the bytes held, or nothing where they are not measured.
 
-        late: whether the most is in backward; come: the share of the gradients that are there when it is.
+        held, left: at the peak, and when backward begins, as a multiple of the untouched model's peak.
+        late: whether the peak is in backward.
+        come: the share of the gradients that exist at the peak.
+        elsewhere: the bytes that Python and NumPy hold beyond those of the untouched model's step.
+        before: the untouched model's peak.
+        returned: a description of what the function returned.
         """
         if not self.world.measured:
             return {}
@@ -160,10 +174,13 @@ class Twice:
 
 
 class Step:
-    """Losses, gradients by name, and the state of the random numbers afterwards; what it took.
+    """A step's losses, its gradients by name, the random state after it, and its costs.
 
-    Where it is measured, at each moment: held, bytes besides parameters and gradients; come, bytes of gradients.
-    middle: the moment when backward begins.  elsewhere: the most bytes that came in Python and NumPy.
+    held: at each moment, the bytes besides parameters and gradients; empty if they are not measured.
+    come: at each moment, the bytes of the gradients; empty if they are not measured.
+    middle: the moment when backward begins.
+    elsewhere: the peak of the bytes that Python and NumPy allocated.
+    multiplications: the operations of matrix products and attention.
     """
 
     def __init__(self, world: Model, model: nn.Module) -> None:
@@ -190,7 +207,7 @@ class Step:
 
 @cache
 def expected(world: Model) -> list[Step]:
-    """Of the model as it was: the same for every function that is tried in a job."""
+    """Return the untouched model's steps, which are the same for every function that is tried in a job."""
     plain, steps = world.model(), []
     for under_no_grad in (False, False, True) if world.again else (False,):
         with torch.set_grad_enabled(not under_no_grad):
@@ -199,7 +216,7 @@ def expected(world: Model) -> list[Step]:
 
 
 class Multiplications(TorchDispatchMode):
-    """Counts floating-point operations of matrix products, and of attention's forward."""
+    """A count (total) of the floating-point operations of matrix products and of attention's forward."""
 
     total = 0
 

@@ -9,5 +9,8 @@ from labs.exercises.memory._recomputing import budgeted
 
 @answered
 def checkpoint(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(layer, x)`: what `layer(x)` is, and its gradients, with nothing kept but x until backward."""
+    """Check `fn(layer, x)`: it returns `layer(x)`, gives the same gradients, and holds only x until backward.
+
+    Returns the text of the ✓ line, with the memory and the recomputation measured.
+    """
     return budgeted(fn, seed, around=True, most=0.30, dear=1.0, runs=2)

@@ -1,4 +1,7 @@
-"""What does a layer of the course's GPT keep for its backward?  With one head up to many, one token, odd widths."""
+"""What does a layer of the course's GPT hold for its backward?
+
+The check asks about shapes with one head and with many, with a single token, and with odd widths.
+"""
 
 import random
 from collections.abc import Callable
@@ -15,7 +18,10 @@ FLOAT = 4  # bytes
 
 @answered
 def layer_bytes(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(B, T, D, H, K, F) -> {"norms", "attention", "rotary", "mlp"}`: bytes, in float32; letters of labs.model."""
+    """Check `fn(B, T, D, H, K, F) -> {"norms", "attention", "rotary", "mlp"}`, bytes in float32; return the ✓ line.
+
+    The letters are those of labs.model.
+    """
     draw = random.Random(seed)
     shapes = [
         (2, 6, 16, 4, 2, 20),
@@ -23,7 +29,7 @@ def layer_bytes(fn: Callable[..., Any], seed: int) -> str:
         (5, 3, 20, 5, 1, 64),
         (1, 9, 32, 4, 4, 33),
         (1, 8192, 4096, 32, 8, 14_336),
-        *(drawn(draw) for _ in range(4)),
+        *(draw_shape(draw) for _ in range(4)),
         (2, 5, 6, 1, 1, 9),
         (1, 4, 8, 1, 1, 3),
         (4, 1, 12, 3, 1, 7),
@@ -40,12 +46,12 @@ def sheet(shape: tuple[int, ...]) -> Sheet:
     return Sheet(shape, {name: expected[name] for name in TERMS}, words)
 
 
-def drawn(draw: random.Random) -> tuple[int, ...]:
+def draw_shape(draw: random.Random) -> tuple[int, ...]:
     K, share, E = draw.randint(1, 4), draw.randint(2, 4), 2 * draw.randint(2, 9)
     return draw.randint(2, 9), draw.randint(2, 99), K * share * E, K * share, K, draw.randint(1, 999)
 
 
-# ---- the same, term by term, each of which may be another ------------------------------------------------
+# ---- the same formula term by term, so that a mistake can replace one term -------------------------------
 
 TERMS: dict[str, Callable[..., int]] = {
     "norms": lambda B, T, D, H, K, F: B * T * 2 * (2 * D + 1),
@@ -56,12 +62,15 @@ TERMS: dict[str, Callable[..., int]] = {
 
 
 def attended(D: int, H: int, K: int) -> int:
-    """The input, q, k and v, y, and a number for each head."""
+    """Return the numbers per token that attention holds: its input, q, k and v, y, and one for each head."""
     return D + D + 2 * K * (D // H) + D + H
 
 
 def beside(T: int, D: int, H: int) -> int:
-    """y with its heads side by side; with one head, or of one token, it is y itself."""
+    """Return the numbers per token of the copy of y with its heads side by side.
+
+    There is no copy with one head, or of one token: it is y itself.
+    """
     return D if H > 1 and T > 1 else 0
 
 
