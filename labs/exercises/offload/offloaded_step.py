@@ -1,8 +1,8 @@
-"""offloaded_step: while one parameter is updated, the next one's state comes from another tier, and another's goes.
+"""offloaded_step: an update overlaps with the fetch of the next parameter's state and the store of the last one's.
 
-The tier is made here: what it hands out is a new tensor, and what an update gives is another one.  Nothing is judged by
-the clock: an update waits until the next fetch has begun, and a store until the next update has; one that waits in
-vain shows that nothing overlaps.  It counts the parameters whose state is alive at the same time.
+The check provides the tier: a fetch returns a new tensor, and an update returns another one.  Nothing is judged by the
+clock: an update waits until the next fetch has begun, and a store until the next update has.  A call that waits in
+vain shows that nothing overlaps.  The tier also counts the parameters whose state is alive at the same time.
 """
 
 import threading
@@ -22,19 +22,23 @@ from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, 
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, World
 
-IN_VAIN = 2.0  # s that one waits for another to begin, before nothing overlaps
-GREEDY = 0.05  # s in which a thread may fetch more than it should
-MOST = 3  # parameters whose state is here: one comes, one is updated, one goes
-GIVES = {"fetch": 0.0, "update": 0.5}  # by a call, the number of the parameter and so much
-BESIDE = {"update": "fetch", "store": "update"}  # what is to begin meanwhile, for the parameter that follows
-WRONG: set[int] = set()  # on a rank: functions that were wrong in an earlier world, by their id
+IN_VAIN = 2.0  # s that a call waits for another one to begin, before it finds that nothing overlaps
+GREEDY = 0.05  # s that a call takes longer, in which a thread may fetch more than it should
+MOST = 3  # parameters whose state may be in memory: one is fetched, one is updated, one is stored
+GIVES = {"fetch": 0.0, "update": 0.5}  # a call returns the number of the parameter plus this
+BESIDE = {"update": "fetch", "store": "update"}  # the call that must begin meanwhile, for the next parameter
+WRONG: set[int] = set()  # the ids of the functions that were wrong in an earlier world on this rank
 
 Call = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Step(World):
-    """due: the numbers of the parameters that take the step, in order.  fails: the call that raises, and of whom."""
+    """A step of the optimizer.
+
+    expected: the numbers of the parameters that take the step, in order.
+    fails: the call that raises an error, and the number of its parameter.
+    """
 
     expected: tuple[int, ...] = ()
     fails: Call | None = None
@@ -70,16 +74,16 @@ def script(world: Step, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class Tier:
-    """fetch, update and store, and what they see."""
+    """A tier with fetch, update and store, which note what they see."""
 
     def __init__(self, world: Step) -> None:
         self.world, self.changed = world, threading.Condition()
         self.begun: list[Call] = []
         self.ended: list[Call] = []
-        self.alone: list[Call] = []  # those that waited in vain
-        self.given: list[tuple[str, str]] = []  # the call, and what it was given that it should not be
+        self.alone: list[Call] = []  # the calls that waited in vain
+        self.given: list[tuple[str, str]] = []  # the call, and a sentence on the wrong values that it was given
         self.alive: dict[int, weakref.WeakSet] = {i: weakref.WeakSet() for i in range(20)}
-        self.most: list[int] = []  # the parameters whose state was alive at once
+        self.most: list[int] = []  # the parameters whose state was alive at once, when there were most of them
         self.raised = ""
 
     def play(self, fn: Callable[..., Any]) -> None:
@@ -90,9 +94,9 @@ class Tier:
             if self.world.fails is None:
                 raise
             self.raised = str(error)
-        self.stored = [i for name, i in self.ended if name == "store"]  # and not what comes later
+        self.stored = [i for name, i in self.ended if name == "store"]  # without later ones
         self.threads = threading.active_count() - before
-        if self.threads > 0 and not self.world.fails:  # what comes too late is not left out
+        if self.threads > 0 and not self.world.fails:  # a late store is not a missing one
             with self.changed:
                 self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.expected), IN_VAIN)
 
@@ -127,7 +131,10 @@ class Tier:
             self.given.append((name, f"{name}({i}, …) was given {what}"))
 
     def wait(self, name: str, i: int) -> None:
-        """Until the other call has begun, for what comes next; once one has waited in vain, or fails, nobody waits."""
+        """Wait until the call that should overlap with this one has begun, for the next parameter.
+
+        No call waits any more once one has waited in vain, or in a step in which a call fails.
+        """
         expected, hopeless = self.world.expected, self.alone or self.world.fails
         following = expected[expected.index(i) + 1 :][:1] if i in expected else ()
         if following:
@@ -143,8 +150,8 @@ class Tier:
         return [i for called, i in self.begun if called == name]
 
 
-def in_vain(name: str, told: str) -> Callable[[Tier], str | None]:
-    return lambda tier: first(told.format(i) for called, i in tier.alone if called == name)
+def in_vain(name: str, template: str) -> Callable[[Tier], str | None]:
+    return lambda tier: first(template.format(i) for called, i in tier.alone if called == name)
 
 
 def given(name: str) -> Callable[[Tier], str | None]:
@@ -206,6 +213,9 @@ PLAY = Play(worlds, script, ((on_one_rank, (*as_found(MISTAKES), *AFTERMATH)),),
 
 @answered
 def offloaded_step(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(due, fetch, update, store)`: every parameter in `due` is fetched, updated and stored, with overlap."""
+    """Check `fn(due, fetch, update, store)`: it fetches, updates and stores each parameter in `due`, with overlap.
+
+    Returns the text of the ✓ line, with the most parameters whose state was in memory at once.
+    """
     most = max(seen.done[0].facts["most"] for seen in checked(PLAY, (fn,), seed).seen)
     return f"each fetch, and each store, beside an update; the state of {most} parameters at most (budget {MOST})"

@@ -1,4 +1,7 @@
-"""How long does a step take, if its state comes from another tier?  On none, one and several parameters."""
+"""How long does a step take, if its state comes from another tier?
+
+The check asks about steps with no, one and several parameters.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +15,10 @@ Seconds = Sequence[float]
 
 @answered
 def step_seconds(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(fetch, update, store) -> seconds`, of lists of seconds, a number for each parameter in each."""
+    """Check `fn(fetch, update, store) -> seconds`; return the ✓ line.
+
+    fetch, update, store: lists with the seconds that each parameter takes.
+    """
     draw = random.Random(seed)
     steps = [
         ([1, 1, 1], [2, 2, 2], [1, 1, 1]),
@@ -24,13 +30,13 @@ def step_seconds(fn: Callable[..., Any], seed: int) -> str:
         ([0, 0, 0], [1, 2, 3], [0, 0, 0]),
         ([1, 2, 3], [0, 0, 0], [3, 2, 1]),
         ([1, 9], [9, 1], [1, 1]),
-        *(drawn(draw) for _ in range(6)),
+        *(draw_step(draw) for _ in range(6)),
     ]
     sheets = [Sheet(step, slots(*step), "fetch {}, update {}, store {} s".format(*step)) for step in steps]
     return on_paper(fn, sheets, MISTAKES, "What does the thread have to do while parameter n is updated?")
 
 
-def drawn(draw: random.Random) -> tuple[list[float], ...]:
+def draw_step(draw: random.Random) -> tuple[list[float], ...]:
     count = draw.randint(3, 7)
     return tuple([draw.randint(0, 36) / 4 for _ in range(count)] for _ in range(3))
 
@@ -44,10 +50,13 @@ def slots(
     last: bool = True,
     before_the_first: int = 0,
 ) -> float:
-    """A slot for each update: beside it the thread stores the one before and fetches the next.
+    """Return the seconds of a step: a fetch, a slot for each update, and a store.
 
-    Before the first there is a fetch, after the last a store.  slot(update n, fetch n + 1, store n - 1): how long one
-    lasts.
+    During a slot, the thread stores the previous parameter's state and fetches the next one's.
+
+    slot: the seconds of a slot, from those of update n, fetch n + 1 and store n - 1
+    first, last: whether the first fetch and the last store are counted
+    before_the_first: whether a store is counted in the first slot
     """
     if not update:
         return 0
