@@ -1,8 +1,8 @@
 """A disk that knows after each call what a power cut would leave: all that is possible, in every combination.
 
-    texts    of a file that was not flushed since: what it had, nothing, half of what was written, or all of it
-    names    as they were after some of the calls since the last flush_names, the first ones: a journaling file system
-             is late with names, and keeps their order
+    texts    a file that was written and not flushed has its old text, nothing, half of the new text, or all of it
+    names    are those after the first few calls since the last flush_names: a journaling file system writes names
+             late, and keeps their order
 
 Nothing keeps texts and names together: a name may be on the disk before the text that it stands for.
 """
@@ -11,13 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-State = dict[str, str]  # text by name
-Call = tuple[str, ...]  # the method, and names
+State = dict[str, str]  # {name: text}
+Call = tuple[str, ...]  # the method, and the names that it was given
 
 
 @dataclass(frozen=True)
 class Cut:
-    """After these calls the power goes, and leaves this; now: what a program would have read.  over: all is done."""
+    """A power cut after some calls.
+
+    now: the files as a program would have read them at that moment.
+    left: the files after the power cut.
+    over: whether the function had returned.
+    """
 
     calls: list[Call]
     now: State
@@ -26,18 +31,18 @@ class Cut:
 
 
 class File:
-    """texts: what the disk may have of it; the last is the one that was written."""
+    """A file: the texts that the disk may have of it, of which the last is the one that was written."""
 
     def __init__(self, text: str) -> None:
         self.texts = [text]
 
 
 class Disk:
-    """What was there before is on the disk."""
+    """A disk on which everything that was there before is flushed."""
 
     def __init__(self, before: State) -> None:
         self.files = {name: File(text) for name, text in before.items()}
-        self.on_disk = [self.files]  # what the names may be there; the last is how they are now
+        self.on_disk = [self.files]  # the names that may be on the disk; the last are the current ones
         self.calls: list[Call] = []
         self.cuts: list[Cut] = []
 
@@ -85,7 +90,7 @@ class Disk:
         self.cuts += self.cut()
 
     def cut(self, over: bool = False) -> list[Cut]:
-        """What may be left at this moment."""
+        """Return the power cuts that are possible at this moment, one for each state that may be left."""
         now = {name: file.texts[-1] for name, file in self.files.items()}
         return [Cut(list(self.calls), now, left, over) for left in each_once(self.states())]
 

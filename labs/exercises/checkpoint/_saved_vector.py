@@ -1,6 +1,6 @@
-"""A vector in files, as some ranks have saved it, and which of its elements a rank of another job has.
+"""A vector in files, as some ranks have saved it, and the elements that a rank of another job has of it.
 
-All numbers of a vector differ: each says where in the vector it lies.
+All numbers of a vector differ: each of them tells its place in the vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,10 @@ from labs.exercises.engine.scripts import Seen, World
 
 @dataclass(frozen=True)
 class Saved(World):
-    """files: how many elements of the vector lie in each, one after the other."""
+    """A vector that was saved in files.
+
+    files: the number of the vector's elements in each file; the files follow one another in the vector.
+    """
 
     files: tuple[int, ...] = ()
 
@@ -26,12 +29,12 @@ class Saved(World):
 
     @property
     def vector(self) -> Tensor:
-        """1, 2, 3, ..., shuffled."""
+        """Return the numbers 1, 2, 3, ..., shuffled."""
         return (torch.randperm(sum(self.files), generator=self.generator()) + 1).to(self.dtype)
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Of each file, where it begins in the vector, and how long it is."""
+        """Return for each file the place where it begins in the vector, and its length."""
         return list(zip(accumulate(self.files, initial=0), self.files, strict=False))
 
     @property
@@ -40,7 +43,7 @@ class Saved(World):
 
     @property
     def parts(self) -> list[range]:
-        """By member."""
+        """Return the part of the vector that each member needs."""
         size = sum(self.files) // self.n
         return [range(i * size, (i + 1) * size) for i in range(self.n)]
 
@@ -53,7 +56,10 @@ class Saved(World):
 
 
 class Lay:
-    """Where in the vector the numbers lay that a rank has, and all ranks; -1 for what is not in it."""
+    """The places in the vector of the numbers that one rank has (at), and that each rank has (everywhere).
+
+    The place of a number that is not the vector's is -1.
+    """
 
     def __init__(self, seen: Seen, place: int) -> None:
         self.world, self.own = seen.world, list(seen.world.parts[place])
@@ -70,19 +76,19 @@ def elements(seen: Seen) -> Iterator[tuple[str, Lay]]:
 
 
 def runs(at: list[int]) -> str:
-    """[0, 1, 2, 7, 8]: 0:3, 7:9"""
+    """Return the runs of consecutive places, in words: "0:3, 7:9" for [0, 1, 2, 7, 8]."""
     at = [i for i in at if i >= 0]
     begins = [i for i, x in enumerate(at) if not i or x != at[i - 1] + 1]
     return ", ".join(f"{at[i]}:{at[j - 1] + 1}" for i, j in pairwise([*begins, len(at)])) or "0:0"
 
 
 def as_if(others: Callable[[Saved], Iterable[Sequence[Iterable[int]]]]) -> Callable[[Lay], bool]:
-    """Whether all ranks have what they would have, were one of these due."""
+    """Return a row's test: whether all ranks have the elements that one of the other divisions gives them."""
     return lambda its: any(list(map(list, other)) == its.everywhere for other in others(its.world))
 
 
 def of_other_ranks(world: Saved) -> Iterator[list[range]]:
-    """So many ranks on, in the other direction, or one rank's for all."""
+    """Yield divisions in which ranks have others' parts: some ranks on, one rank's on all ranks, or in reverse."""
     for rank in range(1, world.n):
         yield world.parts[rank:] + world.parts[:rank]
         yield [world.parts[rank]] * world.n
@@ -90,7 +96,7 @@ def of_other_ranks(world: Saved) -> Iterator[list[range]]:
 
 
 def as_they_were_saved(world: Saved) -> Iterator[list[range]]:
-    """File r, or a part of as many as there are files."""
+    """Yield the divisions in which rank r has file r, or the r-th of as many parts as there are files."""
     size = sum(world.files) // len(world.files)
     yield [range(a, a + n) for a, n in world.places][: world.n]
     yield [range(r * size, (r + 1) * size) for r in range(world.n)]
@@ -101,7 +107,10 @@ def begun_anew(world: Saved) -> Iterator[list[list[int]]]:
 
 
 def of_equal_size(world: Saved) -> Iterator[list[list[int]]]:
-    """As the first one, or as the mean; and no more is read of any."""
+    """Yield divisions as if each file had the size of the first one, or the mean size.
+
+    The elements of a file beyond that size are left out, or not.
+    """
     mean = sum(world.files) / len(world.files)
     for size, most in product((world.files[0], floor(mean), ceil(mean)), (True, False)):
         files = [(i * size, a, min(n, size) if most else n) for i, (a, n) in enumerate(world.places)]
@@ -109,7 +118,7 @@ def of_equal_size(world: Saved) -> Iterator[list[list[int]]]:
 
 
 def in_another_order(world: Saved) -> Iterator[list[list[int]]]:
-    """Of the files: by name, by size, from the last one."""
+    """Yield divisions as if the files were ordered by name, by size, or from the last one on."""
     by_name = [place for _, place in sorted(zip(world.names, world.places, strict=True))]
     for places in (by_name, sorted(world.places, key=lambda place: place[1]), world.places[::-1]):
         vector = [a + i for a, n in places for i in range(n)]
@@ -117,7 +126,7 @@ def in_another_order(world: Saved) -> Iterator[list[list[int]]]:
 
 
 def off_by_one(world: Saved) -> Iterator[list[range]]:
-    """Where a part begins, or ends, or both."""
+    """Yield divisions whose parts begin, or end, one element too early or too late."""
     vector = range(sum(world.files))
     for more, less in product((-1, 0, 1), repeat=2):
         yield [vector[max(own.start + more, 0) : own.stop + less] for own in world.parts]

@@ -1,7 +1,7 @@
 """The challenge of 08: the cheapest save that survives a power cut, after it and during it.
 
 Four ranks save their state eight times.  A write takes bytes / bandwidth, a flush takes a latency, and from one meeting
-to the next all wait for the slowest.  `shared_disk` derives the possible contents of the disk at each moment from the
+to the next all wait for the slowest.  `_shared_disk` derives the possible contents of the disk at each moment from the
 calls: the tensors that the file "index" names must be the state of one step, bit by bit.
 
 The bound: all ranks write in parallel the tensors that changed since the last save, and flush them; then one flush is

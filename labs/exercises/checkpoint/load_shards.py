@@ -1,6 +1,6 @@
 """load_shards: a vector lies in files; each rank of another job reads its part of it, each element once.
 
-The files are made here (saved_vector): what `read` hands out is a copy, and every call is noted.
+The check makes the files (_saved_vector): `read` returns a copy, and every call is noted.
 """
 
 from collections import Counter
@@ -29,15 +29,15 @@ from labs.exercises.engine.on_ranks import BF16, F32, I64, Draw
 from labs.exercises.engine.scripts import Look, Seen
 from labs.exercises.engine.value import One
 
-PIECE = 1 << 13  # elements of a file, where bytes held are looked at
-PIECES = 4  # of which a part is made there
+PIECE = 1 << 13  # elements of a file, in the world in which the bytes held are measured
+PIECES = 4  # files of which a rank's part is made in that world
 
 
 def worlds(draw: Draw) -> dict[int, list[Saved]]:
     odd, many = draw.random.choice((5, 7, 9, 11)), draw.random.choice((5, 6, 7, 8))
 
     def case(ranks: int, count: int, **options: Any) -> Saved:
-        """So many files, none of them empty, of an odd part for each rank that takes part."""
+        """Return a world with `count` files, none of them empty, and an odd part for each rank that takes part."""
         elements = odd * len(options.get("group", range(ranks)))
         cuts = sorted(draw.random.sample(range(1, elements), count - 1))
         sizes = tuple(b - a for a, b in pairwise([0, *cuts, elements]))
@@ -51,7 +51,7 @@ def worlds(draw: Draw) -> dict[int, list[Saved]]:
             case(4, 12),  # by name, 10 comes before 2
             case(4, 1),
             case(4, 4, files=(odd,) * 4),
-            case(4, 8, files=(0, odd - 2, 0, 2, 0, 2 * odd - 2, odd + 2, 0)),  # empty inside a part, too
+            case(4, 8, files=(0, odd - 2, 0, 2, 0, 2 * odd - 2, odd + 2, 0)),  # empty files, also inside a part
             *(case(4, 5, dtype=dtype, only="right only in some dtypes") for dtype in (BF16, I64)),
             case(4, 3, group=(3, 1), only="right only where all ranks of the job take part"),
             case(4, 2, files=(0, 0), only="right only where there are elements"),
@@ -85,7 +85,7 @@ def ones(seen: Seen) -> Iterator[tuple[str, One]]:
 
 
 class Reads:
-    """What one rank has read, by call: of which file, from where to where in it."""
+    """The reads of one rank, in order: (the name of a file, start and stop in it)."""
 
     def __init__(self, world: Saved, place: int, reads: list[tuple[str, int, int]]) -> None:
         self.world, self.own, self.reads = world, world.parts[place], reads
@@ -114,7 +114,7 @@ class Reads:
 
     @property
     def empty(self) -> str | None:
-        """Of a part that is empty itself, one tells the dtype."""
+        """Return a sentence about an empty read; a rank whose part is empty may make one, to learn the dtype."""
         names = [name for name, start, stop in self.reads if start == stop]
         return f"read nothing of {names[0]}" if len(names) > (not self.own) else None
 
@@ -125,7 +125,7 @@ def reads(seen: Seen) -> Iterator[tuple[str, Reads]]:
 
 
 def one_for_all(seen: Seen) -> str | None:
-    """One rank has read it, and the others have not."""
+    """Return a sentence if only one rank has read, and has sent to the others."""
     whose = [rank for rank, done in seen.ranks if done.facts["reads"]]
     return f"only rank {whose[0]} has read, and then the ranks sent" if seen.events and len(whose) == 1 else None
 
@@ -217,9 +217,12 @@ PLAY = Play(
 
 @answered
 def load_shards(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(index, read, rank, ranks)`: this rank's equal part of a vector, one tensor, from read(name, start, stop).
+    """Check `fn(index, read, rank, ranks)`: it returns this rank's part of a vector, as one tensor.
 
-    index: of each file the name, and how many elements of the vector lie in it; they follow one another.
+    index: for each file its name and the number of the vector's elements in it, in the vector's order
+    read: read(name, start, stop) returns these elements of a file
+
+    Returns the text of the ✓ line, with the peak memory.
     """
     most = checked(PLAY, (fn,), seed).most
     return (

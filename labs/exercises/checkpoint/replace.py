@@ -1,7 +1,7 @@
 """replace: let a file have another text, so that a power cut at any moment leaves the old text or the new one, whole.
 
-What a power cut may leave is worked out on a disk that is made here (power_cut).  On each of these states the function
-is called again, with another text, as by the job that is started anew; there, too, the power may go at any moment.
+The check knows from a disk of its own (_power_cut) what a power cut may leave.  On each of these states it calls the
+function again, with another text, as a restarted job would; there, too, the power may fail at any moment.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ AGAIN = "it was called again, after a power cut"
 
 @dataclass(frozen=True)
 class Replaced(World):
-    """The file `name` gets the first of the texts, and after a power cut the second.
+    """A file that gets the first of the texts, and after a power cut the second.
 
-    old: its text before, None where it is not there; beside: the other files, of which one begins alike.
+    old: the text of the file before, or None if there is no such file.
+    beside: the other files; the name of one of them begins with this file's name.
     """
 
     name: str
@@ -87,7 +88,11 @@ def played(world: Replaced, fn: Callable[..., Any], text: str, before: State) ->
 
 @dataclass(frozen=True)
 class Left:
-    """What a power cut has left, where the file had to get this text, and the other files were there before."""
+    """A disk after a power cut.
+
+    text: the text that the file had to get.
+    before: the files before the call.
+    """
 
     world: Replaced
     text: str
@@ -119,12 +124,12 @@ class Left:
 
     @property
     def away(self) -> str:
-        """What has been renamed from the file's name."""
+        """Return the name to which the file was renamed, or "" if it was not."""
         return next((call[2] for call in self.cut.calls if call[:2] == ("rename", self.world.name)), "")
 
     @property
     def flushed(self) -> bool:
-        """What has been renamed to the file's name."""
+        """Return whether a file that was renamed to this file's name was flushed under its old name."""
         came = [call[1] for call in self.cut.calls if call[0] == "rename" and call[2] == self.world.name]
         return any(self.called("flush", name) for name in came)
 
@@ -152,7 +157,10 @@ def changed(its: Left) -> str | None:
 
 
 def more(had: bool) -> Callable[[Left], str | None]:
-    """More files than are due; had: a power cut had left them."""
+    """Return a row's test: whether there are files at the end that should not be there.
+
+    had: whether a power cut had left them, instead of this call.
+    """
 
     def matches(its: Left) -> str | None:
         expected = (its.world.name, *its.world.beside)
@@ -209,9 +217,11 @@ PLAY = Play(worlds, script, ((on_one_rank, (*as_found(MISTAKES), *AFTERMATH)),),
 
 @answered
 def replace(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(disk, name, text)`: the file has this text; at every moment the old one or the new one is there, whole.
+    """Check `fn(disk, name, text)`: the file gets this text; at every moment it has the old text or the new one, whole.
 
     A disk has write(name, text), flush(name), rename(old, new), flush_names(), remove(name) and names().
+
+    Returns the text of the ✓ line, with the number of states that a power cut may leave.
     """
     facts = checked(PLAY, (fn,), seed).seen[0].done[0].facts
     return (
