@@ -1,10 +1,11 @@
-"""A training that is lost, and goes on from what was remembered: what is trained, and what is there of it when.
+"""A training that is lost, and goes on from what was remembered.
 
-Each rank trains a model of its own, with batches and dropout of its own, so what one of them remembers fits no other.
-What is due is the same training undisturbed, on the same rank: its numbers after each step, by name, to the last bit.
+Each rank trains a model of its own, with batches and dropout of its own, so what one rank remembers fits no other.
+The expected numbers are those of the same training undisturbed, on the same rank: after each step, by name, to the
+last bit.
 
-It is saved more often than it is lost, and before it is lost it goes on for some steps.  The one in its place is built
-from another seed; its optimizer is given the parameters in another order, and all of them have one shape.
+The training is saved more often than it is lost, and it takes some more steps before it is lost.  The next one is
+built from another seed; its optimizer is given the parameters in another order, and all of them have the same shape.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from labs.exercises.engine.scripts import World, copied
 from labs.kit.ranks.payload import dumps
 
 BATCH, DIM = 4, 32
-LOST = 2  # steps after a save, of which nothing is left
+LOST = 2  # steps after the save, which are lost
 
 
 class Kind(StrEnum):
-    """Of a number that a training has, in words."""
+    """The kinds of numbers that a training has, in words."""
 
     PARAMETER, FROZEN, BUFFER = "the parameter", "the frozen parameter", "the buffer"
     MEAN, SQUARE, COUNT = "exp_avg of", "exp_avg_sq of", "step of"
@@ -41,13 +42,16 @@ class Kind(StrEnum):
     RANDOM, MODE = "torch.get_rng_state()", "model.training"
 
 
-Key = tuple[str, str]  # the kind, and whose it is
+Key = tuple[str, str]  # the kind, and the name of the parameter or buffer
 Numbers = dict[Key, Any]
 
 
 @dataclass(frozen=True)
 class Training(World):
-    """saves: after how many steps that is remembered from which the next training goes on."""
+    """A training that is lost and resumed.
+
+    saves: the numbers of steps after which the state is remembered from which the next training goes on.
+    """
 
     saves: tuple[int, ...] = ()
     frozen: bool = False
@@ -63,7 +67,7 @@ class Training(World):
 
 
 class Model(nn.Module):
-    """mean: of all that it has seen, as in a batch norm."""
+    """A model of three layers, with a running mean of its inputs, as in a batch norm."""
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
@@ -80,7 +84,10 @@ class Model(nn.Module):
 
 
 class Loader:
-    """next(loader): the next batch.  step: how many have been read; the next one is found by it alone."""
+    """An iterator over batches.
+
+    step: the number of batches read so far, which alone determines the next one.
+    """
 
     def __init__(self, world: Training, rank: int) -> None:
         self.world, self.rank, self.step = world, rank, 0
@@ -99,13 +106,17 @@ def slower(step: int) -> float:
 
 
 class Trainer:
-    """number: of restarts before it.  history: its numbers as it was built, and after each step."""
+    """A training on one rank.
+
+    number: the number of restarts before it.
+    history: its numbers as it was built, and after each step.
+    """
 
     def __init__(self, world: Training, rank: int, number: int = 0) -> None:
         torch.manual_seed(world.seed + 2 * number)
         self.model = Model(world.frozen)
         params = list(self.model.parameters())
-        params = params[number:] + params[:number]  # turned: neither as it was, nor the other way round
+        params = params[number:] + params[:number]  # rotated: another order, which is not the reverse
         self.optimizer = torch.optim.AdamW(params, lr=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, slower)
         self.loader = Loader(world, rank)
@@ -136,19 +147,25 @@ class Trainer:
 
     @property
     def strange(self) -> int:
-        """How many of the optimizer's parameters are not the model's."""
+        """Return the number of the optimizer's parameters that are not the model's."""
         own = {id(p) for p in self.model.parameters()}
         return sum(id(p) not in own for p in self.optimizer.param_groups[0]["params"])
 
 
 @dataclass
 class Moment:
-    """When something was remembered, after `t` steps; or when another training has gone on from it.
+    """A moment at which something was remembered, or at which another training has gone on from it.
 
-    state: what was remembered.  left: what the function has changed in the process.  found: the numbers after it.
-    due: those of the undisturbed training, by step; other: likewise, on the other rank.  broke: what is raised by what
-    comes next: by saving the state, or by a step.  Of another training, new: its numbers before; went: those after each
-    step since; strange: how many of its optimizer's parameters are not the model's.
+    t: the number of steps taken.
+    state: what was remembered.
+    received: the numbers after the learner's function was called.
+    expected: the numbers of the undisturbed training, by step.
+    other: the numbers of the undisturbed training on the other rank, by step.
+    left: what the function has changed in the process.
+    broke: the error that followed, from saving the state or from a step; "" if there was none.
+    new: the numbers with which the other training was built; None if nothing was resumed.
+    went: its numbers after each step since.
+    strange: the number of its optimizer's parameters that are not the model's.
     """
 
     t: int
@@ -168,7 +185,7 @@ class Moment:
 
     @cached_property
     def lost(self) -> bool:
-        """Whether it has not gone on as if nothing had happened."""
+        """Return whether the other training has not gone on as if nothing had happened."""
         pairs = zip(self.went, self.expected[self.t + 1 :], strict=False)
         return bool(self.new and (self.broke or any(differing(*pair) for pair in pairs)))
 
@@ -178,7 +195,7 @@ class Moment:
 
 
 def differing(found: Numbers, expected: Numbers) -> list[Key]:
-    """What is there besides does no harm."""
+    """Return the keys whose numbers are not the expected ones; numbers under other keys do no harm."""
     return [key for key in expected if not same(found.get(key), expected[key])]
 
 
@@ -189,7 +206,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Story:
-    """Of a training on this rank, restart after restart.  sizes: bytes that were remembered, and that were needed."""
+    """A training on this rank, restart after restart.
+
+    sizes: for each restart, the bytes that were remembered and the bytes that were needed.
+    """
 
     def __init__(self, world: Training, *functions: Callable[..., Any]) -> None:
         self.world, self.rank, self.functions = world, world.index(), dumps(functions)
@@ -233,7 +253,7 @@ def raised(call: Callable[..., Any], *args: Any) -> str:
 
 
 def nbytes(value: Any) -> int:
-    """Of the tensors in it, and of what was written to bytes; a number has 8."""
+    """Return the bytes of the tensors, bytes and strings in a value; anything else counts as 8."""
     if isinstance(value, Mapping):
         return sum(map(nbytes, value.values()))
     if isinstance(value, list | tuple):

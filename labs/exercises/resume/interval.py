@@ -1,4 +1,4 @@
-"""How long does a training run between two saves?  By Young's formula."""
+"""How long should a training run between two saves?  The answer is Young's formula."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,12 @@ YEAR = 365 * 86_400
 
 @answered
 def interval(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(save, machine, machines) -> seconds` between two saves; save: in seconds, machine: between its failures."""
+    """Check `fn(save, machine, machines) -> seconds` between two saves; return the ✓ line.
+
+    save: the seconds that a save takes
+    machine: the seconds between two failures of one machine
+    machines: the number of machines
+    """
     draw = random.Random(seed)
     jobs = [
         (60, YEAR, 1),
@@ -29,12 +34,18 @@ def interval(fn: Callable[..., Any], seed: int) -> str:
 
 
 def young(save: float, machine: float, machines: int) -> float:
-    """J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 1974."""
+    """Return the seconds between two saves by Young's formula.
+
+    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 1974.
+    """
     return sqrt(2 * save * machine / machines)
 
 
 def daly(save: float, machine: float, machines: int) -> float:
-    """J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 2006."""
+    """Return the seconds between two saves by Daly's formula.
+
+    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 2006.
+    """
     mean = machine / machines
     if save >= 2 * mean:
         return mean

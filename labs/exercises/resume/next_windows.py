@@ -1,4 +1,7 @@
-"""Which windows does this rank read next?  Within an epoch, at its end, and with windows left that fill no batch."""
+"""Which windows does this rank read next?
+
+The check asks within an epoch, at its end, and where the last windows of an epoch fill no batch.
+"""
 
 import math
 import random
@@ -9,7 +12,7 @@ from typing import Any
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Sheet, as_if, on_paper, so
 
-Order = Callable[[int], list[int]]  # of the windows, by epoch
+Order = Callable[[int], list[int]]  # returns the order of an epoch's windows
 JOBS = (  # windows in an epoch, batch, ranks; steps so far
     (24, 8, 4, (1, 2, 3, 4, 7, 0)),
     (23, 6, 3, (1, 2, 3, 5, 6, 8)),
@@ -31,7 +34,10 @@ class Drawn:
 
 @answered
 def next_windows(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(order, batch, read, rank, ranks) -> windows`: the r-th of equal parts of the next batch, by number."""
+    """Check `fn(order, batch, read, rank, ranks) -> windows`, the r-th of equal parts of the next batch.
+
+    Returns the ✓ line.
+    """
     sheets = [
         Sheet(
             job := (Drawn(windows, seed), batch, batch * step, rank, ranks),
@@ -46,7 +52,7 @@ def next_windows(fn: Callable[..., Any], seed: int) -> str:
 
 
 def part(step: int, batch: int, rank: int, ranks: int) -> slice:
-    """The places in an epoch's order."""
+    """Return the places of a rank's part of a step's batch, in an epoch's order."""
     size = batch // ranks
     return slice(step * batch + rank * size, step * batch + (rank + 1) * size)
 
@@ -60,32 +66,36 @@ def dealt(
     steps: Callable[[float], int] = math.floor,
     places: Callable[[int, int, int, int], slice] = part,
 ) -> list[int]:
-    """The answer; or a wrong one, by how the number of an epoch's steps is rounded, or by other places."""
+    """Return the windows that this rank reads next, or those of a mistake.
+
+    steps: rounds the number of an epoch's steps
+    places: returns the places of a rank's part
+    """
     epoch, step = divmod(read // batch, steps(len(order(0)) / batch))
     return order(epoch)[places(step, batch, rank, ranks)]
 
 
 def by_windows(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """An epoch ends with its last window, and not with its last batch."""
+    """Return the windows as if an epoch ended with its last window, and not with its last batch."""
     epoch, first = divmod(read, len(order(0)))
     return order(epoch)[first:][part(0, batch, rank, ranks)]
 
 
 def joined(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """Likewise, and a batch may go over into the next one."""
+    """Return the windows of `by_windows`, as if a batch could also go on into the next epoch."""
     epoch, first = divmod(read, len(order(0)))
     return [*order(epoch), *order(epoch + 1)][first:][part(0, batch, rank, ranks)]
 
 
 def not_over(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """An epoch of which all steps have been taken is still the one."""
+    """Return the windows as if an epoch were not over when all its steps have been taken."""
     steps, step = len(order(0)) // batch, read // batch
     epoch = max(0, step - 1) // steps
     return order(epoch)[part(step - epoch * steps, batch, rank, ranks)]
 
 
 def in_blocks(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """Each rank has a block of the epoch, and reads on in it."""
+    """Return the windows as if each rank had a block of the epoch, and read on in it."""
     windows, size = len(order(0)), batch // ranks
     epoch, step = divmod(read // batch, windows // batch)
     first = rank * (windows // ranks) + step * size

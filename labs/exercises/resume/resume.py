@@ -1,7 +1,7 @@
 """resume: what a training remembers, and how another one goes on from it as if nothing had happened.
 
-It is right if the numbers after each step that follows are those of the undisturbed training.  Which mistake it is
-shows in the numbers right after resume: whose are they, and of which moment?
+An answer is right if the numbers after each following step are those of the undisturbed training.  The numbers directly
+after resume tell the mistakes apart: whose are they, and of which moment?
 """
 
 import random
@@ -20,7 +20,7 @@ from labs.exercises.engine.scripts import Look, Seen
 from labs.exercises.resume._restarting import LOST, Key, Kind, Moment, Numbers, Story, Training, same
 
 MOMENTS = Kind.MEAN, Kind.SQUARE
-IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # what a step writes into
+IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # the kinds that a step writes into
 FIRST = "right only after a first step"
 ROUNDED = torch.bfloat16, torch.float16
 
@@ -46,7 +46,7 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
     before = random.getstate(), torch.get_rng_state()
     story = Story(world, remember, resume)
     facts = first_wrong(MISTAKES, story.moments()) or {"sizes": story.sizes}
-    random.setstate(before[0])  # that they go on from somewhere else is what is due here, and no leftover
+    random.setstate(before[0])  # resume has to change the random states, so this is no leftover
     torch.set_rng_state(before[1])
     yield Look(facts=facts)
 
@@ -64,12 +64,16 @@ def describe(one: Moment, key: Key) -> str:
 
 
 def remembered(matches: Callable[[Moment], Any]) -> Callable[[Moment], Any]:
-    """Before any restart."""
+    """Return a row's test that looks only at moments before any restart."""
     return lambda one: one.new is None and matches(one)
 
 
 def wrong(matches: Callable[[Moment, Key], Any], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
-    """The first that is wrong after a restart, of these kinds or of all, and that fits.  every: if all of them do."""
+    """Return a row's test: a description of the first number that is wrong after a restart and matches.
+
+    kinds: the kinds of numbers that are looked at; without any, all kinds
+    every: whether all wrong numbers must match
+    """
 
     def row(one: Moment) -> str | None:
         keys = [key for key in one.wrong if not kinds or key[0] in kinds] if one.lost else []
@@ -80,12 +84,12 @@ def wrong(matches: Callable[[Moment, Key], Any], *kinds: str, every: bool = Fals
 
 
 def as_in(numbers: Callable[[Moment], Numbers], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
-    """Likewise, if it is what it is in these numbers."""
+    """Return the row's test of `wrong` for numbers that are equal to those of `numbers(moment)`."""
     return wrong(lambda one, key: same(one.received.get(key), numbers(one).get(key)), *kinds, every=every)
 
 
 def left_out(*kinds: str) -> Callable[[Moment], str | None]:
-    """All of these kinds, and all that is wrong of them."""
+    """Return a row's test: whether all these kinds are wrong, and their wrong numbers are as they were built."""
     matches = as_in(lambda one: one.new, *kinds, every=True)
     return lambda one: matches(one) if {kind for kind, _ in one.wrong} >= {*kinds} else None
 
@@ -194,6 +198,12 @@ PLAY = Play(
 
 @answered
 def resume(remember: Callable[..., Any], resume: Callable[..., Any], seed: int) -> str:
-    """`remember(model, optimizer, schedule, loader) -> state`, `resume(state, model, optimizer, schedule, loader)`."""
+    """Check two functions: with them a new training goes on as if nothing had happened.
+
+    remember: `remember(model, optimizer, schedule, loader) -> state`
+    resume: `resume(state, model, optimizer, schedule, loader)`
+
+    Returns the text of the ✓ line, with the bytes that a rank remembers.
+    """
     (found, needed), *_ = checked(PLAY, (remember, resume), seed).seen[0].done[0].facts["sizes"]
     return f"the same training, to the last bit; each rank remembers {found / needed:.2f} × the bytes that it needs"
