@@ -1,4 +1,4 @@
-"""conjugate: copy and reduce, forward and backward; both of them twice in a larger graph."""
+"""conjugate: copy and reduce, each forward and backward, and both of them twice in a larger graph."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,20 @@ from labs.tp import conjugate as borders
 
 
 def courses_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """`labs.tp.conjugate.reduce`, as exercises have it: for notebooks that go on without the learner's."""
+    """Return the sum of all ranks' x, by `labs.tp.conjugate` and with the exercise's arguments.
+
+    A notebook goes on with it where the learner's function is missing.
+    """
     ranks = Line(tuple(x.shape), dist.get_world_size(group), dist.get_rank(group), group)
     return borders.Border.apply(x, ranks, (Partial(), Replicate()), (Replicate(), Replicate()))
 
 
 @dataclass(frozen=True)
 class Border(ways.Split):
-    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one.
+    """The borders of a split layer.
 
-    Bytes are held by kind "one of the other": reduce(copy(x)).
+    kind: "copy"; "reduce"; or "both", which is two layers x + reduce(w · copy(x)), where w differs between ranks and is
+    0 on one of them.  The bytes held are measured with "one of the other", which is reduce(copy(x)).
     """
 
     kind: str = "one of the other"
@@ -60,7 +64,7 @@ class Border(ways.Split):
             return reduce(copy(x, **group), **group)
         if self.kind == "copy":
             y = copy(x, **group)
-            copy(x.detach())  # in another group, and before the gradient comes
+            copy(x.detach())  # another call, in the group of all ranks, before the gradient comes
             return y
         first = reduce(brought["w"] * copy(x, **group), **group)
         return x + first + reduce(brought["w"] * copy(x + first, **group), **group)
@@ -105,9 +109,12 @@ EXERCISE = ways.both_ways(
 
 @answered
 def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -> str:
-    """`copy(x, group=None)` and `reduce(x, group=None)` -> tensor: forward and backward; x stays as it is.
+    """Check `copy(x, group=None)` and `reduce(x, group=None)`, forward and backward; neither may change x.
 
-    copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
+    copy: returns x as it is; its backward returns the sum of all ranks' gradients
+    reduce: returns the sum of all ranks' x; its backward returns the gradient as it is
+
+    Returns the text of the ✓ line, with the bytes sent.
     """
     recording = checked(EXERCISE, (copy, reduce), seed).recording
     copied, reduced = (ways.describe(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))

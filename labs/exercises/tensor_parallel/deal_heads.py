@@ -1,4 +1,4 @@
-"""deal_heads: whole heads to each rank, and who shares keys and values; numbers alone."""
+"""deal_heads: each rank gets whole heads, and some ranks may share keys and values.  The answer is numbers alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Deal(NamedTuple):
 
 @dataclass(frozen=True)
 class Deals(World):
-    """Two ranks, each of which asks for every deal's every rank."""
+    """Two ranks, each of which asks about every rank of every deal."""
 
     deals: tuple[Deal, ...] = ()
 
@@ -50,7 +50,7 @@ def ask(world: Deals, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def whole(number: Any) -> int:
-    """2 of 2.0 as well."""
+    """Return a whole number as an int: 2 for 2.0, too."""
     return int(number) if isinstance(number, float) and number.is_integer() else index(number)
 
 
@@ -63,7 +63,11 @@ def lists(returned: Any) -> list[list[int]] | str:
 
 
 class Dealt:
-    """What two ranks were told of a deal: for each of its ranks three lists; and what should stand in the last two."""
+    """The answers that two ranks got about a deal, three lists for each of its ranks, and what the last two should be.
+
+    due_keys: for each rank, the heads of keys and values that its queries read.
+    due_sharers: for each rank, the ranks that were given the same heads of keys and values.
+    """
 
     def __init__(self, deal: Deal, told: list[Any], another_time: list[Any]) -> None:
         self.deal, self.description, self.alike = deal, told, told == another_time
@@ -75,7 +79,7 @@ class Dealt:
             self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]
 
     def first(self, matches: Callable[[int], str | bool]) -> str | None:
-        """Of the first rank that it fits."""
+        """Return a sentence about the first rank that matches, or None."""
         return next((f"rank {r} {told}" for r in range(self.deal.ranks) if (told := matches(r))), None)
 
 
@@ -85,7 +89,7 @@ def each_deal(seen: Seen) -> Iterator[tuple[str, Dealt]]:
 
 
 def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
-    """The first head that not one rank has, or that does not exist; and its ranks."""
+    """Return the first head that is not on exactly one rank, or that does not exist, and its ranks."""
     for head in {*range(heads), *chain(*lists)}:
         ranks = [r for r, own in enumerate(lists) for each in own if each == head]
         if len(ranks) != 1 or not 0 <= head < heads:
@@ -105,7 +109,7 @@ def queries_twice(dealt: Dealt) -> str | None:
 
 def uneven(dealt: Dealt) -> str | bool:
     heads, kv_heads, ranks = dealt.deal
-    units = max(kv_heads, ranks)  # one to each rank, and where some are left, one more to the first
+    units = max(kv_heads, ranks)  # each rank gets the same number, and the first ones get one more if some are left
     each, more = divmod(units, ranks)
     expected, found = [heads // units * (each + (rank < more)) for rank in range(ranks)], list(map(len, dealt.queries))
     return found != expected and f"the ranks have {found} query heads, and not {expected}"
@@ -183,10 +187,13 @@ PLAY = Play(
 
 @answered
 def deal_heads(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)`: three lists of whole numbers.
+    """Check `fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)`, three lists of whole numbers.
 
-    This rank's query heads; the heads of keys and values that these read; the ranks, in order and with this one, among
-    whom the gradient of the latter must be added up.  Where there are enough, no two ranks have the same.
+    queries: this rank's query heads
+    keys: the heads of keys and values that these read; no two ranks have the same ones if there are enough
+    sharers: the ranks, in order and with this one, that must add up the gradient of these keys and values
+
+    Returns the text of the ✓ line.
     """
     deals = checked(PLAY, (fn,), seed).seen[0].world.deals
     return f"{len(deals)} deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message"

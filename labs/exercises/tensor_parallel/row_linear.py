@@ -1,4 +1,4 @@
-"""row_linear: summands of y from pieces of x, and the bias once."""
+"""row_linear: each rank computes a summand of y from its piece of x, and the bias is added once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,11 @@ from labs.exercises.engine.value import One, as_if
 
 @dataclass(frozen=True)
 class Row(ways.Split):
-    """inputs: of each rank, 5 if they are left out; outer: the dims of x before them."""
+    """A linear layer whose inputs are split over the ranks.
+
+    inputs: the number of inputs of each rank; 5 on each if left out.
+    outer: the sizes of x's dims before the inputs.
+    """
 
     outer: tuple[int, ...] = (6,)
     inputs: tuple[int, ...] = ()
@@ -49,7 +53,7 @@ def worlds(draw: Draw) -> dict[int, list[Row]]:
 
 
 def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
-    """So many times, by the number of ranks, and not once."""
+    """Return a row's test: whether the bias was added `times(ranks)` times, and not once."""
 
     def y(world: Row) -> Iterator[ways.Numbers]:
         if world.biased and world.step == 0:
@@ -63,7 +67,7 @@ def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
 
 
 def left_early(one: One) -> bool:
-    """A rank without inputs."""
+    """Return whether a rank without inputs has only its own summand of y."""
     return as_if(Row.alone)(one) and not one.world.brings(one.rank)["x"].numel()
 
 
@@ -104,9 +108,13 @@ EXERCISE = ways.both_ways(
 
 @answered
 def row_linear(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x, weight, bias, group=None) -> y`, whole on every rank: of this rank's inputs to all outputs.
+    """Check `fn(x, weight, bias, group=None) -> y`, a linear layer whose inputs are split; y is whole on every rank.
 
-    x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], the same, or None.
+    x: this rank's inputs, [..., inputs]; their number may differ between ranks
+    weight: this rank's columns of the weight, [outputs, inputs]
+    bias: the same on every rank, [outputs], or None
+
+    Returns the text of the ✓ line, with the bytes sent.
     """
     recording = checked(EXERCISE, (fn,), seed).recording
     return f"you sent {ways.describe(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"
