@@ -1,4 +1,4 @@
-"""block_plan: a block that the course has nowhere else, and a table of styles, which a job obeys."""
+"""block_plan: a plan, which is a table of styles, for a block that the course has nowhere else; a job obeys it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from labs.tp import ColwiseParallel, Plan, RowwiseParallel, parallelize
 from labs.tp.shares import Keys, Queries
 from labs.tp.tp import cuts_of
 
-X = (2, 12, 24)  # the shape of what goes through it
+X = (2, 12, 24)  # the shape of the block's input
 
 
 class Mixer(nn.Module):
@@ -84,7 +84,7 @@ def cut_alike(config: Config) -> Plan:
 
 @cache
 def mesh_of(ranks: int, sharers: int) -> Mesh:
-    """With the groups of those that share keys and values."""
+    """Return a mesh that has the groups of the ranks that share keys and values."""
     mesh = Mesh((ranks,), ("tp",))
     smaller_group(mesh, sharers)
     return mesh
@@ -92,7 +92,10 @@ def mesh_of(ranks: int, sharers: int) -> Mesh:
 
 @dataclass(frozen=True)
 class Block(ways.Split):
-    """x is whole, or with sequence_parallel a shard of its 12 positions."""
+    """A Stranger, split by the learner's plan.
+
+    sequence_parallel: whether x is a shard of its 12 positions, and not whole.
+    """
 
     heads: int = 4
     kv_heads: int = 4
@@ -109,11 +112,11 @@ class Block(ways.Split):
 
     @property
     def sharers(self) -> int:
-        """So many ranks have the same keys and values."""
+        """Return the number of ranks that have the same keys and values."""
         return max(1, self.ranks // self.kv_heads)
 
     def layer(self) -> Stranger:
-        with torch.device("meta"):  # which draws no random numbers
+        with torch.device("meta"):  # no random numbers are drawn there
             layer = Stranger(self.config).double()
         layer.to_empty(device="cpu")
         for place, p in enumerate(layer.parameters()):
@@ -130,14 +133,14 @@ class Block(ways.Split):
         return self.part(self.numbers(X, 62), rank)
 
     def process_group(self) -> dict[str, Any]:
-        mesh_of(self.ranks, self.sharers)  # before a call begins: it makes groups
+        mesh_of(self.ranks, self.sharers)  # called before the step begins, since it makes groups
         return {}
 
     def prepare(self, functions: Functions, brought: ways.Brought) -> Functions:
-        """A layer, split by the plan; its parameters are brought, too."""
+        """Return a layer that is split by the plan; its parameters are added to what the rank brings."""
         mesh, plan = mesh_of(self.ranks, self.sharers), functions[0](self.config, self.sequence_parallel)
         layer = parallelize(self.layer(), mesh, plan)
-        # It is for the check to compare gradients; and x differs where it is a shard.
+        # The check itself compares the gradients; and x differs between ranks where it is a shard.
         first_step = layer.tensor_parallel
         first_step.inputs_compared = first_step.gradients_compared = first_step.compared_as_whole = True
         brought |= layer.named_parameters()
@@ -147,7 +150,7 @@ class Block(ways.Split):
         return functions[0](brought["x"])
 
     def on_ranks(self, group: Sequence[int]) -> ways.Numbers:
-        """Of what is to be split, each rank's part."""
+        """Return each rank's output and gradients; of a split tensor they are the rank's part."""
         layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
         y = layer(x)
         y.backward(self.numbers(X, 62))
@@ -164,7 +167,11 @@ class Block(ways.Split):
         return [on(rank) for rank in group]
 
     def all_reduces(self) -> tuple[int, float]:
-        """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
+        """Return the number of all-reduces in this step, and the number of elements in all of them.
+
+        Two are of x.  In backward there are also those of keys and values that some ranks share, and of norms that have
+        seen shards.
+        """
         if self.step == 0:
             return 2, 2 * prod(X)
         calls = 2 + 2 * (self.sharers > 1) + 2 * self.sequence_parallel
@@ -180,12 +187,12 @@ def worlds(draw: Draw) -> dict[int, list[Block]]:
 
 
 def adds_up(one: One) -> bool:
-    """The ranks have summands of it."""
+    """Return whether the ranks have summands of the expected value."""
     return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.expected)
 
 
 def two_pieces(told: str) -> bool:
-    """Whether two tensors meet of which neither has all heads, nor all of another dimension."""
+    """Return whether two tensors meet of which neither has all heads, nor all of another dimension."""
     meet = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\).* dimension 2", told)
     sizes = {"heads": str(Block.heads), "hidden": str(Block.hidden)} | dict(re.findall(r"\b(heads|hidden) (\d+)", told))
     return bool(meet) and not {*meet.groups()} & {*sizes.values(), str(X[2])}
@@ -193,7 +200,7 @@ def two_pieces(told: str) -> bool:
 
 STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
 # fmt: off
-PLANS = (  # what a rank raised that was to obey it
+PLANS = (  # the errors of a rank that obeys the plan
     Mistake("not a plan", STYLE, says("is no plan|is no style")),
     Mistake("two pieces that are not cut alike",
             "Two pieces meet in this line. Which matrices make them, and must those be cut at the same heads?",
@@ -248,9 +255,11 @@ EXERCISE = ways.both_ways(
 
 @answered
 def block_plan(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(config, sequence_parallel) -> plan`: from "mixer", "mixer.query", ..., "ffn.w2" to styles of labs.tp.
+    """Check `fn(config, sequence_parallel) -> plan`: from "mixer", "mixer.query", ..., "ffn.w2" to styles of labs.tp.
 
-    Of a Stranger; x comes in and goes out whole, or as a shard of the sequence, dim 1.
+    The plan is for a Stranger.  x comes in and goes out whole, or as a shard of the sequence, dim 1.
+
+    Returns the text of the ✓ line, with the bytes sent.
     """
     recording = checked(EXERCISE, (fn,), seed).recording
     return (

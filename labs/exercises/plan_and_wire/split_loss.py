@@ -1,4 +1,4 @@
-"""split_loss: a loss over a split vocabulary; three numbers per token, all-reduced, however large that is."""
+"""split_loss: a loss over a split vocabulary needs three numbers per token all-reduced, for any vocabulary size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +19,15 @@ from labs.exercises.engine.value import One, as_if
 
 @dataclass(frozen=True)
 class Loss(ways.Split):
-    """highest: logits of ± this are among them: all low ones of token 0, and a high one of each on one rank alone."""
+    """A cross-entropy over a vocabulary that is split over the ranks.
+
+    turned: by how many ranks the sizes of the parts are rotated, so that an empty part need not be the last one.
+    highest: the size of the extreme logits.  Token 0 has only low ones; each other token has a high one on one rank.
+    """
 
     tokens: int = 9
     vocabulary: int = 20
-    turned: int = 0  # the first rank that has a part of the vocabulary's beginning, and the last ones before it
+    turned: int = 0
     highest: float = 1
 
     result = "loss"
@@ -45,11 +49,17 @@ class Loss(ways.Split):
         return F.cross_entropy(torch.cat([each["logits"] for each in brought], 1), brought[0]["targets"])
 
     def all_reduces(self) -> tuple[int, float]:
-        """The tokens may go in a few parts, but not each by itself."""
+        """Return the most all-reduces that are allowed in this step, and their elements.
+
+        The tokens may travel in a few parts, but not each by itself.
+        """
         return (0, 0) if self.step else (12, 3 * self.tokens)
 
     def sends(self) -> Sends:
-        """A number may take 8 bytes; and it is at the least one to each token, handed on by all ranks but one."""
+        """Return the least and the most bytes that may be sent.
+
+        A number may take 8 bytes.  At the least one number per token is sent, by all ranks but one.
+        """
         least = super().sends().least / 6
         return super(Loss, replace(self, dtype=F64)).sends()._replace(least=least)
 
@@ -62,7 +72,7 @@ def worlds(draw: Draw) -> dict[int, list[Loss]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
     high, odd = {"highest": 1e4}, 4 * a + draw.random.randrange(1, 4)
     options = [*ways.usual(tokens=64, vocabulary=96), high, *ways.UNUSUAL[:2]]
-    options += [{"vocabulary": odd}, {"vocabulary": 9}, {"vocabulary": 5, "turned": 1}]  # a rank has nothing
+    options += [{"vocabulary": odd}, {"vocabulary": 9}, {"vocabulary": 5, "turned": 1}]  # a rank's part is empty
     options += [{"vocabulary": 3, "turned": 2}, {"vocabulary": 9, "turned": 3} | high]
     others = (draw.random.choice((6, 7, 8)), 1)  # on six, a gather of one number is more than three all-reduces
     options += [{"ranks": ranks, "vocabulary": ranks * b + ranks // 2} for ranks in others]
@@ -70,7 +80,10 @@ def worlds(draw: Draw) -> dict[int, list[Loss]]:
 
 
 def losses(*makes: Callable[..., list[Tensor]]) -> Callable[[One], bool]:
-    """Each makes, of what the ranks of a group bring, a loss for each."""
+    """Return a row's test: whether the losses are those that one of the functions computes.
+
+    makes: functions from what the ranks of a group bring to the loss on each of them
+    """
 
     def of_group(world: Loss, make: Callable[..., list[Tensor]], group: tuple[int, ...]) -> ways.Numbers:
         return [{"loss": loss} for loss in make([world.brings(rank) for rank in group])]
@@ -79,7 +92,7 @@ def losses(*makes: Callable[..., list[Tensor]]) -> Callable[[One], bool]:
 
 
 def by_own_highest(brought: Sequence[ways.Brought]) -> list[Tensor]:
-    """Exponentials relative to each rank's own highest logit, and added up as if to a common one."""
+    """Return losses from exponentials relative to each rank's own highest logit, added up as if relative to one."""
     logits = [x.double() for each in brought if (x := each["logits"]).shape[1]]
     rows = torch.cat([x - x.amax(1, True) for x in logits], 1)
     target = rows.gather(1, brought[0]["targets"][:, None])[:, 0]
@@ -87,7 +100,10 @@ def by_own_highest(brought: Sequence[ways.Brought]) -> list[Tensor]:
 
 
 def parts_of(brought: Sequence[ways.Brought]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Of each token: the logarithm of its sum, its target's logit, its highest one; by rank, if its target is there."""
+    """Return for each token the log-sum-exp, the target's logit and the highest logit, and where its target is.
+
+    The last value is a list: for each rank, whether it has the logit of the token's target.
+    """
     logits, targets = torch.cat([each["logits"].double() for each in brought], 1), brought[0]["targets"]
     places = [(targets - each["first"], each["logits"].shape[1]) for each in brought]
     here = [(place >= 0) & (place < size) for place, size in places]
@@ -106,7 +122,7 @@ def over_own_tokens(brought: Sequence[ways.Brought]) -> list[Tensor]:
 
 
 def from_one(world: Loss) -> Iterator[ways.Numbers]:
-    """Gradients as if 1 came in."""
+    """Yield the gradients as if the incoming gradient were 1."""
     if world.step:
         came = [float(world.comes_back(rank)) for rank in world.members]
         yield [
@@ -160,9 +176,13 @@ EXERCISE = ways.both_ways(
 
 @answered
 def split_loss(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(logits, targets, first, group=None) -> loss`: the mean cross-entropy (0-dim), the same on every rank.
+    """Check `fn(logits, targets, first, group=None) -> loss`, the mean cross-entropy (0-dim), the same on every rank.
 
-    logits [tokens, columns]: this rank's, perhaps none, of the vocabulary from `first` on; targets [tokens]: the same.
+    logits: this rank's columns, [tokens, columns]; there may be none
+    targets: the same on every rank, [tokens]
+    first: the place in the vocabulary of this rank's first column
+
+    Returns the text of the ✓ line, with the numbers sent per token.
     """
     recording = checked(EXERCISE, (fn,), seed).recording
     numbers = sum(event.bytes_in for event in recording.select(0, 2)) / (64 * 4)
