@@ -1,12 +1,13 @@
-"""11: the mesh from whose nodes least leaves.
+"""The challenge of 11: find the mesh that sends the fewest bytes between nodes.
 
-Eight ranks on two or four nodes train for a step on the mesh that is chosen; the loss must be one process's, and the
-recorded messages say how many bytes leave a node, or come into it.  The function is asked about a batch of another
-size, drawn by chance, for which the same mesh is best: a list of answers wins nothing, and scores can be compared.
+Eight ranks on two or four nodes train for a step on the chosen mesh.  The loss must be one process's, and the recorded
+messages say how many bytes leave a node, or come into it.  The function is asked about a batch of another size, drawn
+by chance, for which the same mesh is best: a list of answers wins nothing, and scores can be compared.
 
-The bound: a node that has a part f of the layers works on a part g of the sequences, with f g = 1/n of n nodes.  1/g
-nodes add up their gradients of these layers, and each of them sends 2 (1 - g) of them.  And at each end of its layers
-that is no end of the model, its sequences leave, or their gradient does.  (To split matrices between nodes sends more.)
+The bound: let each node hold a fraction f of the layers and read a fraction g of the sequences.  Together the n nodes
+do all the work once, so f·g = 1/n.  1/g nodes add up their gradients of the same layers, and each of them sends
+2 (1 - g) of these gradients.  At each end of its layers that is no end of the model, a node also sends the activations
+of its sequences, or their gradients.  Splitting matrices between nodes would send more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ TOLERANCE = 1e-4
 
 
 class Case(NamedTuple):
-    """batch: sequences in a step.  pieces: a rank may keep such a part of P, G and S, and no more."""
+    """A model and the nodes on which it is trained.
+
+    batch: the number of sequences in a step.
+    pieces: a rank may hold 1/pieces of P, G and S, and no more.
+    """
 
     config: Config
     batch: int
@@ -51,7 +56,7 @@ CASES = {
 
 
 def bound(case: Case) -> float:
-    """Bytes."""
+    """Return the fewest bytes that leave the busiest node, or come into it."""
     with torch.device("meta"):
         gradients = ITEM * sum(p.numel() for p in GPT(case.config).parameters())
     cut = ITEM * case.batch * case.config.context * case.config.dim
@@ -107,14 +112,17 @@ def judge(fn: Function) -> Judged:
 
 
 def another(batch: int, generator: torch.Generator) -> int:
-    """A batch that is up to an eighth larger or smaller, and by 8 at least."""
+    """Return another batch size, drawn by chance: up to an eighth larger or smaller, and at least by 8."""
     steps = max(1, batch // 64)
     choices = [batch + 8 * n for n in range(-steps, steps + 1) if n]
     return choices[torch.randint(len(choices), (), generator=generator)]
 
 
 def busiest(results: Results, step: int, node: int) -> int:
-    """Bytes out of a node, or into one; without what ranks tell each other before the first step."""
+    """Return the most bytes that leave one node, or come into it, in a step.
+
+    Only float32 counts: what ranks tell each other before the first step has another dtype.
+    """
     ways: Counter[tuple[str, int]] = Counter()
     for rank in range(RANKS):
         for event in results.recording.select(rank, step):

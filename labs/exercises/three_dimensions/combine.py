@@ -1,4 +1,4 @@
-"""combine: what ranks make of their gradients, on a mesh of pp, dp and tp: added up, averaged, or left alone."""
+"""combine: gradients on a mesh of pp, dp and tp, which are summed, averaged or left alone along each axis."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import One, as_if
 
 AXES = "pp", "dp", "tp"
-KINDS = {  # what is due besides the mean along dp; along which axes ranks have the same
+KINDS = {  # what is needed besides the mean along dp; the axes along which ranks have the same gradient
     "split": ({}, ()),
     "whole": ({}, ("tp",)),
     "summand": ({"tp": "sum"}, ()),
@@ -37,7 +37,7 @@ class Gradient(OnMesh):
         return sum(2 * ring(self.nbytes, self.sizes[axis]) for axis in self.expected)
 
     def tensor(self, rank: int) -> Tensor:
-        return super().tensor(rank).t().contiguous().t()  # a matrix, column by column
+        return super().tensor(rank).t().contiguous().t()  # a matrix is stored column by column
 
     def __str__(self) -> str:
         odd = ", not contiguous" * self.refusable
@@ -62,7 +62,11 @@ def script(world: Gradient, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def instead(*kinds: str, **how: str) -> Callable[[One], bool]:
-    """Of these kinds, or any, whether it has been so along these axes; "": nothing."""
+    """Return a row's test: whether a gradient was combined in another way along some axes.
+
+    kinds: the kinds of gradients that are looked at; without any, all of them
+    how: what was done along an axis: "sum", "mean", or "" for nothing
+    """
 
     def matches(one: One) -> bool:
         did = {axis: by for axis, by in (one.world.expected | how).items() if by}
@@ -119,9 +123,12 @@ EXERCISE = Exercise(
 
 @answered
 def combine(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(gradient, kind, mesh)`, in place: what the optimizer of this rank needs.
+    """Check `fn(gradient, kind, mesh)`: it changes the gradient in place to what this rank's optimizer needs.
 
-    kind: one of KINDS.  mesh: a labs.mesh.Mesh with the axes pp, dp and tp.
+    kind: one of KINDS
+    mesh: a labs.mesh.Mesh with the axes pp, dp and tp
+
+    Returns the text of the ✓ line, with the bytes sent for each kind.
     """
     checked(EXERCISE, (fn,), seed)
     most = {kind: Gradient(0, 8, shape=(2, 2, 2), size=(1000,), what=kind) for kind in KINDS}

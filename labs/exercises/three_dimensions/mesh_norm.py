@@ -17,14 +17,14 @@ from labs.exercises.engine.scripts import Look, same_numbers
 from labs.exercises.engine.value import as_if
 from labs.parallel import AXES
 
-CUT = (("pp", "shard", "tp"), ("pp", "shard"), ("shard", "tp"), ("shard",), ())  # along which axes each gradient is
+CUT = (("pp", "shard", "tp"), ("pp", "shard"), ("shard", "tp"), ("shard",), ())  # the axes that cut each gradient
 NUMBER = 8  # bytes
 
 
 @dataclass(frozen=True)
 class Gradients(OnMesh):
     axes: tuple[str, ...] = AXES
-    bare: bool = False  # the last rank of all has no numbers of what is cut along every axis
+    bare: bool = False  # the last rank's piece of the first gradient is empty
     frozen: bool = False  # the last stage has no gradients at all
     scale: float = 1.0
 
@@ -43,7 +43,7 @@ class Gradients(OnMesh):
 
     @cached_property
     def squares(self) -> Tensor:
-        """[sizes of the axes, gradients]"""
+        """Return the sum of squares of each rank's gradients, [sizes of the axes, gradients]."""
         sums = torch.zeros(self.ranks, len(CUT), dtype=F64)
         for rank in range(self.ranks):
             for x, cut in self.brings(rank):
@@ -51,7 +51,11 @@ class Gradients(OnMesh):
         return sums.view(*self.shape, len(CUT))
 
     def counted(self, *several: str, along: tuple[str, ...] = AXES) -> list[Tensor]:
-        """By rank: the norm, if copies along these axes counted several times, added up along those axes."""
+        """Return the norm on each rank.
+
+        several: the axes along which copies count several times
+        along: the axes along which the squares are added up
+        """
         copies = [prod(self.sizes[a] for a in AXES if a not in cut and a not in several) for cut in CUT]
         squares, numbers = (self.squares / torch.tensor(copies)).sum(-1), [self.axes.index(axis) for axis in along]
         return self.on_each(squares.sum(numbers, keepdim=True) if numbers else squares)
@@ -63,7 +67,7 @@ class Gradients(OnMesh):
 def worlds(draw: Draw) -> dict[int, list[Gradients]]:
     shapes = (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2), (2, 2, 1, 1), (1, 1, 4, 1), (2, 1, 2, 1)
     options: list[dict[str, Any]] = [{}, {"dtype": F32}, {"bare": True}, {"dtype": BF16}, {}, {"frozen": True}]
-    options[4]["scale"] = 1e20  # whose squares no float32 can hold
+    options[4]["scale"] = 1e20  # float32 cannot hold the squares of such numbers
     return {4: [draw.world(Gradients, 4, shape=s, **each) for s, each in zip(shapes, options, strict=True)]}
 
 
@@ -122,9 +126,12 @@ EXERCISE = Exercise(
 
 @answered
 def mesh_norm(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(gradients, mesh) -> norm`, the same on all ranks; gradients: pairs of a tensor and the axes it is cut along.
+    """Check `fn(gradients, mesh) -> norm`, which is the same on all ranks.
 
-    mesh: of pp, replicate, shard and tp.
+    gradients: pairs of a tensor and the axes along which it is cut
+    mesh: a mesh with the axes pp, replicate, shard and tp
+
+    Returns the text of the ✓ line, with the bytes sent.
     """
     last = checked(EXERCISE, (fn,), seed).last
     return f"a rank sent {max(last.sent.values())} bytes, whatever the gradients' size"

@@ -1,6 +1,6 @@
-"""my_part: which layers, sequences, heads and pieces are a rank's, by its place in four axes.
+"""my_part: the layers, sequences, heads and pieces that belong to a rank, by its place on four axes.
 
-On meshes whose axes are all longer than 1, and on those that lack some, each asked about some of its ranks.
+The check asks about some ranks of each mesh.  Some meshes have four axes longer than 1, and others lack some.
 """
 
 import random
@@ -13,7 +13,7 @@ from labs.exercises.engine.on_paper import Sheet, on_paper, part_as_if, part_so,
 from labs.mesh import Mesh
 from labs.parallel import AXES
 
-MOST = 12  # ranks of a mesh that are asked
+MOST = 12  # ranks of a mesh that the check asks about
 Sizes = tuple[int, ...]
 SIZES = ((2, 1, 2, 2), (2, 2, 3, 2), (3, 2, 2, 4), (1, 1, 4, 8), (4, 1, 1, 2), (2, 4, 1, 1), (1, 2, 2, 1), (1, 1, 1, 1))
 
@@ -38,13 +38,13 @@ def parts_at(at: dict[str, int], sizes: Sizes, layers: int, sequences: int, head
 
 
 def columns_first(sizes: Sizes, rank: int, *wholes: int) -> dict[str, Any]:
-    """As if the first axis were made of neighbours."""
+    """Return the parts as if ranks along the first axis were neighbours."""
     turned = Mesh(sizes[::-1], AXES[::-1], rank=rank).get_coordinate()
     return parts_at(dict(zip(AXES[::-1], turned, strict=True)), sizes, *wholes)
 
 
 def read_by(*axes: str) -> Callable[..., Any]:
-    """The sequences, if they were dealt out along these axes."""
+    """Return a function that computes a rank's sequences as if they were split along these axes."""
 
     def sequences(sizes: Sizes, rank: int, layers: int, whole: int, heads: int) -> Any:
         mesh = Mesh(sizes, AXES, rank=rank)
@@ -65,7 +65,7 @@ def sheets(seed: int) -> list[Sheet]:
     draw, found = random.Random(seed), []
     for sizes in SIZES:
         each = [draw.randrange(2, 6) for _ in range(3)]
-        # Of the sequences as many as there are ranks, so that whoever deals out too finely is wrong and not broken.
+        # There is at least one sequence per rank, so that a split that is too fine is wrong and does not fail.
         wholes = sizes[0] * each[0], prod(sizes) * each[1], sizes[3] * each[2]
         words = f"{' × '.join(f'{axis} {size}' for axis, size in zip(AXES, sizes, strict=True))}, {{}} layers, {{}} "
         words = (words + "sequences, {} heads: rank").format(*wholes)
@@ -117,8 +117,10 @@ MISTAKES = (
 
 @answered
 def my_part(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(sizes, rank, layers, sequences, heads) -> {"layers": (first, end), "sequences", "heads", "piece": number}`.
+    """Check `fn(sizes, rank, layers, sequences, heads)`; return the ✓ line.
 
-    sizes: of pp, replicate, shard and tp.
+    It returns {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}.
+
+    sizes: the sizes of the axes pp, replicate, shard and tp
     """
     return on_paper(fn, sheets(seed), MISTAKES, READS) + f", on {len(SIZES)} meshes"

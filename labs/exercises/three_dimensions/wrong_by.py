@@ -1,4 +1,4 @@
-"""wrong_by: three losses that are scaled wrongly, and by which factor."""
+"""wrong_by: three losses that are scaled wrongly, each by a factor that the learner names."""
 
 import random
 from collections.abc import Callable
@@ -14,10 +14,13 @@ SIZES = ((2, 1, 4, 3), (3, 2, 5, 2), (4, 3, 1, 8), (1, 1, 7, 1), (5, 1, 1, 2), (
 
 @answered
 def wrong_by(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(sizes, microbatches) -> {"A": factor, "B": factor, "C": factor}`: × what is due.
+    """Check `fn(sizes, microbatches) -> {"A": factor, "B": factor, "C": factor}`; return the ✓ line.
 
-    A: each micro-batch's mean, added up.  B: each rank's sum, divided by the tokens of the whole batch, averaged over
-    the data's ranks.  C: the last stage's loss, and 0 from the others, added up over all ranks, and divided by these.
+    A factor is the loss as a multiple of the right one.
+
+    A: the means of the micro-batches are added up
+    B: each rank's sum is divided by the tokens of the whole batch, and these are averaged over the data-parallel ranks
+    C: the last stage's loss, and 0 from the other stages, are added up over all ranks and divided by their number
     """
     draw = random.Random(seed)
     jobs = [(sizes, sizes[0] * draw.randrange(2, 9) + 11) for sizes in SIZES]
