@@ -1,4 +1,4 @@
-"""Where a rank that obeys a list takes and puts; and what is seen from there of what it does, and of what is kept."""
+"""A desk at which a rank that obeys a list takes and puts tensors, and which sees what the rank does and holds."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ Key = tuple[int, int]  # stage and micro-batch
 
 
 class Disobeyed(RuntimeError):
-    """What cannot go on: somebody would wait for ever, or get what is no use."""
+    """An error after which a rank cannot go on: another rank would wait for ever, or get a tensor that is no use."""
 
 
 def require(fine: Any, otherwise: str) -> None:
@@ -33,16 +33,18 @@ def require(fine: Any, otherwise: str) -> None:
 
 @dataclass(eq=False)
 class Box:
-    """What autograd keeps for a backward, until it lets go of it."""
+    """A tensor that autograd holds for a backward, in a box that lives as long as autograd holds it."""
 
     tensor: Tensor
 
 
 class Desk:
-    """A message has a tag of its own, so that those that stay away or come in another order harm no other.
+    """The take and the put of one rank, and what they and the stages' hooks see.
 
-    stale: micro-batches of which something was there when others began, though their backward was over; retained: so
-    was a graph.
+    Each message has a tag of its own, so that one that is missing, or comes in another order, harms no other.
+
+    stale: the most micro-batches of which a tensor was held when an instruction began, though their backward was over.
+    retained: whether their graph was held, too.
     """
 
     def __init__(self, world: Stacked, rank: int, stages: dict[int, nn.Module]):
@@ -72,7 +74,7 @@ class Desk:
         else:
             arriving = torch.empty(CROSSES, dtype=self.dtype)
             dist.recv(arriving, of, tag=tag(made))
-            x = arriving.clone()  # now and then a thread of the backend keeps what it has received for a moment
+            x = arriving.clone()  # a thread of the backend may hold what it has received for a moment longer
         self.taken.add(made)
         self.note(use, x)
         return x
@@ -93,7 +95,7 @@ class Desk:
             self.here[made] = sent
         else:
             work = dist.isend(sent, to, tag=tag(made))
-        # Whatever changes x is counted in its alias, too, which need not hold the numbers for that.
+        # A change of x raises the version of its alias, too, and the alias need not hold the numbers for that.
         alias, version = x.detach(), x._version
         alias.data = torch.empty(0, dtype=x.dtype)
         self.sent[made] = work, alias, version
@@ -105,14 +107,14 @@ class Desk:
         self.require_done(self.order[: self.order.index(x)], f"{x!r} was begun before {{!r}}, which the list has first")
 
     def require_done(self, order: list[pp.Instruction], otherwise: str) -> None:
-        """And put."""
+        """Raise Disobeyed unless these instructions are done, and what another one waits for is put."""
         for x in order:
             require(x in self.done, otherwise.format(x))
             waits = x in self.puts and x not in self.sent
             require(not waits, f"{x!r} was never put, and rank {self.puts.get(x)} waits for it")
 
     def finish(self) -> None:
-        """What others wait for was put, and what they sent was taken."""
+        """Raise Disobeyed unless all is done, put and taken; wait for the sends, and remove the hooks."""
         self.require_done(self.order, "{!r} was not done")
         for need, (x, _) in self.takes.items():
             require(need in self.taken, f"{need!r}, which {x!r} needs, was never taken")
@@ -124,7 +126,7 @@ class Desk:
         for hook in self.hooks:
             hook.remove()
 
-    # ---- what it sees ------------------------------------------------------------------------------------
+    # ---- what the hooks see ------------------------------------------------------------------------------
 
     def watch(self, number: int, stage: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
         turn = iter([x for x in self.order if x.stage == number and isinstance(x, pp.F)])
@@ -144,7 +146,7 @@ class Desk:
         return stage.register_forward_pre_hook(before), stage.register_forward_hook(behind)
 
     def goes_back(self, x: pp.Instruction, gradient: Tensor) -> None:
-        if x not in self.done:  # once for the input's gradient, and once for the weights'
+        if x not in self.done:  # it may come here twice: for the input's gradient, and for the weights'
             self.begin(x)
             self.done.add(x)
 
@@ -158,12 +160,12 @@ class Desk:
         self.storages[of.stage, of.microbatch].append(StorageWeakRef(x.untyped_storage()))
 
     def kept(self) -> list[Key]:
-        """The micro-batches of which something is there, though their backward is over."""
+        """Return the micro-batches of which a tensor is held, though their backward is over."""
         over = [(x.stage, x.microbatch) for x in self.done if isinstance(x, pp.B)]
         return [at for at in over if self.boxes[at] or not all(ref.expired() for ref in self.storages[at])]
 
     def left(self) -> bool:
-        """The same, but what only waits for the collector has gone."""
+        """Return whether a tensor is held that does not only wait for the garbage collector."""
         return bool(self.kept() and (gc.collect(), self.kept())[1])
 
 

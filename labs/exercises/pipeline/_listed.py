@@ -1,12 +1,12 @@
-"""Exercises whose answer is a schedule: a function that returns a list for each rank, of which many are right.
+"""Exercises whose answer is a schedule: a function that returns a list for each rank, where many lists are right.
 
     GPIPE = Listed(sizes, bubble=fraction, alive=lambda p, m: [m] * p, mistakes=(SPLIT, …))
 
-A list is judged by what it amounts to, not by how it is written: by the validator and the simulator, for 1 to 8 ranks,
-micro-batches that nothing divides, fewer than ranks, and one.  Then the course's executor obeys the first of them in a
-job.  Before its own mistakes each exercise has those that all of them share:
+A list is judged by what it does, not by how it is written: by the validator and the simulator, for 1 to 8 ranks, with
+one micro-batch, with fewer than ranks, and with numbers that nothing divides.  Then the course's executor obeys the
+first lists in a job.  Two tables of mistakes come before those of the exercise:
 
-FORM    what was returned on a sheet: is it a list of instructions for each rank?
+FORM    is the returned value a list of instructions for each rank?
 RUNS    can these lists be run, with these stages and micro-batches?
 """
 
@@ -44,10 +44,10 @@ MESSAGE = re.compile(r"(\w+)(→|←)(\d+)")
 
 @dataclass(frozen=True)
 class Asked(Sheet):
-    """What is due is a property of lists, and not one of them."""
+    """A sheet on which lists with certain properties are expected, and not certain lists."""
 
     def read(self, returned: Any) -> Any:
-        """Lists, of whatever can be gone through; instructions as text (0F0), anything else in a few words ('0F0')."""
+        """Return what can be iterated as lists, an instruction as text (0F0), and anything else in a few words."""
         if isinstance(returned, pp.Instruction | Send | Receive):
             return repr(returned)
         if isinstance(returned, Iterable) and not isinstance(returned, str | dict | set | Tensor):
@@ -57,7 +57,13 @@ class Asked(Sheet):
 
 @dataclass(frozen=True)
 class Listed:
-    """sizes: the first is run.  bubble, alive (by rank): what is enough, of p ranks and m micro-batches."""
+    """An exercise whose answer is a schedule.
+
+    sizes: returns the sheets for a seed; the lists of the first one are run in a job
+    bubble: returns the bubble that is small enough, for p ranks and m micro-batches
+    alive: returns for each rank the activations alive that are enough, for p ranks and m micro-batches
+    mistakes: the rows of this exercise
+    """
 
     sizes: Callable[[int], list[Asked]]
     bubble: Callable[[int, int], float]
@@ -66,7 +72,7 @@ class Listed:
 
 
 def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
-    """What to say where all is right; raises Wrong at the first thing that is not."""
+    """Return the text of the ✓ line; raise Wrong at the first thing that is wrong."""
     seen, *_ = each_judged(fn, exercise.sizes(seed), partial(judged, exercise))
     world = Stacked(0, seen.p, name=str(seen.sheet), lists=tuple(map(tuple, seen.lists)))
     so = run_for_real(world, "In which order does each stage meet its micro-batches?")
@@ -92,7 +98,7 @@ def judged(exercise: Listed, sheet: Asked, returned: Any) -> Seen:
 
 
 def written(value: Any) -> Any:
-    """What stands there as text: what is neither an instruction nor a message stays so."""
+    """Return the value with instructions and messages in the place of their text; other text stays."""
     if isinstance(value, list):
         return [written(each) for each in value]
     if found := MESSAGE.fullmatch(value):
@@ -108,7 +114,10 @@ def written(value: Any) -> Any:
 
 
 def run_for_real(world: Stacked, question: str, plans: Sequence[Sequence[Any]] = ()) -> str:
-    """How near the gradients are to one process's; raises Wrong where they are others."""
+    """Run the lists; return in words how near the gradients are to one process's, or raise Wrong if they differ.
+
+    plans: the lists with messages; without them the executor makes its own
+    """
     found = [pair for of_rank in job(run, world, plans, ranks=world.ranks) for pair in of_rank]
     if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
         raise Wrong(f"{world.name}, run for real: the gradients are not one process's", question)
@@ -116,7 +125,10 @@ def run_for_real(world: Stacked, question: str, plans: Sequence[Sequence[Any]] =
 
 
 def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of this rank's stages, and one process's.  plans: with messages, or none: the executor's own."""
+    """Run the lists on a rank; return pairs of a stage's gradients and one process's.
+
+    plans: the lists with messages; without them the executor makes its own
+    """
     pipeline = pp.Pipeline(world.model(), world.lists, mean_loss)
     pipeline.plan = plans[dist.get_rank()] if plans else pipeline.plan
     pipeline.forward_backward(*map(torch.cat, world.batch()))
@@ -127,14 +139,14 @@ def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tenso
 
 
 class Returned:
-    """Lists that came back, for p ranks: of instructions, and with messages or without."""
+    """The lists that were returned for p ranks, of instructions alone or with messages."""
 
     def __init__(self, sheet: Asked, p: int, lists: Any) -> None:
         self.sheet, self.p, self.lists = sheet, p, lists
 
     @cached_property
     def every(self) -> list[tuple[int, int, Any]]:
-        """(rank, place, what stands there), rank by rank."""
+        """Return (rank, place, instruction or message) for all of them, rank by rank."""
         return [(rank, place, x) for rank, order in enumerate(self.lists) for place, x in enumerate(order)]
 
     def at(self, rank: int, place: int) -> str:
@@ -142,12 +154,18 @@ class Returned:
         return f"rank {rank} {'runs' if isinstance(x, pp.Instruction) else 'has'} {x!r} at its {nth(place)} place"
 
     def first(self, matches: Callable[[int, int, Any], Any], then: str = "") -> str | None:
-        """Of the first (rank, place, instruction) that it fits: `rank 1 runs 1B0 at its 3rd place`, and `then`."""
+        """Return a sentence about the first (rank, place, instruction) that matches, or None.
+
+        It reads `rank 1 runs 1B0 at its 3rd place`, and ends with `then`.
+        """
         return first(self.at(rank, place) + then for rank, place, x in self.every if matches(rank, place, x))
 
 
 class Seen(Returned):
-    """What they amount to, if rank r has stage r; kinds: of the instructions of each rank (FFBFBB)."""
+    """The lists of a schedule and their properties, if rank r has stage r.
+
+    kinds: the kinds of each rank's instructions (FFBFBB).
+    """
 
     def __init__(self, exercise: Listed, sheet: Asked, lists: Any) -> None:
         super().__init__(sheet, sheet.arguments[0], lists)
@@ -155,7 +173,7 @@ class Seen(Returned):
 
     @cached_property
     def error(self) -> str:
-        """Why they cannot be run."""
+        """Return why the lists cannot be run, or "" if they can."""
         try:
             pp.validate(self.lists)
         except pp.WrongSchedule as error:
@@ -175,13 +193,13 @@ class Seen(Returned):
         return ["".join(type(x).__name__ for x in order) for order in self.lists]
 
     def like(self, pattern: str, then: str = "") -> str | None:
-        """The same, of where such kinds begin."""
+        """Return a sentence about the first place where the kinds of a rank match a pattern, or None."""
         found = [(rank, re.search(pattern, kinds)) for rank, kinds in enumerate(self.kinds)]
         return first(self.at(rank, match.start()) + then for rank, match in found if match)
 
     @cached_property
     def wait(self) -> str | None:
-        """Of the bubble, if it is too large, and where a rank that has begun waits longest."""
+        """Return a sentence if the bubble is too large, with the place where a rank that has begun waits longest."""
         s, enough = self.simulation, self.exercise.bubble(self.p, self.m)
         if s.bubble <= enough + 1e-9:
             return None
@@ -192,7 +210,7 @@ class Seen(Returned):
 
     @cached_property
     def crowd(self) -> str | None:
-        """Where a rank first holds too many."""
+        """Return a sentence about the first place where a rank holds too many activations, or None."""
         enough = self.exercise.alive(self.p, self.m)
         for rank, place, _ in self.every:
             if (n := self.alive[rank][place]) > enough[rank]:
@@ -244,7 +262,10 @@ def beyond(seen: Seen) -> str | None:
 
 
 def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
-    """The first of this kind that stands nowhere; an I makes what a B makes."""
+    """Return a row's test: which instruction of this kind comes first of those that are in no list.
+
+    An I makes what a B makes.
+    """
 
     def matches(seen: Seen) -> str | None:
         made = {makes(x) for _, _, x in seen.every}
@@ -257,7 +278,7 @@ def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
 
 
 def says(pattern: str) -> Callable[[Seen], str | None]:
-    """What the validator says, where it says this."""
+    """Return a row's test: the validator's error, if it matches the pattern."""
     return lambda seen: seen.error if re.search(pattern, seen.error) else None
 
 

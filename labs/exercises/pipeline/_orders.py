@@ -16,7 +16,7 @@ Fits = Callable[[Seen], Any]
 
 
 def sizes(seed: int, few: str = FEW) -> list[Asked]:
-    """The one that is drawn in the notebook comes first, and those with fewer micro-batches than ranks last."""
+    """Return the sheets: first the size that the notebook draws, and last those with fewer micro-batches than ranks."""
 
     def size(p: int, m: int, only: str = "") -> Asked:
         return Asked((p, m), None, f"{many(p, 'rank')}, {many(m, 'micro-batch', 'es')}", only=only)
@@ -33,11 +33,12 @@ def fraction(p: int, m: int) -> float:
 
 
 def too_many(matches: Fits = lambda seen: True) -> Fits:
-    """Activations."""
+    """Return a row's test: a sentence if a rank holds too many activations and `matches`."""
     return lambda seen: seen.crowd and matches(seen) and seen.crowd
 
 
 def too_long(matches: Fits = lambda seen: True) -> Fits:
+    """Return a row's test: a sentence if the bubble is too large and `matches`."""
     return lambda seen: seen.wait and matches(seen) and seen.wait
 
 
@@ -46,7 +47,7 @@ def early(seen: Seen) -> str | None:
 
 
 def disordered(seen: Seen) -> str | None:
-    """After the same kind of a later micro-batch."""
+    """Return a sentence about the first instruction that comes after the same one of a later micro-batch, or None."""
 
     def matches(rank: int, place: int, x: pp.Instruction) -> bool:
         alike = (y for y in seen.lists[rank][:place] if type(y) is type(x) and y.stage == x.stage)

@@ -1,4 +1,4 @@
-"""A model of stages that is run by lists, and what each of its micro-batches gives on one process."""
+"""A model of stages that is run by lists, and the losses and gradients of its micro-batches on one process."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ TOLERANCE = {F64: 1e-11, BF16: 2e-2}
 
 @dataclass(frozen=True)
 class Stacked(World):
-    """A batch in each step, and nobody sets the gradients to zero between them.
+    """A model of stages, with a batch in each step; nobody sets the gradients to zero between the steps.
 
-    frozen: a parameter of every second stage.  floats: come in, in the place of tokens.
+    frozen: whether a parameter of every second stage is frozen.
+    floats: whether the first stage reads floats, and not tokens.
     """
 
     name: str = ""
@@ -40,7 +41,7 @@ class Stacked(World):
         return ranks_of(self.lists)[stage]
 
     def stage(self, number: int) -> nn.Sequential:
-        """Of tokens, floats, or what the stage before makes: what the next one takes, or logits."""
+        """Return a stage, from tokens, floats or the last stage's output to the next stage's input or logits."""
         linear = nn.Linear(DIM, DIM)
         linear.bias.requires_grad_(not (self.frozen and number % 2))
         first = [nn.Embedding(VOCABULARY, DIM)] if number == 0 and not self.floats else []
@@ -56,7 +57,7 @@ class Stacked(World):
         return [self.stage(number) for number in range(self.stages)]
 
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Tokens (or floats, [3, 7, 6]) and targets of each micro-batch, [3, 7] each."""
+        """Return the tokens and the targets of each micro-batch, [3, 7] each; floats are [3, 7, 6]."""
         generator, size = self.generator(step=self.step), (self.microbatches * SEQUENCES, TOKENS)
         xs, ys = torch.randint(VOCABULARY, (2, *size), generator=generator)
         if self.floats:
@@ -64,7 +65,7 @@ class Stacked(World):
         return list(xs.chunk(self.microbatches)), list(ys.chunk(self.microbatches))
 
     def summands(self, stage: int) -> list[Tensor]:
-        """Of what the gradients of a stage are the sum after this step, in the order of its backwards."""
+        """Return the summands of a stage's gradients after this step, in the order of its backwards."""
         mine = self.lists[self.rank_of(stage)]
         order = [x.microbatch for x in mine if x.stage == stage and isinstance(x, pp.B | pp.I)]
         return [by_itself(self.at(step))[m][1][stage] for step in range(self.step + 1) for m in order]
@@ -78,14 +79,14 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def flat(stage: nn.Module) -> Tensor:
-    """The gradients of the parameters that are trained, in one vector; NaN where there is none."""
+    """Return the gradients of the trained parameters in one vector, with NaN for a missing gradient."""
     trained = [p for p in stage.parameters() if p.requires_grad]
     return torch.cat([(torch.full_like(p, torch.nan) if p.grad is None else p.grad).flatten() for p in trained])
 
 
 @lru_cache(maxsize=64)
 def by_itself(world: Stacked) -> list[tuple[float, list[Tensor]]]:
-    """On one process, of each micro-batch of this step by itself: the loss, and the gradients by stage."""
+    """Return the loss and the gradients by stage of each micro-batch of this step by itself, on one process."""
     found = []
     for x, y in zip(*world.batch(), strict=True):
         stages = world.model()
@@ -104,11 +105,11 @@ def many(n: int, what: str, plural: str = "s") -> str:
 
 
 def whole(lists: pp.Lists) -> list[list[pp.Instruction]]:
-    """B in the place of I, and no W."""
+    """Return the lists with B in the place of I, and without W."""
     kinds = {pp.F: pp.F, pp.B: pp.B, pp.I: pp.B}
     return [[kinds[type(x)](x.stage, x.microbatch) for x in order if type(x) in kinds] for order in lists]
 
 
 def bits(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
-    """Of what was found, and what was due."""
+    """Return in words whether the pairs of (found, expected) are equal bit for bit."""
     return ", bit for bit" if all(torch.equal(found, expected) for found, expected in pairs) else ", but for rounding"

@@ -10,7 +10,10 @@ from labs.exercises.engine.on_paper import Sheet, as_if, form, on_paper, so
 
 @answered
 def bubbles(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}`, × the ideal time, with F = I = W."""
+    """Check `fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}`; return the ✓ line.
+
+    A bubble is a multiple of the ideal time, with F = I = W.
+    """
     drawn = ((4, 8, 2), (2, 4, 2), (4, 16, 4), (3, 9, 2), (1, 4, 2))
     sheets = [
         Sheet((p, m, v), simulated(p, m, v), f"{p} ranks, {m} micro-batches, {v} stages per rank", secret=True)
@@ -30,7 +33,10 @@ def simulated(p: int, m: int, v: int) -> dict[str, float]:
 
 
 def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
-    """The closed forms; `interleaved`, where given, is a factor that is wrong."""
+    """Return the bubbles by their closed forms.
+
+    interleaved: a factor of the interleaved schedule's bubble, for a mistake
+    """
     bubble = (p - 1) / m
     return {
         "GPipe": bubble,

@@ -26,5 +26,5 @@ GPIPE = Listed(
 
 @answered
 def gpipe(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks, microbatches) -> lists` of F and B: stage r on rank r."""
+    """Check `fn(ranks, microbatches) -> lists` of F and B, with stage r on rank r; return the ✓ line."""
     return checked(GPIPE, fn, seed)

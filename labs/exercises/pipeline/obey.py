@@ -1,7 +1,7 @@
-"""obey: what F and B do on a rank, whatever the list; in the executor's place, on 1, 2 and 4 ranks.
+"""obey: a function that does F and B on a rank, whatever the list, in the executor's place, on 1, 2 and 4 ranks.
 
-Each thing is taken and put once, by whom and when the list says, and is what the next one needs; nothing else is
-changed, or kept.
+Each tensor must be taken and put once, on the rank and at the time that the list says, and be what its reader needs.
+Nothing else may be changed, or held.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def worlds(draw: Draw) -> dict[int, list[Stacked]]:
     }
 
 
-ONLY = {  # the name of what raises in none but such worlds
+ONLY = {  # names for an error that is raised only in such worlds
     "order": "right only where micro-batches come in their order",
     "a V|interleaved": "right only with one stage per rank",
     "1F1B of floats": "right only where tokens come in",
@@ -89,7 +89,7 @@ def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def condition(order: Sequence[Any], stages: dict[int, Any], xs: list[Tensor], ys: list[Tensor]) -> dict[str, Any]:
-    """By name, what is nobody's business to change."""
+    """Return everything that `obey` must leave unchanged, as `{name: value}`."""
     modules = [module for stage in stages.values() for module in stage.modules()]
     parameters = [p for stage in stages.values() for p in stage.parameters()]
     return {
@@ -106,7 +106,10 @@ def condition(order: Sequence[Any], stages: dict[int, Any], xs: list[Tensor], ys
 
 
 def in_one(losses: Any) -> Tensor | str | None:
-    """Of tensors without dims and without a graph; anything else in a few words."""
+    """Return losses without dims and without a graph in one tensor; describe anything else in a few words.
+
+    No losses are None.
+    """
     losses = list(losses) if isinstance(losses, Tensor) and losses.ndim else losses
     if not isinstance(losses, Sequence):
         return show(losses)
@@ -117,7 +120,7 @@ def in_one(losses: Any) -> Tensor | str | None:
 
 
 def ones(seen: Seen) -> Iterator[One]:
-    """The gradients of each stage, as they come: from the last stage on."""
+    """Yield the gradients of each stage, in backward's order: from the last stage on."""
     of_all = [(name, index) for index, done in enumerate(seen.done) for name in done.facts["summands"]]
     for name, index in sorted(of_all, reverse=True):
         summands = seen.done[index].facts["summands"][name]
@@ -126,14 +129,14 @@ def ones(seen: Seen) -> Iterator[One]:
 
 
 def gradients(seen: Seen) -> Iterator[tuple[str, One]]:
-    """Those that are wrong."""
+    """Yield the stages' gradients that are wrong, each with a sentence that says where."""
     for one in ones(seen):
         if not one.right:
             yield f"on rank {one.rank} in {one.name}'s gradients {one.first}\n", one
 
 
 def losses(seen: Seen) -> Iterator[tuple[str, One]]:
-    """Those that are wrong; of the rank that has some first."""
+    """Yield the losses that are wrong, each with a sentence; those of the rank that computes losses come first."""
     expected_by_name = [{"losses": done.facts["due"]} for done in seen.done]
     for index in sorted(range(seen.world.n), key=lambda index: expected_by_name[index]["losses"] is None):
         one = One(seen, index, "losses", expected_by_name, 1e-5)
@@ -149,7 +152,10 @@ def shown(losses: Tensor | str | None) -> str:
 
 
 def made(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
-    """Of so many times what is due of each micro-batch until now; and of how many the loss is the mean."""
+    """Return a row's test on how often each micro-batch's gradient is in the sum.
+
+    matches: is called with these times, in the order of the backwards, and with the number of micro-batches in a batch
+    """
 
     def in_words(one: One) -> str | None:
         if one.times is None or not matches(one.times, one.world.microbatches):
@@ -166,10 +172,10 @@ def only_the_last(times: Tensor, m: int) -> bool:
 
 
 def other_losses(one: One) -> str | None:
-    """On the same rank."""
-    wrong = ((told, other) for told, other in losses(one.seen) if other.index == one.index)
+    """Return a sentence if the losses on the same rank are wrong, too."""
+    wrong = ((words, other) for words, other in losses(one.seen) if other.index == one.index)
     return next(
-        (told for told, other in wrong if isinstance(other.received, Tensor) and other.expected is not None), None
+        (words for words, other in wrong if isinstance(other.received, Tensor) and other.expected is not None), None
     )
 
 
@@ -293,9 +299,11 @@ PLAY = Play(
 
 @answered
 def obey(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(instructions, stages, loss, xs, ys, take, put) -> losses`, of F and B.
+    """Check `fn(instructions, stages, loss, xs, ys, take, put) -> losses`, for instructions F and B.
 
-    Of each micro-batch its own loss, in the order of micro-batches, on the rank of the last stage.
+    The rank of the last stage returns each micro-batch's own loss, in the order of the micro-batches.
+
+    Returns the text of the ✓ line.
     """
     try:
         seen = checked(PLAY, (fn,), seed).seen

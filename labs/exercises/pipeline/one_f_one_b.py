@@ -20,5 +20,5 @@ ONE_F_ONE_B = Listed(
 
 @answered
 def one_f_one_b(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks, microbatches) -> lists` of F and B: stage r on rank r."""
+    """Check `fn(ranks, microbatches) -> lists` of F and B, with stage r on rank r; return the ✓ line."""
     return checked(ONE_F_ONE_B, fn, seed)

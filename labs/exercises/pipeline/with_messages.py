@@ -1,7 +1,7 @@
-"""with_messages: what is sent and received between the instructions, so that no ranks wait for each other.
+"""with_messages: sends and receives between the instructions, in an order in which no ranks wait for each other.
 
-A message is a meeting: who sends waits for who receives, and the other way round.  The lists that come back are walked
-on paper, and the first of them are obeyed by the executor in a job.
+A message is a meeting: the sender waits for the receiver, and the receiver for the sender.  The check goes through the
+returned lists on paper, and the executor obeys the first of them in a job.
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from labs.pp.checker import ranks_of, stages_of
 from labs.pp.instructions import reader
 from labs.pp.messages import Receive, Send
 
-Message = tuple[pp.Instruction, int, int]  # what has made it, from which rank, to which rank
+Message = tuple[pp.Instruction, int, int]  # the instruction that makes it, the sending rank, the receiving rank
 
 
 def sheets() -> list[Asked]:
-    """Lists of F and B that can be run."""
+    """Return the sheets, with lists of F and B that can be run."""
     named = {
         "1F1B": [pp.one_f_one_b(4, 8), pp.one_f_one_b(2, 3), pp.one_f_one_b(8, 4), pp.one_f_one_b(1, 3)],
         "GPipe": [pp.gpipe(2, 3), pp.gpipe(4, 4)],
@@ -52,7 +52,7 @@ def carried(rank: int, x: Send | Receive) -> Message:
 
 
 class Seen(Returned):
-    """Lists with messages, in the place of those that were `given`."""
+    """The lists with messages that were returned for the lists that were `given`."""
 
     def __init__(self, sheet: Asked, lists: Any) -> None:
         (self.given,) = sheet.arguments
@@ -60,7 +60,10 @@ class Seen(Returned):
 
     @cached_property
     def halt(self) -> tuple[str, str]:
-        """Where nobody can go on: two that meet for different messages, and who waits for whom."""
+        """Return two sentences about the point where no rank can go on; each is "" if it does not apply.
+
+        The first is about two ranks that meet for different messages, the second says which rank waits for which.
+        """
         at = [0] * self.p
         while True:
             now = [plan[place] if place < len(plan) else None for place, plan in zip(at, self.lists, strict=True)]
@@ -142,7 +145,7 @@ MISTAKES = (
 
 @answered
 def with_messages(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(lists) -> lists`, with Send and Receive between F and B."""
+    """Check `fn(lists) -> lists`, with Send and Receive between F and B; return the ✓ line."""
     every = each_judged(fn, sheets(), judged)
     world = Stacked(seed, every[0].p, name=str(every[0].sheet), lists=tuple(map(tuple, every[0].given)))
     so = run_for_real(world, ONCE, every[0].lists)

@@ -11,14 +11,14 @@ from labs.exercises.pipeline._stacked import whole
 
 
 def w_at_once(seen: Seen) -> str | None:
-    """Each W directly after its I: told of the last rank, for whose I's all others wait."""
-    told = ", while the other ranks wait for its next I"
-    on_the_last = seen.first(lambda rank, place, x: rank == seen.p - 1 and isinstance(x, pp.W), told)
+    """Return a sentence about the last rank, for whose I's all others wait, if each W comes directly after its I."""
+    then = ", while the other ranks wait for its next I"
+    on_the_last = seen.first(lambda rank, place, x: rank == seen.p - 1 and isinstance(x, pp.W), then)
     return None if seen.like("[^I]W") else on_the_last
 
 
 def only_w_is_elsewhere(seen: Seen) -> bool:
-    """Without its W's it is 1F1B."""
+    """Return whether the lists without their W's are 1F1B."""
     return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.p, seen.m)]
 
 
@@ -50,5 +50,8 @@ ZERO_BUBBLE = Listed(
 
 @answered
 def zero_bubble(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks, microbatches) -> lists` of F, I and W: stage r on rank r.  F, I and W take equally long."""
+    """Check `fn(ranks, microbatches) -> lists` of F, I and W, with stage r on rank r; return the ✓ line.
+
+    F, I and W take equally long.
+    """
     return checked(ZERO_BUBBLE, fn, seed)
