@@ -1,7 +1,7 @@
 """A function that each device runs on its own piece (jax.shard_map): ZeRO 3's gradients, and a pipeline of stages.
 
-It runs on virtual devices.  What it gives is compared with one device's, and what it sends is read from what XLA has
-compiled: missing numbers, and needless bytes.
+The function runs on virtual devices.  Its result is compared with one device's, and the bytes that it sends are read
+from the program that XLA has compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labs.xla.hlo import Collective
 N = 4
 
 
-COMPILING = 60.0  # s of the processor: three programs in a job
+COMPILING = 60.0  # s of processor time, in which a job compiles three programs
 
 
 Arrays = dict[str, np.ndarray]
@@ -28,10 +28,14 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Run:
-    """By name: found, what it gave; due; own: what would be due of each part alone.
+    """A run of the learner's function, with its result and the expected one, as `{name: array}`.
 
-    sent: the collectives of the compiled program; weights: bytes; at_once: micro-batches in one call of a stage;
-    stages, microbatches: of a pipeline; each: bytes of a micro-batch.
+    sent: the collectives of the compiled program.
+    own: for each part, the result that would be expected of it alone.
+    weights: the bytes of the weights.
+    at_once: the number of micro-batches in one call of a stage.
+    stages, microbatches: the sizes of a pipeline.
+    each: the bytes of a micro-batch.
     """
 
     received: Any
@@ -45,7 +49,7 @@ class Run:
     each: int = 0
 
     def __len__(self) -> int:
-        """What comes out of a pipeline, in micro-batches."""
+        """Return the number of micro-batches that come out of a pipeline."""
         return len(self.received["what comes out"])
 
     def is_due(self, times: float = 1.0) -> bool:
@@ -63,7 +67,7 @@ class Run:
 
     @property
     def description(self) -> str:
-        """The first that is not as it should be, and where."""
+        """Return a sentence about the first wrong value, or "" if all are right."""
         for name, expected in self.expected.items():
             if (shape := np.shape(self.received[name])) != expected.shape:
                 return f"{name!r} is {shape} on all devices together, and not {expected.shape}"
@@ -84,4 +88,4 @@ def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any],
 
 
 class OfAnotherKind(Exception):
-    """What was returned cannot be looked at; it says what it is."""
+    """An error about a returned value that cannot be compared; its text describes the value."""

@@ -1,4 +1,4 @@
-"""meet: two letters of an operation are cut; along which one the fewest elements have to move.
+"""meet: two letters of an operation are cut, and one of them is chosen: the fewest elements have to move for it.
 
 Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
 """
@@ -13,7 +13,7 @@ from labs.exercises.gspmd._letters import Cut
 
 
 def moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> dict[str, int]:
-    """By letter: elements that are cut along another one, in the order in which the letters come."""
+    """Return for each letter the elements that are cut along another one, in the order in which the letters come."""
     known = [(own[dim], size) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None]
     return {letter: sum(size for other, size in known if other != letter) for letter, _ in known}
 
@@ -24,12 +24,12 @@ def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
 
 
 def of_the_largest(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    """Of the largest tensor alone."""
+    """Return the letter along which the largest tensor is cut."""
     return max((size, own[dim]) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None)[1]
 
 
 def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    """What is not cut counts, too, where it lacks the letter."""
+    """Return the letter as if tensors that lack it had to move, too, where nothing is known of them."""
     elements = moved(dims, cut, sizes)
     for letter in elements:
         elements[letter] += sum(
@@ -60,7 +60,12 @@ MET = (
 
 @answered
 def meet(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(dims, cut, sizes) -> letter`: the one with which the fewest elements are cut in another way."""
+    """Check `fn(dims, cut, sizes) -> letter`, for which the fewest elements are cut in another way; return the ✓ line.
+
+    dims: the letters of each tensor
+    cut: for each tensor, the number of the dim that is cut, or None
+    sizes: the number of elements of each tensor
+    """
     draw, sheets = random.Random(seed), []
     cases = (((0, 1, None), (1, 2, 9)), ((0, 1, None), (2, 1, 9)), ((0, 1, 1), (5, 3, 3)), ((0, 1, 0), (3, 5, 3)))
     cases += (((0, 1, 1), (9, 2, 2)), ((0, 1, 0), (2, 9, 2)), ((1, 1, 0), (2, 3, 4)), ((1, 1, None), (3, 7, 1)))

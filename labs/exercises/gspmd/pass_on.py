@@ -1,4 +1,4 @@
-"""pass_on: one letter of an operation is cut; which dim of every other tensor is cut with it.
+"""pass_on: one letter of an operation is cut, and with it a dim of each other tensor that has the letter.
 
 Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
 """
@@ -35,7 +35,7 @@ def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
 
 
 def to_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    """Besides the one that is known."""
+    """Return the cuts as if only the first of the other tensors with the letter got one."""
     found, expected = list(cut), passed_on(dims, cut)
     for at, dim in enumerate(expected):
         if cut[at] is None and dim is not None:
@@ -72,7 +72,11 @@ PASSED = (
 
 @answered
 def pass_on(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(dims, cut) -> cut`: which dim of each tensor is cut, once one letter is."""
+    """Check `fn(dims, cut) -> cut`, the dim of each tensor that is cut along with one letter; return the ✓ line.
+
+    dims: the letters of each tensor
+    cut: for each tensor, the number of the dim that is cut, or None
+    """
     draw, sheets = random.Random(seed), []
     for dims in OPERATIONS:
         names = dict(

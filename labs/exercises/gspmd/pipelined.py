@@ -12,11 +12,14 @@ import numpy as np
 from labs.exercises.engine.answer import Mistake, answered, refuse, show
 from labs.exercises.gspmd._by_shard_map import Arrays, OfAnotherKind, Run, on_virtual_devices
 
-PIPELINES = ((4, 5), (3, 2))  # stages and micro-batches: more of the one, and of the other
+PIPELINES = ((4, 5), (3, 2))  # stages and micro-batches, of which there are more than stages, and fewer
 
 
 def in_stages(fn: Callable[..., Any], seed: int, stages: int, microbatches: int) -> Run | str:
-    """On a rank: what the last stage made of each micro-batch, and the gradients of all stages' weights."""
+    """Run the pipeline and one device's model on a rank; return the run, or a description of another kind of result.
+
+    The run has the last stage's output of each micro-batch, and the gradients of all stages' weights.
+    """
     import jax
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec
@@ -73,13 +76,13 @@ def in_stages(fn: Callable[..., Any], seed: int, stages: int, microbatches: int)
 
 
 def most_at_once(text: str) -> int:
-    """The most numbers that a stage makes, by its tanh, or hands on in one operation of a program before XLA has it."""
+    """Return the most numbers that one tanh makes, or one message hands on, in a program before XLA changes it."""
     shapes = re.findall(r"stablehlo\.(?:tanh|collective_permute)\b.*tensor<([\dx]+)xf32>$", text, re.MULTILINE)
     return max((prod(map(int, shape.split("x"))) for shape in shapes), default=0)
 
 
 def of_fresh_ones_alone(run: Run) -> str:
-    """What the last stage makes of micro-batches that no other stage has had."""
+    """Return the error if the last stage has only made outputs of micro-batches that no other stage has had, or ""."""
     out, fresh = run.received["what comes out"], [own["what comes out"] for own in run.own]
     return (
         run.description
@@ -122,7 +125,10 @@ PIPED = (
 
 @answered
 def pipelined(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(stage, own, x) -> y`, on each device of the axis "pp"; y of the last one counts."""
+    """Check `fn(stage, own, x) -> y` on each device of the axis "pp", of which the last one's y counts.
+
+    Returns the text of the ✓ line.
+    """
     for stages, microbatches in PIPELINES:
         run = on_virtual_devices(in_stages, fn, seed, stages, microbatches, devices=stages)
         where = f"{microbatches} micro-batches, {stages} stages: "

@@ -12,7 +12,7 @@ from labs.exercises.gspmd._by_shard_map import Arrays, N, OfAnotherKind, Run, on
 
 
 def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
-    """On a rank."""
+    """Compute the gradients by shards and on one device; return the run, or a description of another kind of result."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec
@@ -52,7 +52,7 @@ def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
 
 
 def pieces_of_own(run: Run) -> Arrays:
-    """Each device's shard of the gradient of its own part of the batch."""
+    """Return each device's shard of the gradient of its own part of the batch."""
     return {
         name: np.concatenate([np.split(own[name], N)[at] for at, own in enumerate(run.own)]) for name in run.expected
     }
@@ -99,7 +99,10 @@ SHARDED = (
 
 @answered
 def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(loss, shards, x, y) -> shards of the gradients`, on each device of the axis "dp"."""
+    """Check `fn(loss, shards, x, y) -> shards of the gradients` on each device of the axis "dp".
+
+    Returns the text of the ✓ line, with the bytes sent.
+    """
     try:
         run = on_virtual_devices(in_shards, fn, seed)
     except Wrong as wrong:
