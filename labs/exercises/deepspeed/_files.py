@@ -1,4 +1,4 @@
-"""What configure and mend have in common with translate: sections of a DeepSpeed file, and an engine made from it."""
+"""Sections of a DeepSpeed file, an engine made from it, and mistakes, which configure and translate have in common."""
 
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from labs.deepspeed.configuration import BUCKET
 from labs.exercises.engine.answer import Mistake, Wrong
 from labs.exercises.engine.on_paper import so
 
-STARTING = 30.0  # s of the processor: DeepSpeed
+STARTING = 30.0  # s of processor time for a job that starts DeepSpeed
 
 
 def section(config: dict[str, Any], key: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def section(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def initialized(model: nn.Module, config: dict[str, Any]) -> Any:
-    """Its engine; with small buckets, where nothing is said of them."""
+    """Return DeepSpeed's engine for a model, with small buckets if the configuration names no size."""
     zero = {"reduce_bucket_size": BUCKET} | section(config, "zero_optimization")
     return engine.initialize(model, config | {"zero_optimization": zero}, partial(torch.optim.SGD, lr=0.5))
 

@@ -14,20 +14,20 @@ from labs.exercises.engine.answer import Mistake, Wrong, answered
 from labs.exercises.engine.launching import job
 from labs.exercises.engine.on_paper import Sheet, on_paper, part_so, same
 
-CLIPS = 1.0  # what is clipped to where nothing is said
+CLIPS = 1.0  # the norm to which DeepSpeed clips if the file says nothing
 
 
 NUMBERS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
 
 
-RUN = 24, 5, 2, 0.5  # this one is tried, too
+RUN = 24, 5, 2, 0.5  # batch, most, ranks and clip of the configuration that DeepSpeed runs
 
 
 def meaning(fn: Callable[..., Any], batch: int, most: int, ranks: int, clip: float | None) -> Any:
-    """What the configuration says, or what is wrong with it, in a sentence."""
+    """Return what the configuration means, or a sentence about what is wrong with it."""
     config = fn(batch, most, ranks, clip)
     if not isinstance(config, dict):
-        return config if config is None else [config]  # a sentence would be taken for one of ours
+        return config if config is None else [config]  # a bare str would be taken for a sentence of ours
     try:
         require_known(config)
         sequences, micro, accumulation = batch_sizes(config, ranks)
@@ -51,7 +51,7 @@ def described(batch: int, most: int, ranks: int, clip: float | None) -> dict[str
 
 
 def by_deepspeed(fn: Callable[..., Any]) -> dict[str, Any]:
-    """On a rank: what DeepSpeed has read there, after a step by it."""
+    """Take a step with DeepSpeed on a rank; return what it has read in the configuration."""
     made = initialized(nn.Linear(4, 4), fn(*RUN))
     accumulation = made.gradient_accumulation_steps()
     for _ in range(accumulation):
@@ -90,7 +90,14 @@ SAID = (
 
 @answered
 def configure(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(batch, most, ranks, clip) -> configuration`, judged by what it means, and by what DeepSpeed makes of it."""
+    """Check `fn(batch, most, ranks, clip) -> configuration`, by its meaning and by what DeepSpeed makes of it.
+
+    batch: the sequences of all ranks in a step
+    most: the most sequences that a rank can take at a time
+    clip: the norm to which gradients are clipped, or None
+
+    Returns the ✓ line.
+    """
     require_deepspeed()
     draw, sheets = random.Random(seed), []
     for share, most, clip in ((12, 5, None), (8, 16, 0.5), (9, 4, None), (15, 7, 1.0), (7, 3, 2.0), (16, 16, None)):

@@ -1,4 +1,4 @@
-"""What a rank holds under stage 2 beyond DeepSpeed's estimate of it (labs.deepspeed.estimates)."""
+"""left_out: the bytes that a rank holds under stage 2 beyond DeepSpeed's estimate (labs.deepspeed.estimates)."""
 
 import random
 from collections.abc import Callable
@@ -44,7 +44,10 @@ OUT = (
 
 @answered
 def left_out(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(parameters, ranks, activations, bucket, float32) -> bytes`: what stage 2 holds beyond its estimate."""
+    """Check `fn(parameters, ranks, activations, bucket, float32) -> bytes` that stage 2 holds beyond its estimate.
+
+    Returns the ✓ line.
+    """
     draw, sheets = random.Random(seed), []
     for float32 in (False, True, False, True):
         ranks = draw.choice((4, 8, 16))

@@ -16,7 +16,7 @@ def mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
 
 
 def or_if_too_few(number: int) -> Callable[..., Mended]:
-    """That many micro-batches, where there are fewer sequences than micro × ranks."""
+    """Return an answer that gives this number of micro-batches if there are fewer sequences than micro × ranks."""
 
     def fn(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
         was, rounded = mended(train, micro, accumulation, ranks)
@@ -53,7 +53,10 @@ CONTRADICT = (
 
 @answered
 def mend(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(train, micro, accumulation, ranks) -> (ranks they were written for, micro-batches on these ranks)`."""
+    """Check `fn(train, micro, accumulation, ranks) -> (ranks they were written for, micro-batches on these ranks)`.
+
+    Returns the ✓ line.
+    """
     draw = random.Random(seed)
     cases = [(64, 4, 8, 1), (256, 4, 8, 1), (8, 2, 1, 1), (48, 4, 3, 8), (96, 4, 2, 8), (256, 8, 8, 16), (60, 5, 1, 8)]
     cases.append((8, 2, 1, 8))  # fewer sequences than micro × ranks

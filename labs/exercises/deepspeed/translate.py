@@ -1,6 +1,6 @@
 """translate: fully_shard's settings as a configuration of DeepSpeed, under which it sends, holds and trains the same.
 
-Both train a small model on real ranks, next to each other.  What is due is what PyTorch's fully_shard was seen to do.
+Both train a small model on real ranks, side by side.  The expected values are measured with PyTorch's fully_shard.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from labs.exercises.engine.launching import job
 from labs.exercises.engine.on_paper import Seen, Sheet, Written, judge, one_sheet, part_so, same, so
 from labs.kit.watch.communication import CommunicationWatch
 
-RANKS, STEPS = 2, 3  # in its first two steps DeepSpeed looks in which order parameters are used, and tells the others
+RANKS, STEPS = 2, 3  # DeepSpeed notes the order of the parameters in its first two steps, and tells the other ranks
 
 
 class Settings(NamedTuple):
-    """In the order of the arguments."""
+    """The settings of fully_shard, in the order of the learner's arguments."""
 
     reshard_after_forward: bool
     param_dtype: torch.dtype
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 class Little(nn.Module):
-    """Each size is even, so that no rank's part is padded."""
+    """A small model, each of whose sizes is even, so that no rank's part is padded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Little(nn.Module):
 
 
 def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> list[tuple[Sheet, Written]]:
-    """Up to the first sheet that is wrong on any rank.
+    """Train with both; return pairs of a sheet and the answer, up to the first one that is wrong on any rank.
 
-    PyTorch's first: DeepSpeed may change functions of torch for the whole process.
+    PyTorch comes first, since DeepSpeed may change functions of torch for the whole process.
     """
     references = [by_fully_shard(Settings(*sheet.arguments), seed) for sheet in sheets]
     filled = []
@@ -74,7 +74,7 @@ def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> list
 
 @cache  # the tests try many answers in a process
 def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[Tensor]]:
-    """What is due, and the parameters after training."""
+    """Train with fully_shard; return the expected values, and the parameters after training."""
     model = Little()
     layers = [layer for layer in model.layers if [*layer.parameters()]]
     dtypes = {"param_dtype": settings.param_dtype, "reduce_dtype": settings.reduce_dtype}
@@ -101,7 +101,7 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
 
 
 def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tensor]) -> Any:
-    """The same of DeepSpeed; a sentence where it does not take the configuration."""
+    """Train with DeepSpeed; return the same values, or a sentence if it does not take the configuration."""
     if not isinstance(config, dict):
         return config if config is None else [config]
     try:
@@ -127,14 +127,14 @@ def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tenso
 
 
 def micro_batches(settings: Settings, seed: int, step: int) -> Iterator[Tensor]:
-    """Pairs of this rank's tokens and targets, [micro] each."""
+    """Yield pairs of this rank's tokens and targets, [micro] each."""
     generator = torch.Generator().manual_seed(RANKS * (STEPS * seed + step) + dist.get_rank())
     for _ in range(settings.accumulation):
         yield torch.randint(12, (2, settings.micro), generator=generator)
 
 
 def sent(watch: CommunicationWatch) -> dict[str, int]:
-    """Bytes of parameters, and of gradients."""
+    """Return the bytes that were sent of parameters and of gradients, by the names of their collectives."""
     ops = "all_gather", "reduce_scatter"
     return {f"bytes of {op}": sum(row["sent"] for row in watch.tape if row["op"] == op) for op in ops}
 
@@ -143,7 +143,7 @@ def sent(watch: CommunicationWatch) -> dict[str, int]:
 
 
 def offloaded(seen: Seen, parts: int) -> str | None:
-    """Whether only so many of the two are on the CPU."""
+    """Return the sentence about offloading if this number of the two parts is on the CPU."""
     there = [*seen.received["offloads"].values()].count("cpu") if isinstance(seen.received, dict) else None
     return part_so("offloads")(seen) if there == parts else None
 
@@ -178,7 +178,10 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 @answered
 def translate(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation) -> config`."""
+    """Check `fn(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation) -> config`.
+
+    Returns the text of the ✓ line.
+    """
     require_deepspeed()
     draw = random.Random(seed)
     norm = draw.choice((0.2, 0.3, 0.4))
