@@ -1,6 +1,7 @@
-"""Real runs: what was their bottleneck?  From the rows of published tables (labs/plan/tables), or a report's own words.
+"""Real runs: what was their bottleneck?
 
-The answer is not given away.
+Most runs are rows of published tables (labs/plan/tables), and one has a report's own words.  The check does not give
+the answer away.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,11 @@ WORDS = ("bubble", "tensor", "gradients", "Python", "memory", "messages")
 
 
 class Report(NamedTuple):
-    """tokens: per second and GPU; best: of all published layouts of this model on as many GPUs."""
+    """A published run.
+
+    tokens: the tokens per second and GPU.
+    best: the most tokens per second and GPU of all published layouts of this model on as many GPUs.
+    """
 
     model: str
     gpus: int
@@ -39,14 +44,14 @@ REPORTS = {
 
 @answered
 def bottlenecks(fn: Callable[..., Any], seed: int) -> str:
-    """`fn() -> {report: one of WORDS}`."""
+    """Check `fn() -> {report: one of WORDS}`; return the ✓ line."""
     expected = {name: word for name, (_, word) in REPORTS.items()}
     sheet = Sheet((), expected, "the reports", secret=True)
     return on_paper(fn, [sheet], MISTAKES, "What does this run have more of than the best one, or less?")
 
 
 def at(name: str) -> Callable[[Seen], str | None]:
-    """Whether this report is the first that is wrong."""
+    """Return a row's test: whether this report is the first one that is wrong."""
 
     def matches(seen: Seen) -> str | None:
         found, expected = plain(seen.received), seen.sheet.expected

@@ -1,4 +1,4 @@
-"""How long does a step wait for its gradients?  On layers that are alike, and that are not."""
+"""How long does a step wait for its gradients?  The check asks about layers that are alike, and others that are not."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +12,10 @@ Seconds = Sequence[float]
 
 @answered
 def exposed(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(backward, reduce) -> seconds` that a step waits after its last backward; lists of seconds, by layer."""
+    """Check `fn(backward, reduce) -> seconds` that a step waits after its last backward; return the ✓ line.
+
+    backward, reduce: the seconds of each layer's backward and all-reduce
+    """
     draw = random.Random(seed)
     steps = [
         ([1, 1, 1, 1], [1, 1, 1, 1]),
@@ -45,7 +48,7 @@ def short(seconds: Seconds) -> str:
 
 
 def side_by_side(backward: Seconds, reduce: Seconds) -> float:
-    """Each all-reduce on a wire of its own."""
+    """Return the seconds as if each all-reduce had a wire of its own."""
     ends = [sum(backward[: n + 1]) + each for n, each in enumerate(reduce)]
     return max(ends, default=0) - sum(backward)
 

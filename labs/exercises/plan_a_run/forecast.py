@@ -1,7 +1,8 @@
-"""How long does a step of a published run take?  Judged by runs of the Ultra-Scale Playbook (labs/plan/tables).
+"""How long does a step of a published run take?
 
-The order of a (model, GPUs)'s layouts counts, and which one is called the quickest.  Before that the function is asked
-about pairs of runs that differ in one thing: what nobody has thought of has no influence there.
+The answers are compared with runs of the Ultra-Scale Playbook (labs/plan/tables).  The layouts of each (model, GPUs)
+should come in the measured order, and the quickest should come first.  Before that, the check asks about pairs of runs
+that differ in one thing: a cost that the function leaves out makes no difference there.
 """
 
 import math
@@ -21,7 +22,7 @@ from labs.plan.published import read
 
 TABLE = Path(plan.__file__).parent / "tables" / "nanotron_playbook.csv"
 SEEN = "1B"  # the model whose runs the notebook shows
-ORDERED, CHOSEN, NEAR = 0.4, 0.5, 0.2  # rank correlation; share of first choices that are that near to the best
+ORDERED, CHOSEN, NEAR = 0.4, 0.5, 0.2  # least rank correlation; least share of first choices this near to the best
 
 
 class Run(NamedTuple):
@@ -38,13 +39,16 @@ class Run(NamedTuple):
 
     @property
     def tokens_per_gpu(self) -> float:
-        """Of a step."""
+        """Return the tokens of a step per GPU."""
         return self.tokens * self.microbatches / (self.tp * self.pp)
 
 
 @dataclass(frozen=True)
 class Published:
-    """measured: tokens per second and GPU."""
+    """A published run.
+
+    measured: the tokens per second and GPU.
+    """
 
     group: tuple[str, int]
     run: Run
@@ -52,7 +56,7 @@ class Published:
 
 
 def published(seen: bool) -> list[Published]:
-    """The playbook's targets that are shown, or the others."""
+    """Return the playbook's runs that the notebook shows, or the others."""
     cases = (case for case in read(TABLE)[0] if case.tokens and (case.group[0] == SEEN) is seen)
     return [Published(case.group, run_of(case.setup, case.layout), case.tokens) for case in cases]
 
@@ -67,7 +71,7 @@ def run_of(setup: plan.Setup, layout: plan.Layout) -> Run:
 # ---- what the exercise gives, and its answer -------------------------------------------------------------
 
 NODE = 8
-FLOPS, INSIDE, BETWEEN = 350e12, 300e9, 25e9  # what is reached of 989e12 operations, of 450e9 and 50e9 bytes per second
+FLOPS, INSIDE, BETWEEN = 350e12, 300e9, 25e9  # the rates reached, of 989e12 FLOP/s, 450e9 and 50e9 bytes/s
 LAUNCH = 5e-3  # seconds that Python takes for a layer's forward and backward
 
 
@@ -75,7 +79,7 @@ Wire = Callable[[int, int], float]
 
 
 def wire(ranks: int, apart: int) -> float:
-    """Bytes per second around a ring of ranks that stand so far apart, in nodes of 8 H100."""
+    """Return the bytes per second around a ring of ranks, each `apart` ranks from the next, in nodes of 8 H100."""
     on_a_node = max(1, min(ranks, NODE // apart))
     return INSIDE if on_a_node == ranks else min(INSIDE, on_a_node * BETWEEN)
 
@@ -124,7 +128,13 @@ GIVEN = {  # the same with other constants
 
 @dataclass(frozen=True)
 class Seen:
-    """What was said of the probes, and of the runs: medians over (model, GPUs)."""
+    """The answers about the probes, and how well those about the runs agree with the measurements.
+
+    order: the rank correlation, as a median over (model, GPUs).
+    chosen: the number of (model, GPUs) whose first choice is near to the best.
+    groups: the number of (model, GPUs) with enough layouts.
+    error: the relative error of the tokens per second, as a median over the runs.
+    """
 
     probes: dict[str, float]
     order: float
@@ -142,7 +152,7 @@ class Seen:
 
 @answered
 def forecast(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(run) -> seconds` of a step."""
+    """Check `fn(run) -> seconds` of a step; return the text of the ✓ line, with the agreement."""
     runs = published(seen=False)
     probes = [(run, {}) for run in PROBES.values()] + [(PROBES[name], given) for name, given in GIVEN.values()]
     asked = [*probes, *((each.run, {}) for each in runs)]
@@ -178,7 +188,10 @@ def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
 
 
 def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) -> Callable[[Seen], str | None]:
-    """Whether the seconds of one probe over those of another are so; `told` is said of them."""
+    """Return a row's test: whether `ratio` holds for the seconds of one probe over those of another.
+
+    told: the beginning of the sentence about them
+    """
 
     def matches(seen: Seen) -> str | None:
         found = seen.probes[one] / seen.probes[other]
@@ -196,7 +209,7 @@ def unused(constant: str, one: str, other: str) -> Mistake:
 
 
 def next_to_due(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
-    """Whether the seconds of a probe are less than this share of what is due."""
+    """Return a row's test: whether the seconds of a probe are less than this share of the expected ones."""
 
     def matches(seen: Seen) -> str | None:
         share = seen.probes[name] / seconds(PROBES[name])
@@ -206,14 +219,14 @@ def next_to_due(name: str, least: float, told: str) -> Callable[[Seen], str | No
 
 
 def hidden_often(seen: Seen) -> str | None:
-    """Whether 512 ranks along dp no longer wait for gradients, once there are 100 micro-batches."""
+    """Return a sentence if 512 ranks along dp no longer wait for gradients, once there are 100 micro-batches."""
     once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
     if often < once / 10:
         return f"with 100 micro-batches in place of 1, 512 copies wait {often / once:.3g} × as long for their gradients"
 
 
 def reduced_often(seen: Seen) -> str | None:
-    """Whether what 512 ranks along dp wait for grows with the micro-batches."""
+    """Return a sentence if the time that 512 ranks along dp wait for gradients grows with the micro-batches."""
     once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
     if often > 10 * once > 0:
         return f"with 100 micro-batches in place of 1, 512 copies wait {often / once:.3g} × as long for their gradients"

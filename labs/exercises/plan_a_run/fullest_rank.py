@@ -1,4 +1,7 @@
-"""What does the first rank of a pipeline hold?  State by stage of ZeRO, activations as 1F1B has them alive."""
+"""What does the first rank of a pipeline hold?
+
+Its state depends on the stage of ZeRO, and its activations are those that are alive under 1F1B.
+"""
 
 import random
 from collections.abc import Callable
@@ -20,7 +23,10 @@ WORDS = "{:,} parameters, {:,.0f} bytes of activations, tp {}, pp {}, dp {}, ZeR
 
 @answered
 def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes` on the first rank of 1F1B."""
+    """Check `fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes` on the first rank of 1F1B.
+
+    Returns the ✓ line.
+    """
     draw = random.Random(seed)
     sizes = ([draw.randint(1, 9) for _ in range(3)] + [stage, draw.randint(1, 20)] for stage in range(4))
     jobs = [*JOBS, *((draw.randrange(10**11, 10**12), draw.uniform(1e11, 1e12), *each) for each in sizes)]
@@ -31,12 +37,19 @@ def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
 def held(
     n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float | None = None, a_over: float = 0
 ) -> float:
-    """alive, a_over: what is wrong, where they are given."""
+    """Return the bytes on the first rank; with `alive` or `a_over`, those of a mistake.
+
+    alive: the number of micro-batches alive
+    a_over: the number by which the activations are divided
+    """
     return state(n / (tp * pp), dp, zero) + a / (a_over or tp * pp) * (min(pp, m) if alive is None else alive)
 
 
 def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 12)) -> float:
-    """Of a parameter 2 bytes, of its gradient 2, of AdamW's state 12: ZeRO 3 shares the first, 2 and 1 the others."""
+    """Return the bytes of the parameters, their gradients and AdamW's state: 2, 2 and 12 bytes per parameter.
+
+    ZeRO shards the parameters from stage 3 on, the gradients from stage 2 on, and the state from stage 1 on.
+    """
     return sum(size * n / (dp if zero >= stage else 1) for size, stage in zip(bytes_of, (3, 2, 1), strict=True))
 
 

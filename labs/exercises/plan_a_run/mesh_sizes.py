@@ -1,4 +1,4 @@
-"""In how many ways can a cluster be dealt out to a model?  On clusters and models that divide, and that do not."""
+"""In how many ways can a model be laid out on a cluster?  Some clusters and models divide evenly, and some do not."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +23,19 @@ WORDS = "{} GPUs in nodes of {}, {} heads, {} layers, {} sequences"
 
 @answered
 def mesh_sizes(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), ...]`, sorted: all that can be run."""
+    """Check `fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), ...]`, all that can be run, sorted.
+
+    Returns the ✓ line.
+    """
     sheets = [Sheet(job, meshes(*job), WORDS.format(*job)) for job in JOBS]
     return on_paper(fn, sheets, MISTAKES, "Which sizes of tp, pp and dp have all GPUs as their product?")
 
 
 def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str = "") -> Sizes:
-    """but: the condition that is left out, or one that is too many."""
+    """Return the sizes that can be run; with `but`, those of a mistake.
+
+    but: the condition that is left out, or one that is added
+    """
     found = []
     for tp in range(1, gpus + 1):
         for pp in range(1, gpus // tp + 1):
@@ -51,7 +57,7 @@ def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str =
 
 
 def otherwise_sorted(seen: Seen) -> str | None:
-    """The same ones, in another order, or some of them twice."""
+    """Return the sentence if the sizes are the expected ones in another order, or if some are there twice."""
     try:
         return seen.description if sorted({*map(tuple, seen.received)}) == seen.sheet.expected else None
     except TypeError:
