@@ -1,4 +1,4 @@
-"""Something to beat: an open task in each notebook, with a score that is the same on any machine.
+"""Challenges: an open task in each notebook, with a score that is the same on any machine.
 
     ✓ slow_wire: 63.1 points of 100
       …

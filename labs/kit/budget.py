@@ -1,10 +1,10 @@
-"""So much memory and no more: a job that would take more dies, and says so.
+"""A budget of memory: a job that would take more ends with an error that says so.
 
     def job():
         with budget(64 * MiB):        # from here on this rank may allocate this many bytes more
             train()
 
-    on a rank of    who holds it to that                  what counts
+    on a rank of    what limits it                        what counts
     a GPU           torch's allocator                     what it has taken from the GPU
     Linux           the system: RLIMIT_DATA, a hard       memory that is private and writable: tensors, but Python's
                     limit on the process                  objects, too, and the stack of each thread; no mapped files
@@ -45,15 +45,15 @@ from labs.kit.watch.storages import storages_of
 NO_MEMORY = re.compile(r"(can'?t|cannot) (allocate|start new thread)|bad_?alloc|out of memory", re.IGNORECASE)
 ASKED_FOR = re.compile(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
 UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # options of glibc's mallopt
 LARGE, SPARE = 2**17, 2**20  # bytes
 
 
 @contextmanager
 def budget(size: int) -> Iterator[None]:
-    """Within, this process may allocate `size` bytes more than it holds as it enters.
+    """Let this process allocate at most `size` bytes in the block, beyond what it holds as it enters.
 
-    Raises MemoryError as soon as it asks for more, and ValueError for a size below 1.
+    Raises MemoryError as soon as the process asks for more, and ValueError for a size below 1.
     """
     if size < 1:
         raise ValueError(f"a budget of {size} bytes: give it at least 1")
@@ -69,7 +69,7 @@ def budget(size: int) -> Iterator[None]:
 
 
 def limiter() -> tuple[Callable[[int], AbstractContextManager[Any]], str]:
-    """What limits a process of this kind, and what to call it."""
+    """Return what limits a process of this kind, and what to call it."""
     if torch.get_default_device().type == "cuda":
         return on_gpu, "a hard limit of its allocator on the GPU"
     if sys.platform == "linux":
@@ -88,23 +88,23 @@ def request(error: BaseException, size: int) -> str:
 
 
 def place(error: BaseException) -> str:
-    """The innermost line that is neither torch's nor the kit's."""
+    """Return the innermost line that is neither torch's nor the kit's, in words, or "" if there is none."""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     own = [show_line(*line) for line in lines if not is_machinery(line[0])]
     return f" at {own[-1]}" if own else ""
 
 
-# ---- who holds a process to it ---------------------------------------------------------------------------
+# ---- the limits ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def by_the_system(size: int) -> Iterator[None]:
-    """RLIMIT_DATA, soft. Checked by the kernel (4.7 and later) whenever private writable memory would grow."""
+    """Set the soft RLIMIT_DATA, which Linux 4.7 and later checks whenever private writable memory would grow."""
     tune_malloc()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text()
     held = int(re.search(r"VmData:\s*(\d+) kB", status)[1]) * 1024
-    within = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]  # of a budget around this one, too
+    within = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]  # also that of an outer budget
     resource.setrlimit(resource.RLIMIT_DATA, (min([held + size, *within]), hard))
     try:
         yield
@@ -113,9 +113,9 @@ def by_the_system(size: int) -> Iterator[None]:
 
 
 def tune_malloc() -> None:
-    """Of glibc: large blocks come from the system one by one; small ones have some room that counts already.
+    """Let glibc take large blocks from the system one by one, and small ones from some room that counts already.
 
-    All threads share that room: a new one would otherwise begin by asking for some of its own.
+    All threads share that room: a new thread would otherwise begin by asking for some of its own.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):  # another C library
@@ -141,14 +141,14 @@ def on_gpu(size: int) -> Iterator[None]:
 
 
 class Recorder(StorageWatch):
-    """A StorageWatch that raises when what came since it was entered, less what went, is more than `size`."""
+    """A StorageWatch that raises if more than `size` bytes are held beyond those held as it was entered."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size, self.held = size, 0
 
     def tag(self, values: Any, kind: str) -> None:
-        """What is met here for the first time was there before, and takes nothing from the budget."""
+        """Note storages that are met for the first time: they were there before, and take nothing from the budget."""
         for value in tree_leaves(values):
             for storage in storages_of(value):
                 if storage._cdata not in self.alive:

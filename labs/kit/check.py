@@ -10,8 +10,8 @@
 
 `check.<name>(fn)` is the check of the exercise in labs/exercises/<chapter>/<name>.py; its docstring says what `fn` is
 called with, and what it should do.  `check.predict(question, guess, answer)` is the same in all notebooks.  The inputs
-are drawn anew in each call.  The expected values are worked out by plain torch on one process; what was sent and what
-was held is read from recordings (labs/kit/record.py).  `labs.exercises.engine` has the contract of every check.
+are drawn anew in each call.  Plain torch on one process computes the expected values; the bytes sent and held are read
+from recordings (labs/kit/record.py).  `labs.exercises.engine` has the contract of every check.
 """
 
 from labs import exercises

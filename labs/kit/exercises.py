@@ -2,7 +2,7 @@
 
 unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
 remember, mixed_step, …             the course's own, for a notebook that shows no answers
-published_runs, reports             what two of notebook 15 are about
+published_runs, reports             the data of two exercises of notebook 15
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from labs.fsdp.parameter_group import ParameterGroup
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
-    """From here on, in this process, `labs.fsdp` gathers and drops with these two.
+    """Make `labs.fsdp` gather and drop with these two functions from now on, in this process.
 
     unshard(shards, fulls), reshard(fulls): as `check.unshard_and_reshard` has them.  `unshard` waits, so nothing is
     gathered ahead.
@@ -55,13 +55,13 @@ def fulls_of(group: ParameterGroup) -> list[Any]:
 
 
 def remember(p: Tensor) -> dict[str, Tensor]:
-    """What `check.mixed_precision` asks for, where a learner's own is not there yet."""
+    """Return the state that `check.mixed_precision` asks for, for a learner whose own function is not there yet."""
     return {"master": p.detach().float(), "mean": torch.zeros(p.shape), "square": torch.zeros(p.shape)}
 
 
 @torch.no_grad()
 def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weight_decay) -> None:
-    """Likewise."""
+    """Take the step that `check.mixed_precision` asks for, for a learner whose own function is not there yet."""
     if p.grad is not None:
         master, mean, square = kept["master"], kept["mean"], kept["square"]
         gradient = p.grad.float()
@@ -73,7 +73,7 @@ def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weigh
 
 
 def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Callable) -> None:
-    """What `check.offloaded_step` asks for: one thread stores and fetches, while the caller updates."""
+    """Take the step that `check.offloaded_step` asks for: one thread stores and fetches, while the caller updates."""
     with ThreadPoolExecutor(1) as thread:
         coming, stored = [thread.submit(fetch, i) for i in due[:1]], []
         for n, i in enumerate(due):
@@ -89,10 +89,10 @@ mesh_sizes, fullest_rank, exposed, forecast = meshes, held, waits, seconds
 
 
 def published_runs() -> list[Published]:
-    """Those that notebook 15 shows; `check.forecast` judges by the others."""
+    """Return the runs that notebook 15 shows; `check.forecast` judges by the others."""
     return published(seen=True)
 
 
 def reports() -> list[dict[str, Any]]:
-    """The rows of its last exercise, without what is to be found."""
+    """Return the rows of notebook 15's last exercise, without the bottlenecks that are to be found."""
     return [{"": name, **report._asdict()} for name, (report, _) in REPORTS.items()]

@@ -1,4 +1,4 @@
-"""What learners have passed and scored, printed: `python -m labs progress` and `python -m labs challenges`.
+"""Reports of what learners have passed and scored: `python -m labs progress` and `python -m labs challenges`.
 
 progress_main([])                   the exercises of each notebook, and the best score of each challenge tried
 progress_main(["../anna"])          how many exercises each learner has passed
@@ -59,6 +59,7 @@ def classroom(learners: Sequence[Path], names: bool) -> Table:
 
 
 def challenges_main(arguments: Sequence[str]) -> int:
+    """Print the challenges with this learner's best scores, or a table of learners; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m labs challenges", description="What is open, and your best.")
     parser.add_argument("learners", metavar="FOLDER", nargs="*", type=Path, help="the course of a learner")
     parser.add_argument("--no-names", action="store_true", help="do not say whose scores they are")
@@ -73,7 +74,10 @@ def challenges_main(arguments: Sequence[str]) -> int:
 
 
 def progress_main(learners: Sequence[str]) -> int:
-    """Print the report of the course in or around this folder; with folders of learners, theirs in short."""
+    """Print the report of the course in or around this folder, or short ones of learners' folders.
+
+    Returns the exit status.
+    """
     try:
         course = progress.course_here()
         print(progress.classroom(course, [Path(each) for each in learners]) if learners else progress.report(course))
