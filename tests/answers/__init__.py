@@ -1,14 +1,15 @@
-"""Answers to the exercises, right and wrong: a file an exercise, each answer once.
+"""Answers to the exercises, right and wrong: one file per exercise, each answer once.
 
-    python -m tests.answers                  of each exercise: wrong ones caught, and named; right ones accepted
-    python -m tests.answers broadcast clip   of these
+    python -m tests.answers                  prints for each exercise how many wrong answers are caught, and how many
+                                             with their name, and how many right ones are accepted
+    python -m tests.answers broadcast clip   prints the same for these exercises
 
 tests/exercises/<chapter>/<name>.py has the answers that `make test` tries: right ones built differently, and a wrong
-one with each name.  archive.zip, beside this file, has all that were ever written: `make soak` tries them.
+one with each name.  archive.zip, beside this file, has all answers that were ever written: `make soak` tries them.
 
-A wrong answer stands beside the name by which its check must call it ("" where any rejection will do).  Most are what
-people do write: the mistakes were seen in courses and repositories, or are one slip away from a right answer, and are
-written like that, as a right answer of which some words are exchanged:
+A wrong answer stands beside the name by which its check must call it, or "" if any rejection will do.  Most are
+answers that people write: the mistakes were seen in courses and repositories, or are one slip away from a right answer.
+The latter are written as a right answer in which some words are replaced:
 
     answers = Exercise("average_gradients")
 
@@ -23,10 +24,10 @@ written like that, as a right answer of which some words are exchanged:
     @answers.wrong("nothing synchronised", blind=True)
     def local_only(model): ...
 
-What a check itself computes, to know a mistake by it, is not written out again: `answers.instead(MISTAKES)`.
+Wrong values that a check itself computes, to recognise a mistake, are not written again: `answers.instead(MISTAKES)`.
 
-blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
-alone: it ends or hangs its job, or leaves something behind.
+blind: written by somebody who had seen the notebooks and nothing of the checks; the published share is that of these.
+alone: the answer ends or hangs its job, or leaves something behind.
 """
 
 import inspect
@@ -51,7 +52,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a check is given, and what it must say of it.  line: how what it says of a right answer goes on after ✓."""
+    """An answer: the functions that a check is given, and what the check must say.
+
+    line: the beginning of the ✓ line, after the exercise's name, for a right answer.
+    """
 
     check: str
     name: str
@@ -65,9 +69,10 @@ class Answer:
     long: bool = False
 
     def met(self, said: Said) -> bool:
-        """A right one is accepted; a wrong one rejected with a question, by its name where it has one.
+        """Return whether the check has said what it must.
 
-        Words that nobody knows are wrong without saying anything of the check.
+        It must accept a right answer, and reject a wrong one with a question, and by its name if it has one.  A
+        NameError does not count: it says nothing about the check.
         """
         if self.right:
             return said.ok is True and said.text.startswith(self.line)
@@ -77,9 +82,10 @@ class Answer:
 
 
 class Exercise:
-    """given: what the check is given of what was written, where that is more than one function.
+    """The answers to one exercise.
 
-    needs: skips the test where the extra is not installed that these answers use.
+    given: returns the functions that the check is given, from what was written.
+    needs: skips the test if the extra that these answers use is not installed.
     """
 
     def __init__(
@@ -92,24 +98,29 @@ class Exercise:
         self.answers: list[Answer] = []
 
     def right(self, fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-        """`@right`, or `@right(line="…", blind=True)`."""
+        """Note a right answer, by `@right` or `@right(line="…", blind=True)`; return it, or the decorator."""
         return self.note(True, **options) if fn is None else self.note(True, **options)(fn)
 
     def wrong(self, mistake: str = "", **options: Any) -> Callable[..., Any]:
+        """Return a decorator that notes a wrong answer, and the name by which its check must call it."""
         return self.note(False, mistake=mistake, **options)
 
     def spoil(
         self, fn: Callable[..., Any], mistake: str, changes: Mapping[str, str], **options: Any
     ) -> Callable[..., Any]:
-        """A wrong answer: `fn`, in whose text each key of `changes` stands once, and is exchanged for its value."""
+        """Note a wrong answer: `fn` with each key of `changes` replaced in its text; return the new function."""
         return self.wrong(mistake, **options)(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"))
 
     def vary(self, fn: Callable[..., Any], changes: Mapping[str, str], **options: Any) -> Callable[..., Any]:
-        """As `spoil`, and right."""
+        """Note a right answer, made as by `spoil`; return the new function."""
         return self.right(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"), **options)
 
     def slips(self, fn: Callable[..., Any], *words: str, **given: Any) -> Callable[..., Callable[..., Any]]:
-        """`spoil(fn, …)`, of a mapping, or of old, new, …; or of other lines in the place of these words, as deep."""
+        """Return a `slip(mistake, *changes)` that spoils `fn`.
+
+        changes: a mapping; or old, new, old, new, …; or, if there are `words`, the lines that replace each of them,
+            which are indented as deep
+        """
 
         def slip(mistake: str, *changes: Any, **options: Any) -> Callable[..., Any]:
             if words:
@@ -121,7 +132,7 @@ class Exercise:
         return slip
 
     def instead(self, table: Iterable[Mistake]) -> None:
-        """Wrong answers that the check itself computes: of its rows that are another answer, each by its name."""
+        """Note the wrong answers that the check itself computes, for the rows of its table that have some."""
         expected = self.answers[0].functions[0]
         for row in table:
             for number, other in enumerate(getattr(row.matches, "others", ())):
@@ -144,7 +155,10 @@ def with_part(expected: Callable[..., Any], name: str, other: Callable[..., Any]
 
 
 def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
-    """What `fn`, a function or a class, would be with other words in its text (indented as within it)."""
+    """Return `fn`, a function or a class, with other words in its text; they are indented as they stand there.
+
+    Raises ValueError if a word does not stand there exactly once.
+    """
     text = text_of(fn)
     for old, new in changes.items():
         if text.count(old) != 1:
@@ -152,7 +166,7 @@ def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
         text = text.replace(old, new)
     file = f"<{fn.__module__}.{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    # What is made is not the module's own, and travels to the ranks by value.
+    # The new function is not the module's own, so that it travels to the ranks by value.
     known = dict(vars(sys.modules[fn.__module__]))
     exec(compile(text, file, "exec"), known)
     made = known[fn.__name__]
@@ -162,7 +176,7 @@ def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
 
 @cache
 def text_of(fn: Any) -> str:
-    """Without its decorators."""
+    """Return the source of a function or a class, without its decorators."""
     lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
     return "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
 
@@ -182,7 +196,7 @@ def answered(chapter: str) -> list[str]:
 
 
 def archived() -> dict[str, Exercise]:
-    """Import the archive: all answers that the checks have ever been tried on, blind ones included."""
+    """Import the archive; return all answers on which the checks were ever tried, by the names of their checks."""
     return found(archived_modules())
 
 
@@ -201,13 +215,13 @@ def found(modules: Iterable[str]) -> dict[str, Exercise]:
 
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:
-    """What their checks say of them; drawn anew for each where there is no seed."""
+    """Return pairs of an answer and what its check says; without a seed, each check draws other inputs."""
     said = together([(answer.check, answer.functions, answer.alone, answer.right) for answer in answers], seed)
     return list(zip(answers, said, strict=True))
 
 
 def misjudged(answers: list[Answer], seed: int | None = SEED) -> str:
-    """Those that were not met, with what was said of them."""
+    """Return the answers of which a check did not say what it must, with what it said, as text."""
     return "\n\n".join(
         f"{answer.name}: wanted {'✓ ' + answer.line if answer.right else repr(answer.mistake)}\n{said}"
         for answer, said in tried(answers, seed)

@@ -1,4 +1,4 @@
-"""The published figures: for each exercise, what its check says of answers, by numbers drawn anew."""
+"""The published figures: for each exercise, how its check judges the answers, on inputs that are drawn anew."""
 
 import sys
 
@@ -10,7 +10,7 @@ LINE = "{:28} {:4} of {:4} {:9} {:9} of {:3}   {}"
 
 
 def row(answers: list[Answer]) -> tuple[list[int], list[str]]:
-    """[wrong ones caught, all of them, named, right ones accepted, all of them], and what was misjudged."""
+    """Return [wrong ones caught, wrong ones, caught by name, right ones accepted, right ones], and a list of errors."""
     found = tried(answers, seed=None)
     wrong = [(answer, said) for answer, said in found if not answer.right]
     right = [(answer, said) for answer, said in found if answer.right]
@@ -21,7 +21,7 @@ def row(answers: list[Answer]) -> tuple[list[int], list[str]]:
 
 
 known = exercises() | archived()
-FORKSERVER.stop()  # it began with the first import, and ranks are to know the text of what was exchanged, too
+FORKSERVER.stop()  # it started with the first import, and ranks need the source of the replaced functions, too
 course.COURSE += archived_modules()
 total = {True: [0] * 5, False: [0] * 5}
 print(f"{'':31} wrong, caught   by name   right, accepted")

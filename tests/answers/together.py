@@ -1,15 +1,16 @@
-"""Many answers in one job: starting the ranks is what takes a check its time, and one job tells most wrong answers.
+"""Many answers in one job: a check takes most of its time to start the ranks, and one job shows most wrong answers.
 
-Each check runs in a thread of its own; where it would start a job, it asks here, and waits.  When all of them wait,
-those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
-other, and to each check the part of the recording that is its own.
+Each check runs in a thread of its own.  Instead of starting a job, it asks a desk for one, and waits.  When all checks
+wait, those that ask for the same number of ranks and the same recording get one job: each rank runs one answer after
+the other, and each check gets its own part of the recording.
 
-Most wrong answers are told by the first worlds of the first job, so that only those that pass these are tried on all;
-those that are known to be right, on all at once.
+The first worlds of the first job show most wrong answers, so that only answers that pass these are tried on all worlds.
+Answers that are known to be right are tried on all worlds at once.
 
-What an answer raises comes back in the launcher's own words.  One that raises on some ranks only, or in the middle of
-messages, is tried again alone; the former ends the job for those behind it, which get another.  What hangs or kills its
-ranks would take the others along: `alone`.  So are bytes held, in which each would see what the one before it left.
+An answer's error comes back in the launcher's own words.  An answer that raises on some ranks only, or in the middle of
+messages, is tried again alone; the former ends the job for the answers behind it, which get another job.  An answer
+that hangs or kills its ranks would end the others, too: it is marked `alone`.  Jobs that measure the bytes held also
+run alone, since each answer would see what the one before it left.
 """
 
 import threading
@@ -39,7 +40,7 @@ SEED = 1  # the same numbers in every run of the tests; `make soak` tries others
 
 @dataclass
 class Request:
-    """A job that a check asks for, and what came of it."""
+    """A job that a check asks for, and its results or its error."""
 
     body: Any
     args: tuple
@@ -55,7 +56,7 @@ class Request:
 
 
 class Desk:
-    """Where checks ask for jobs."""
+    """A desk at which checks ask for jobs."""
 
     def __init__(self, checks: int) -> None:
         self.at_work, self.requests, self.launches = checks, [], 0
@@ -63,7 +64,7 @@ class Desk:
         self.mine = threading.local()
 
     def run(self, body, *args, **options) -> Results:
-        """In the place of `run`, for the threads of the checks."""
+        """Ask for a job, wait for it, and return its results: the `run` of the checks' threads."""
         request = Request(body, args, options, alone=self.mine.alone or options["record"] == "memory")
         with self.changed:
             self.requests.append(request)
@@ -75,7 +76,7 @@ class Desk:
         return request.results
 
     def played(self, script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
-        """In the place of `played`: of a check's first job, a quarter of the worlds before all of them."""
+        """Play the worlds, and in a check's first job a quarter of them before all: the engines' `played`."""
         if self.mine.begins and len(worlds) > 1:
             scripts.played(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
         self.mine.begins = False
@@ -87,7 +88,7 @@ class Desk:
             self.changed.notify()
 
     def serve(self) -> None:
-        """Until nobody asks any more."""
+        """Launch the jobs that checks ask for, until no check is left."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.at_work == 0)
@@ -118,7 +119,7 @@ class Desk:
             request.error = error
 
     def split(self, requests: list[Request], error: RankError) -> None:
-        """One of them should be alone: which?"""
+        """Launch the halves of a job that failed: one of its answers should be marked `alone`, but which?"""
         names = ", ".join(getattr(request.args[-2], "__name__", "?") for request in requests)
         print(f"one of {names} is to be marked `alone`: {str(error).splitlines()[0]}")
         half = len(requests) // 2
@@ -126,7 +127,7 @@ class Desk:
         self.launch(requests[half:])
 
     def launch_together(self, requests: list[Request]) -> list[Request]:
-        """Those that are left: they come after one that raised."""
+        """Launch one job; return the requests that are left: those behind an answer that raised on some ranks only."""
         self.launches += 1
         options = patient(requests[0].options, len(requests))
         try:
@@ -153,14 +154,14 @@ class Desk:
 
 
 def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
-    """Other tests run beside these, and what is certain to hang is told at once."""
+    """Return options with more time: other tests run beside these, and what is certain to hang is found at once."""
     return options | {"timeout": options["timeout"] * (3 + answers)}
 
 
 def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range] | bytes]:
-    """On a rank: what each returned and the steps that it marked, or the failure of one that raised.
+    """Run the jobs on a rank; return what each returned and the steps that it marked, or its failure if it raised.
 
-    Up to the first that raised on some ranks only: the others may wait for them.
+    The last one is the first that raised on some ranks only, since the other ranks may wait for these.
     """
     guard, done = dist.new_group(), []
     for body, args in jobs:
@@ -183,7 +184,7 @@ def steps() -> int:
 
 
 def part(recording: Recording, steps: list[range]) -> Recording:
-    """The steps of one of them, by rank."""
+    """Return the part of a recording that has these steps, a range for each rank."""
     events = [event for event in recording.events if event.step is not None and event.step in steps[event.rank]]
     spans = [span for rank, own in enumerate(steps) for span in recording.step_spans(rank)[own.start : own.stop]]
     return replace(
@@ -192,7 +193,10 @@ def part(recording: Recording, steps: list[range]) -> Recording:
 
 
 def together(asked: list[tuple], seed: int | None = SEED) -> list[Any]:
-    """What each check says of its functions: (check, functions, whether alone, whether right), in this order."""
+    """Return what each check says of its functions, in this order.
+
+    asked: (check, functions, whether they need a job alone, whether they are right) for each
+    """
     desk, said = Desk(len(asked)), {}
 
     def ask(number: int, name: str, functions: tuple, alone: bool, right: bool = False) -> None:

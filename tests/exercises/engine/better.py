@@ -36,8 +36,9 @@ def slow_wire(x, latency, bandwidth):
 
 
 def by_pairs(x):
-    """All-reduce on six ranks: sum in pairs, add half of a neighbouring pair's sum, and get the rest from the other
-    rank.
+    """All-reduce on six ranks.
+
+    Sum in pairs, add half of a neighbouring pair's sum, and get the rest from the other rank.
     """
     rank, received = dist.get_rank(), torch.empty_like(x)
     step = 1 if rank % 2 else -1

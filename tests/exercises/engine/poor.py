@@ -1,4 +1,4 @@
-"""Answers that reach the floor, and those that score nothing: wrong ones, and cheats.  The ranks import this file."""
+"""Answers that reach the floor, and others that score nothing: wrong ones and cheats.  The ranks import this file."""
 
 from functools import partial
 
@@ -105,7 +105,7 @@ def all_but_attention(model, most):
 
 
 def without_dropout(model, most):
-    """The layers of the course's GPT, whatever these are."""
+    """Recompute layers as the course's GPT has them, even where the model's are others, with dropout."""
     for layer in model.layers.values():
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
 
@@ -128,7 +128,10 @@ def all_in_memory(nbytes, *given):
 
 
 def written_by_the_first(disk, step, mine, tensors, memo, *, leave=None, same_file=False, meet=True, remove_now=False):
-    """The first rank that has a tensor writes it.  leave: the call that is not made."""
+    """Write each tensor on the first rank that has it.
+
+    leave: the call that is left out
+    """
     rank, writer = dist.get_rank(), {name: ranks[0] for name, (_, ranks) in tensors.items()}
 
     def file(rank, step=step):

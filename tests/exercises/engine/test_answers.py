@@ -1,4 +1,4 @@
-"""Each check accepts right answers, however they are built, and calls wrong ones by their names: tests/answers."""
+"""Tests of every check on tests/answers: it accepts right answers and calls wrong ones by their names."""
 
 import random
 
@@ -18,7 +18,7 @@ def needs(name):
 
 @of_each
 def test_right_ones_are_accepted_and_wrong_ones_called_by_their_names(name):
-    """In the same jobs."""
+    """Try all answers to an exercise in the same jobs."""
     answers = EXERCISES[name].answers
     assert {answer.right for answer in answers} == {True, False}
     assert misjudged(answers) == ""
@@ -27,7 +27,7 @@ def test_right_ones_are_accepted_and_wrong_ones_called_by_their_names(name):
 @pytest.mark.soak
 @of_each
 def test_by_other_numbers(name):
-    """Whatever a check draws when a learner calls it, right is right and wrong is wrong."""
+    """Expect the same verdicts whatever a check draws when a learner calls it."""
     for seed in (random.SystemRandom().randrange(10**6) for _ in range(TIMES)):
         print(f"seed {seed}")
         assert misjudged((EXERCISES | archived())[name].answers, seed) == ""

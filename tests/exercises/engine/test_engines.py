@@ -1,4 +1,4 @@
-"""The engines of checks by themselves: what is near enough, which variant of what is due an answer equals."""
+"""Tests of the checks' engines: which results are near enough, and which wrong value an answer equals."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from labs.exercises.start_here import mean_on_rank_0 as mean
 
 
 def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:
-    """On the first rank."""
+    """Return the value that was found on the first rank, if all ranks have these values."""
     expected_by_name = [{"": expected} for expected in exercise.expected(world)]
     return part_of(exercise, Seen(world, [Done(values={"": value}) for value in values], []), 0, "", expected_by_name)
 
@@ -31,7 +31,7 @@ def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> On
     ],
 )
 def test_where_a_sum_cancels_out_rounding_is_no_mistake(monkeypatch, exercise, world, wrong):
-    """Of two ranks whose numbers nearly cancel each other out."""
+    """Add the numbers of two ranks, which nearly cancel each other out."""
     numbers = torch.tensor([[1.0], [-0.999999]], dtype=torch.float64)
     monkeypatch.setattr(Given, "tensor", lambda self, rank: numbers[rank])
     for by, right in ((1e-16, True), (-1e-16, True), (wrong, False)):

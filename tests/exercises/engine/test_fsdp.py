@@ -1,6 +1,6 @@
-"""The checks of notebook 06: what is told beside a mistake's name, and what comes of an answer in the course's place.
+"""Tests of notebook 06's exercises: an answer in the place of the course's own function, and the script at its end.
 
-Right and wrong answers: tests/answers.
+The right and wrong answers to its checks are in tests/exercises/fsdp.
 """
 
 import re
@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def losses_of(by_hand, steps=3):
-    """Of a model whose parameters leave some ranks without a row; gathered by hand, or by the course."""
+    """Train a model whose parameters leave some ranks without a row; return its losses and the calls of `unshard`.
+
+    by_hand: whether the answer gathers the parameters, and not the course
+    """
     calls = []
     if by_hand:
         unshard_with(lambda *given: (calls.append(given), unshard(*given)), reshard)

@@ -1,4 +1,4 @@
-"""What the checks of notebooks 00, 02 and 03 say, and what they forgive; their answers are in tests/answers."""
+"""Tests of what the checks of notebooks 00, 02 and 03 say and forgive; their answers are in tests/exercises."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_the_words_of_a_first_exercise():
 
 
 def test_a_buffer_of_another_dtype(capfd):
-    """The dtype is named, and what gloo says when it aborts is not shown beside it."""
+    """Expect the dtype to be named, without what gloo says when it aborts."""
 
     def fn(x):
         if dist.get_rank() > 0:
@@ -50,7 +50,7 @@ def test_a_buffer_of_another_dtype(capfd):
 
 
 def test_a_tree_that_tells_ranks_that_do_not_exist():
-    """Its question is about them, and the learner's line comes before the one of `exchange`."""
+    """Expect a question about these ranks, and the learner's line before the one of `exchange`."""
 
     def fn(x, src=0, group=None):
         rank, ranks = place(group)
@@ -69,12 +69,12 @@ def test_a_tree_that_tells_ranks_that_do_not_exist():
 
 
 def test_one_vector_of_the_larger_dtype_is_no_weight_reduced_twice():
-    """With these numbers it takes as many bytes more."""
+    """Use numbers with which one vector takes as many bytes more as reducing a weight twice."""
     assert check.average_gradients(one_vector, seed=539503).mistake == "too many bytes"
 
 
 def test_where_gradients_cancel_out_rounding_is_no_mistake():
-    """Their mean is small, and their rounding is as large as ever."""
+    """Average gradients whose mean is small, while their rounding is as large as ever."""
 
     def average(found):
         facts = ({"plain": [{"scale": torch.tensor(own)}], "before": {"scale": found}} for own in (1.0, -0.9998))

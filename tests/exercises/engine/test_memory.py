@@ -1,4 +1,4 @@
-"""What the checks of notebook 07 say; their answers are in tests/answers.
+"""Tests of what the checks of notebook 07 say; their answers are in tests/exercises/memory.
 
 The bytes that a check measures are held to the table of labs/memory/recompute.py, which tests/memory/test_recompute.py
 derives.
@@ -35,7 +35,10 @@ def test_both_budgets_and_the_measure_of_them():
 
 
 def test_what_is_kept_is_what_the_table_says():
-    """0.07 as backward begins: of each token D for each of 8 layers; before, 9D + 2KE + H + 4F + 2; and the head."""
+    """Derive the 0.07 × that are held as backward begins.
+
+    Each of 8 layers holds D numbers per token, instead of 9D + 2KE + H + 4F + 2; the head is the same.
+    """
     D, KE, H, F, V = 64, 32, 4, 160, 32
     head = D + V + 2 * D + 1 + D  # input and logarithms, the last norm and its output, x
     kept, before = 8 * D + head, 8 * (9 * D + 2 * KE + H + 4 * F + 2) + head
@@ -49,7 +52,7 @@ def test_a_result_that_is_thrown_away_is_spoken_of():
 
 
 def test_the_random_numbers_are_named_only_where_they_matter():
-    """Without dropout all is right; the text names the case."""
+    """Expect the text to name the case with dropout: without dropout all is right."""
     answer = check.checkpoint(ck_torch_forgetful)
     assert answer.mistake == "the random numbers are not kept"
     assert ", dropout: " in answer.text and "gradients differ, first that of" in answer.text

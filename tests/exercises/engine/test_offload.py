@@ -1,4 +1,4 @@
-"""What the check of offloaded_step (07b) says of a step that hangs; its answers are in tests/answers."""
+"""A test of what the check of offloaded_step says of a step that hangs; its answers are in tests/exercises/offload."""
 
 import threading
 

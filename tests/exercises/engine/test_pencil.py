@@ -1,4 +1,4 @@
-"""The checks on paper: what is told beside a mistake's name.  Right and wrong answers: tests/answers."""
+"""Tests of the checks on paper: what they say beside a mistake's name.  Their answers are in tests/exercises."""
 
 import csv
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_what_a_rank_holds_is_what_cost_predicts(stage, ranks):
 
 
 def test_reports_of_bottlenecks_are_rows_of_the_playbook():
-    """Each as measured; and their `best` is the best of what the table has."""
+    """Compare each report with its row, and its `best` with the best row of the table."""
     with open(TABLE, encoding="utf-8", newline="") as file:
         published = [row for row in csv.DictReader(file) if row["batch_consistent"] == "1"]
     for report, _ in (each for name, each in REPORTS.items() if name != "G"):

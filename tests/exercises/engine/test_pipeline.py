@@ -1,4 +1,4 @@
-"""What the checks of notebook 10 say; their answers are in tests/answers."""
+"""A test of what the checks of notebook 10 say; their answers are in tests/exercises/pipeline."""
 
 from labs import pp
 from labs.kit import check

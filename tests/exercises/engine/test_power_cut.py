@@ -1,10 +1,10 @@
-"""What a power cut may leave (08), by hand, for a few calls; the answers to `replace` are in tests/answers."""
+"""Tests of what a power cut may leave, worked out by hand for a few calls (notebook 08)."""
 
 from labs.exercises.checkpoint._power_cut import Disk
 
 
 def left(disk):
-    """By the last call; each state once."""
+    """Return the states that a power cut after the last call may leave, each once."""
     return [cut.left for cut in disk.cuts if len(cut.calls) == len(disk.calls)]
 
 

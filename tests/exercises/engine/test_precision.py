@@ -1,4 +1,4 @@
-"""What the check of notebook 01 says; its answers are in tests/answers."""
+"""A test of what the check of notebook 01 says; its answers are in tests/exercises/one_device."""
 
 import torch
 

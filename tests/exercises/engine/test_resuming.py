@@ -1,4 +1,4 @@
-"""What the check of resume (08b) says; its answers are in tests/answers."""
+"""Tests of what the check of resume (08b) says; its answers are in tests/exercises/resume."""
 
 import torch
 

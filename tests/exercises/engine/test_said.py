@@ -1,4 +1,4 @@
-"""What is said of jobs that fail, of what is no function, and of predictions: the same for all checks."""
+"""Tests of what all checks say of jobs that fail, of values that are no functions, and of predictions."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from tests.answers.together import together
 
 
 def known():
-    """Each exercise by its name, and the functions of a right answer; without those whose extra is not installed."""
+    """Yield each exercise's name and the functions of a right answer, unless its extra is not installed."""
     for name, each in exercises().items():
         with contextlib.suppress(pytest.skip.Exception):
             each.needs()
@@ -37,12 +37,12 @@ def stub(*args, **kwargs):
 
 
 def said_of(answers):
-    """(exercise, what is said), of pairs of an exercise and functions."""
+    """Return (exercise, what its check says) for pairs of an exercise and functions."""
     return list(zip((name for name, _ in answers), together([(*one, False) for one in answers]), strict=True))
 
 
 def test_an_untouched_stub_is_not_yet():
-    """Of any exercise."""
+    """Try a stub with every exercise."""
     for name, answer in said_of([(name, (stub,) * len(fns)) for name, fns in known()]):
         assert answer.ok is None and not answer
         assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
@@ -75,7 +75,7 @@ def test_another_not_implemented_error_is_a_mistake():
 
 
 def test_what_it_raises_is_told_with_its_line():
-    """Of any exercise, and with which input."""
+    """Expect the error, the line and the input, for every exercise."""
 
     def fn(*args, **options):
         return args[99]
@@ -122,7 +122,7 @@ def test_a_hang_is_told_with_its_line():
 
 
 def test_a_busy_machine_accuses_nobody(monkeypatch):
-    """Two ranks wait, and no clock on the wall knows for what; the load and the cores are named."""
+    """Expect no verdict on ranks that wait, since no clock on the wall knows why; the load and the cores are named."""
     monkeypatch.setattr(launching, "SECONDS", 0.3)
     monkeypatch.setattr(launching, "load", lambda: 0.0)
     answer = check.my_shard(lambda *given: time.sleep(60))
@@ -137,7 +137,7 @@ def test_a_busy_machine_accuses_nobody(monkeypatch):
 
 
 def test_a_loop_without_an_end_is_known_by_the_processors_clock(monkeypatch):
-    """Whatever it catches, and where any error would be right."""
+    """Expect the loop to be found whatever it catches, and where any error would be right."""
 
     def fn(*given):
         while True:
@@ -162,7 +162,7 @@ def test_one_that_ends_the_process():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps to the limit")
 def test_far_too_much_memory_is_refused_with_its_line():
-    """Nothing is written to it: without the limit it would not be taken from anybody."""
+    """Allocate memory without writing to it: without the limit nobody else would lack it."""
 
     def fn(elements, ranks, rank, gigabytes):
         torch.empty(gigabytes << 30, dtype=torch.uint8)

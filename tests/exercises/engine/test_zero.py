@@ -1,4 +1,4 @@
-"""The checks of notebook 04: what is told beside a mistake's name. Right and wrong answers: tests/answers."""
+"""Tests of what the checks of notebook 04 say beside a mistake's name; their answers are in tests/exercises/zero."""
 
 from labs.exercises.engine.answer import Wrong
 from labs.exercises.zero._pieces import hinted
@@ -6,7 +6,7 @@ from labs.kit import check
 
 
 def test_a_parameter_where_plain_tensors_are_wanted():
-    """The shard, say: full.data may have been written already."""
+    """Write to a Parameter such as the shard: full.data may have been written already."""
     said = hinted(Wrong("RuntimeError: … is being modified inplace with grad mode enabled."))
     assert said.answer.mistake == "autograd sees the change" and "still a Parameter" in said.answer.question
 
