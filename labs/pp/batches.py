@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from labs.agree import fingerprint, on_all_ranks
 from labs.model import CrossEntropy, counted
 
-Told = tuple[torch.Size, str] | None  # the shape and the fingerprint of an x or y
+Described = tuple[torch.Size, str] | None  # the shape and the fingerprint of an x or y
 
 
 class GivenBatches:
@@ -63,13 +63,13 @@ class GivenBatches:
         return [() if batch is None else batch.chunk(self.microbatches) for batch in (x, y)]
 
     def agreed(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> int:
-        """Return the size of the batch; all ranks compare the same values, so all raise the same error, or none does."""
+        """Return the size of the batch; all ranks compare the same values, so they all raise one error, or none."""
         everyones = on_all_ranks(partial(described, x, y, look, fingerprint), self.group)
-        told = dict(zip(dist.get_process_group_ranks(self.group or dist.group.WORLD), everyones, strict=True))
+        by_rank = dict(zip(dist.get_process_group_ranks(self.group or dist.group.WORLD), everyones, strict=True))
         sizes = [
-            self.size_of("xy"[i], {rank: given[i] for rank, given in told.items()}, [*told][end])
+            self.size_of("xy"[i], {rank: given[i] for rank, given in by_rank.items()}, [*by_rank][end])
             for i, end in enumerate(self.ends)
-            if i == 0 or self.needs_y or told[[*told][end]][1]
+            if i == 0 or self.needs_y or by_rank[[*by_rank][end]][1]
         ]
         if sizes[0] != sizes[-1]:
             raise ValueError(
@@ -78,7 +78,7 @@ class GivenBatches:
             )
         return sizes[0]
 
-    def size_of(self, name: str, given: dict[int, Told], reader: int) -> int:
+    def size_of(self, name: str, given: dict[int, Described], reader: int) -> int:
         """Return the size of the batch x or y; raise ValueError if ranks were given different ones.
 
         given: `{rank: shape and fingerprint, or None}`; reader: the rank that reads the batch.
@@ -92,11 +92,11 @@ class GivenBatches:
             raise ValueError(
                 f"{name} is a batch of {shape[0]}, which is not divisible by {self.microbatches} micro-batches"
             )
-        for rank, told in given.items():
-            if told is not None and told[1] != its_fingerprint:
+        for rank, other in given.items():
+            if other is not None and other[1] != its_fingerprint:
                 raise ValueError(
                     f"{name} is not the same everywhere: {its_fingerprint} on rank {reader}, which reads it, but "
-                    f"{told[1]} on rank {rank}; give all ranks one batch, or None to those that do not read it"
+                    f"{other[1]} on rank {rank}; give all ranks one batch, or None to those that do not read it"
                 )
         return shape[0]
 

@@ -170,12 +170,12 @@ def circle(lists: Lists, ran: list[int], places: dict[Instruction, Place]) -> Wr
     chain = [next(iter(waits))]
     while (first := waits[chain[-1]][0]) not in chain:
         chain.append(first)
-    told, waiting = [], chain[chain.index(first) :]
+    sentences, waiting = [], chain[chain.index(first) :]
     for rank in waiting:
         of, at = waits[rank]
         needs_it = f"which needs {lists[of][at]!r}, rank {of}'s {nth(at)}"
-        told.append(f"rank {rank} comes to {lists[rank][ran[rank]]!r} at its {nth(ran[rank])} place, {needs_it}")
-    return WrongSchedule(f"ranks wait for each other: {'; '.join(told)}", *((rank, ran[rank]) for rank in waiting))
+        sentences.append(f"rank {rank} comes to {lists[rank][ran[rank]]!r} at its {nth(ran[rank])} place, {needs_it}")
+    return WrongSchedule(f"ranks wait for each other: {'; '.join(sentences)}", *((rank, ran[rank]) for rank in waiting))
 
 
 def wrong(lists: Lists, at: Place, why: str) -> WrongSchedule:

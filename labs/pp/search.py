@@ -52,13 +52,13 @@ class Best:
         return self.at_least >= self.simulation.time * (1 - ROUNDING)
 
     def __repr__(self) -> str:
-        told = f"no lists take less time (beginnings looked at: {self.looked_at})"
+        verdict = f"no lists take less time (beginnings looked at: {self.looked_at})"
         if not self.proven:
-            told = (
+            verdict = (
                 f"the search stopped at {self.looked_at} beginnings: there may be lists that take less time, down to "
                 f"{self.at_least:g}; give it more `beginnings`, or a smaller case"
             )
-        return f"{self.simulation!r}\n{told}"
+        return f"{self.simulation!r}\n{verdict}"
 
 
 def search(

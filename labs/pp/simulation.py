@@ -60,8 +60,10 @@ class Simulation:
     def __repr__(self) -> str:
         """Draw a line for each rank, and print the totals."""
         most = " ".join(str(max((n for _, n in rank), default=0)) for rank in self.alive)
-        told = f"time {self.time:g}, ideal {self.ideal:g}, bubble {self.bubble:.1%}; activations alive at most: {most}"
-        return "\n".join([*grid(self), told])
+        totals = (
+            f"time {self.time:g}, ideal {self.ideal:g}, bubble {self.bubble:.1%}; activations alive at most: {most}"
+        )
+        return "\n".join([*grid(self), totals])
 
 
 def simulate(
