@@ -2,20 +2,20 @@
 
 In this order:
 
-    conjugate         the borders of a split layer: what crosses them forward, and what its gradient does backward
-    shares            which part of a parameter each rank has: features, heads
+    conjugate         the borders of a split layer: the collectives there, forward and backward
+    shares            the part of a parameter that each rank holds, cut by features or by heads
     vocabulary        an embedding and a cross-entropy of a split vocabulary
-    optimizers        which ones can step a split model
-    own_part          what a part of a parameter is taken for, and is not
-    first_step        what must be the same on all ranks of a split model, compared in its first step
+    optimizers        checks that an optimizer can update a split model
+    own_part          checks in the first step that no part of a parameter is used as the whole
+    first_step        checks in the first step that ranks agree on inputs, activations and gradients
     parallel_layers   the modules of a split transformer
-    as_whole          what the whole model computes, compared with the split one in its first forward
-    styles            how a module is split, and what crosses its borders
-    splittable        what can be split this way, and what is refused
-    tp                the plan, and what obeys it
-    async_tp          a split layer's gather while its matrices multiply
+    as_whole          a check in the first forward that the split model computes what the whole one does
+    styles            the ways to split a module, and the borders that it gets
+    splittable        checks that a model can be split by a plan
+    tp                the plan, and the function that applies it
+    async_tp          a split layer's gather, overlapped with its matrix products
 
-So it is used:
+Usage:
 
     parallelize(model, mesh, gpt_plan(model.config))
 """

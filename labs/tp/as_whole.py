@@ -1,16 +1,16 @@
-"""The first forward compared with the whole model's: what all ranks of a split model have alike, and wrong.
+"""A comparison of the first forward with the whole model's: it finds results that are equal on all ranks, and wrong.
 
-Between columns and rows each rank has some of the features.  Whatever works on each of them by itself is right there.
-Whatever takes them for all of them is not, and nothing fails: a fused matrix whose output is cut in three, a fixed
-number of heads, a norm or a softmax over features.
+Between columns and rows, each rank has some of the features.  An operation that works on each feature by itself is
+right there.  An operation that needs all features is wrong, and nothing fails: a fused matrix whose output is cut in
+three, a fixed number of heads, a norm or a softmax over features.
 
-So after the first forward that is to be trained each rank runs the model twice more, in evaluation mode and without a
-graph: as it is split, and with the features put together behind each column-parallel layer and cut again in front of
-each row-parallel one.  What comes out of the latter must be the same in both, but for rounding.  No weight travels, and
-no layer's matrices are multiplied whole.
+So after the first forward that is to be trained, each rank runs the model twice more, in evaluation mode and without a
+graph: once as it is split, and once with all features, which are gathered after each column-parallel layer and cut
+again before each row-parallel one.  The outputs of the row-parallel layers must be equal in both runs, up to rounding.
+No weight is sent, and no rank multiplies a whole matrix.
 
-A model is not compared that draws random numbers in evaluation mode, whose own input is a shard, or that cannot run
-whole, since the number of its heads was divided by hand.
+Some models are not compared: one that draws random numbers in evaluation mode, one whose input is a shard, and one that
+cannot run whole, since the number of its heads was divided by hand.
 """
 
 import warnings
@@ -58,7 +58,7 @@ Forward = Callable[..., Any]
 
 
 def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -> None:
-    """Raise RuntimeError, on every rank, where the split model computes something else than the whole one."""
+    """Raise RuntimeError, on every rank, if the split model computes something else than the whole one."""
     split, whole = Run(), Run()
     try:
         with at_rest(model):
@@ -77,14 +77,17 @@ def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -
 
 
 class Run:
-    """Some numbers of what came out of each row-parallel layer, in order; and what the model returned."""
+    """One run of the model: some numbers of each row-parallel layer's output, in order, and the model's outputs."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, torch.Size, Some | None]] = []
         self.outputs: list[Tensor] = []
 
     def go(self, model: nn.Module, args: Any, kwargs: Any, other: Callable[[nn.Module], Forward]) -> None:
-        """other: another forward for each split module."""
+        """Run the model with other forwards of its split modules.
+
+        other: a function that returns the forward to use for a module.
+        """
         args, kwargs = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
         own = {module: vars(module).get("forward") for module in model.modules() if isinstance(module, SPLIT)}
         before = random_states()
@@ -152,17 +155,17 @@ class Run:
         return next(forward for kind, forward in kinds.items() if isinstance(module, kind))
 
     def difference(self, split: "Run") -> str | None:
-        """Where the two part first."""
+        """Return the first layer at which the two runs differ, in words, or None."""
         for (name, shape, mine), (other, _, its) in zip(self.rows, split.rows, strict=False):
             if name != other:
-                return None  # it took another way: nothing can be said
+                return None  # the runs went through different layers and cannot be compared
             if mine != its:
                 return f"what {name!r} makes of {tuple(shape)}"
         return None
 
 
 def shard(y: Tensor, shape: torch.Size, mesh: Mesh) -> Tensor:
-    """Of a whole y what is this rank's, if its shape is this one."""
+    """Return this rank's shard of a whole y, of this shape."""
     for dim, size in enumerate(shape):
         if size != y.shape[dim]:
             y = y.chunk(mesh.size(), dim)[mesh.get_local_rank()]
@@ -171,7 +174,7 @@ def shard(y: Tensor, shape: torch.Size, mesh: Mesh) -> Tensor:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without a graph or warnings; afterwards buffers and random numbers are as before."""
+    """Set evaluation mode, without a graph or warnings; restore modes, buffers and random numbers afterwards."""
     trained = [module for module in model.modules() if module.training]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -191,7 +194,10 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def require_no_softmax(mesh: Mesh, features: int, gradient: Tensor) -> None:
-    """A softmax does not change where its input is shifted: the gradients of what it was taken over sum up to zero."""
+    """Raise RuntimeError if each rank took a softmax over its piece of the features.
+
+    A softmax does not change if its input is shifted, so the gradients of its inputs sum up to zero on every rank.
+    """
     sums, sizes = gradient.sum(-1).abs().max(), gradient.abs().sum(-1).max()
     if all(everybodys((sizes > 0 and sums <= 1e-3 * sizes).item(), mesh.get_group()).values()):
         raise RuntimeError(SOFTMAX.format(features=features))

@@ -1,23 +1,23 @@
-"""Gather and multiply at the same time: a matrix multiplied in chunks, each while the next one travels.
+"""Overlap of gather and matrix product: x is multiplied in chunks, each while the next one is in flight.
 
-Under sequence parallelism a split layer begins with an all-gather, and its matrices wait for it; it ends with a
-reduce-scatter that waits for the last of them.  But the product of one rank's tokens needs no other rank's.  So the
-shards go round the ring one by one, and each is multiplied while the next is under way:
+Under sequence parallelism, a split layer begins with an all-gather, and its matrices wait for it.  It ends with a
+reduce-scatter, which waits for the last of them.  But the product of one rank's tokens needs no other rank's tokens.
+So the shards go round the ring one by one, and each is multiplied while the next is in flight:
 
-    gather_linear     x's shards go round; each rank multiplies what it has:       y = gather(x) @ weight.T
-    linear_scatter    sums go round; each rank adds the product of its own part:   y = scatter(x @ weight.T)
+    gather_linear     shards of x go round; each rank multiplies the one that it has:   y = gather(x) @ weight.T
+    linear_scatter    sums go round; each rank adds the product of its own part:        y = scatter(x @ weight.T)
 
     rank 1 of 4       step 0          step 1          step 2          step 3
     multiplies        x1              x0              x3              x2
-    meanwhile arrives x0              x3              x2
+    receives          x0              x3              x2
 
-The backward of each is made like the other: the gradient of what was gathered is a sum that goes round, and that of
-what was scattered goes round to be multiplied.  x is gathered once more for the weight's gradient, so that only its
-shard is kept.  They send what `labs.tp.conjugate`'s gather and scatter send, in N - 1 messages.
+The backward of each works like the forward of the other: the gradient of a gathered tensor is a sum that goes round,
+and the gradient of a scattered tensor goes round to be multiplied.  x is gathered again for the weight's gradient, so
+that only its shard is kept.  They send the bytes of gather and scatter in `labs.tp.conjugate`, in N - 1 messages.
 
-It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less efficiently.  In
-PyTorch torch.compile does it to a plan (async tensor parallelism).  Source: Wang et al. 2023, "Overlap Communication
-with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
+The overlap pays if a chunk takes about as long to multiply as to send; on small chunks a GPU works less efficiently.
+In PyTorch, torch.compile applies it to a plan, under the name async tensor parallelism.  Source: Wang et al. 2023,
+"Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,12 +32,15 @@ from labs.mesh import Mesh
 
 
 def gather_linear(x_BtD: Tensor, weights: list[Tensor], mesh: Mesh) -> tuple[Tensor, ...]:
-    """For each of this rank's weights [f, D], the product with all of the sequence: [B, T, f]; t = T / N."""
+    """Return the product of the whole sequence with each of this rank's weights [f, D]: [B, T, f] each; t = T / N."""
     return GatherLinear.apply(x_BtD, mesh, *weights)
 
 
 def linear_scatter(x_BTf: Tensor, weight_Df: Tensor, mesh: Mesh) -> Tensor:
-    """This rank's shard, along the sequence, of the sum of all ranks' products: [B, t, D]; N must divide T."""
+    """Return this rank's shard, along the sequence, of the sum of all ranks' products: [B, t, D]; t = T / N.
+
+    Raises ValueError if N does not divide T.
+    """
     if x_BTf.shape[1] % mesh.size():
         raise ValueError(f"{x_BTf.shape[1]} positions are not divisible by {mesh.size()} ranks")
     return LinearScatter.apply(x_BTf, weight_Df, mesh)
@@ -92,7 +95,7 @@ class LinearScatter(torch.autograd.Function):
 
 
 def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
-    """(its rank, the shard) of every rank, this one's first; the next one travels while the caller uses one."""
+    """Yield (rank, its shard) for all ranks, this one first; the next shard is in flight while the caller uses one."""
     rank, ranks, shard = mesh.get_local_rank(), mesh.size(), mine.contiguous()
     for step in range(ranks):
         coming = torch.empty_like(shard)
@@ -104,10 +107,12 @@ def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
 
 
 def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> Tensor:
-    """This rank's shard of the sum over all ranks; part(r): what this rank adds to rank r's, of the shape of `like`.
+    """Return this rank's shard of a sum over all ranks, of the shape of `like`.
 
-    Each sum sets out from the rank behind its own and passes through all others, which have meanwhile computed what
-    they add to it.
+    Each sum starts at the rank after its own, and passes through all others; while it is in flight, the next rank
+    computes its summand.
+
+    part: a function that returns this rank's summand of rank r's shard.
     """
     rank, ranks, works, total = mesh.get_local_rank(), mesh.size(), [], None
     for step in range(ranks):
@@ -121,7 +126,7 @@ def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> 
 
 
 def exchange(mesh: Mesh, send: Tensor, receive: Tensor) -> list[dist.Work]:
-    """Send to the next rank of the ring, and receive from the one before."""
+    """Start to send to the next rank of the ring and to receive from the one before; return the works."""
     rank, ranks, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
     posts = [
         dist.P2POp(dist.isend, send, group=group, group_peer=(rank + 1) % ranks),

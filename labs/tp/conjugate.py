@@ -1,8 +1,8 @@
-"""The borders of a split layer: what crosses them forward, and what its gradient does backward.
+"""The borders of a split layer: the collectives that a tensor needs there in forward, and its gradient in backward.
 
-Inside a split layer each rank computes with its own part of the weights.  So what goes in must be whole, and what comes
-out is either a piece of the result or a summand of it.  Each border is a pair of moves of `labs.dtensor.redistribute`,
-one for a tensor and one for its gradient:
+Inside a split layer, each rank computes with its own part of the weights.  So the input must be whole, and the output
+is either a piece of the result or a summand of it.  Each border is a pair of moves of `labs.dtensor.redistribute`, one
+for a tensor and one for its gradient:
 
     border     a tensor goes from, to         its gradient from, to          sends forward     backward
     copy       Replicate()   Replicate()      Partial()      Replicate()     -                 all_reduce
@@ -13,16 +13,17 @@ one for a tensor and one for its gradient:
     split      Replicate()   Shard(dim)       Shard(dim)     Replicate()     -                 all_gather
     once       Replicate()   Replicate()      Replicate()    Partial()       -                 -
 
-`copy` and `reduce` are conjugate: each does forward what the other does backward.  So are `gather` and `scatter`, which
-send as much, since an all-reduce is a reduce-scatter and an all-gather; and `join` and `split`.
+`copy` and `reduce` are conjugate: each does in forward what the other does in backward.  So are `gather` and `scatter`,
+which together send as much, since an all-reduce is a reduce-scatter and an all-gather.  `join` and `split` are
+conjugate, too.
 
-Why `copy` sends anything at all: every rank used the whole x, but only for its own part of the weights, and so has only
-a summand of its gradient.  A `join` has none of this: all that follows it is the same on every rank, and so is the
-gradient that comes back.  Where both kinds of use follow one `gather`, whose backward adds up, `once` stands before the
-second kind: of a gradient that all ranks have, only one rank's counts.
+Why does `copy` send anything?  Every rank used the whole x, but only for its own part of the weights, so it has only a
+summand of the gradient.  The backward of `join` sends nothing: all that follows is the same on every rank, and so is
+the gradient.  If both kinds of use follow one `gather`, whose backward adds up, `once` stands before the second kind:
+all ranks have the same gradient there, and only one rank's counts.
 
-Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (f and g); Korthikanti et al. 2022, arXiv 2205.05198, section
-4.2 (g and its conjugate for sequences).
+Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3, which calls copy f and reduce g; Korthikanti et al. 2022,
+arXiv 2205.05198, section 4.2, for sequences.
 """
 
 from typing import Any
@@ -38,7 +39,10 @@ Way = tuple[Placement, Placement]
 
 
 def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
-    """A whole x goes into a split layer; among: over this many neighbours, if not over all ranks."""
+    """Pass a whole x into a split layer.
+
+    among: the number of neighbours over which the gradient is added up; all ranks by default.
+    """
     ranks = mesh.size() if among is None else among
     if ranks == 1:
         return x
@@ -48,20 +52,20 @@ def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
 
 
 def reduce(x: Tensor, mesh: Mesh) -> Tensor:
-    """Summands come out of a split layer, and their sum goes on."""
+    """Add up the summands that come out of a split layer."""
     return Border.apply(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
 
 
 def gather(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
-    """Shards of x are put together, and go into a split layer."""
+    """Gather shards of x, and pass the whole into a split layer."""
     dim %= x.ndim
     return Border.apply(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
 
 
 def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
-    """Summands come out of a split layer, and each rank goes on with a shard of their sum.
+    """Add up the summands that come out of a split layer, and return this rank's shard of the sum.
 
-    Raises ValueError for a dim that the ranks cannot share equally.
+    Raises ValueError if the size of `dim` is not divisible by the number of ranks.
     """
     dim %= x.ndim
     require_equal_shards(x, mesh, dim)
@@ -69,24 +73,24 @@ def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
 
 
 def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
-    """Shards become whole for what all ranks do alike; size: of the whole dim, where shards are uneven."""
+    """Gather shards for operations that all ranks do alike; size: that of the whole dim, if shards are uneven."""
     dim %= x.ndim
     return Border.apply(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
 
 
 def split(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
-    """All ranks have the same x, and each goes on with a shard of it."""
+    """Return this rank's shard of an x that all ranks have."""
     dim %= x.ndim
     return Border.apply(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
 
 
 def once(x: Tensor, mesh: Mesh) -> Tensor:
-    """A whole x that split layers use, too, goes into what all ranks do alike."""
+    """Pass a whole x into operations that all ranks do alike, while split layers use the same x."""
     return Border.apply(x, line(x, mesh), (Replicate(), Replicate()), (Replicate(), Partial()))
 
 
 class Border(torch.autograd.Function):
-    """Its gradient crosses a border, too, and the gradient of that goes the way that the tensor went."""
+    """The autograd function of a border; its backward is the border with both moves exchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
@@ -104,12 +108,15 @@ def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
     if source == target:
         return x.view_as(x)
     moved = MOVES[type(source), type(target)].move(x, line, source, target)
-    # It is nobody else's, but may be a view, which autograd would not let a model change in place: this is not one.
+    # The result may be a view, which autograd would not let a model change in place; _unsafe_view returns no view.
     return torch.ops.aten._unsafe_view(moved, moved.shape)
 
 
 def line(x: Tensor, mesh: Mesh, sharded: int | None = None, size: int | None = None) -> Line:
-    """The ranks of a mesh of one axis, and the shape of what they have between them; of x, if that is not a shard."""
+    """Return the ranks of a mesh with one axis as a Line, with the shape of the whole tensor.
+
+    sharded: the dim along which x is a shard, or None if it is whole.  size: that of the whole dim.
+    """
     shape = list(x.shape)
     if sharded is not None:
         shape[sharded] = size or shape[sharded] * mesh.size()

@@ -1,17 +1,17 @@
-"""What must be the same on all ranks of a split model, compared in its first step: nothing fails where it differs.
+"""Comparisons between the ranks of a split model in its first step: a difference there would cause no error by itself.
 
-    as the first forward begins    what the model reads, and the state of random numbers
-    during it                      every x that goes into a split layer whole
-    as it ends                     the state of random numbers; what the whole model computes (labs.tp.as_whole)
-    in the first backward          every gradient that comes back to a split layer whole; and where the plan says
-                                   shards, that they differ
-    as it ends                     gradients of the parameters that are not split
-    in an optimizer's first step   the same, once more: they may have been clipped since
+    as the first forward begins    the model's inputs, and the state of random numbers
+    during the forward             every x that must be whole as it goes into a split layer
+    as the forward ends            the state of random numbers; the results of the whole model (labs.tp.as_whole)
+    in the first backward          every gradient that must be whole as it comes back to a split layer; shards of the
+                                   sequence, which must differ
+    as the backward ends           gradients of the parameters that are not split
+    in an optimizer's first step   the same gradients again, since they may have been clipped
 
-Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
+Inputs and random numbers are compared bit by bit; the others by some of their numbers, which may differ by rounding.
 
-What a rank's part is taken for is looked at by labs.tp.own_part.  A clipping by a rank's own norm cannot be seen if the
-first step is not clipped.
+labs.tp.own_part checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm is not
+noticed if it clips nothing in the first step.
 """
 
 import math
@@ -82,9 +82,13 @@ NO_GRADIENT = (
 
 
 class FirstStep:
-    """A method for each event.  inputs_compared and the like: that has been done, and is not done again.
+    """The comparisons of a split model's first step, with a method for each event.
 
-    shards: whether the model may be given a shard of the sequence, which differs from rank to rank.
+    mesh: the ranks that the model is split over.
+    shards: whether the model's input may be a shard of the sequence, which differs from rank to rank.
+    cuts: the parts of each split parameter, by its name.
+
+    inputs_compared, random_numbers_compared and gradients_compared tell which comparisons are done; none is repeated.
     """
 
     def __init__(self, mesh: Mesh, shards: bool, cuts: Mapping[str, Cut]):
@@ -98,9 +102,11 @@ class FirstStep:
         self.optimizers: WeakSet[Optimizer] = WeakSet()
 
     def watch(self, model: nn.Module, whole: list[str], as_whole: Callable, then: Callable[[nn.Module], None]) -> None:
-        """whole: the names of the parameters that are not split.
+        """Register the hooks of all events.
 
-        as_whole: labs.tp.as_whole.compare.  then: done when the first backward is over.
+        whole: the names of the parameters that are not split.
+        as_whole: labs.tp.as_whole.compare.
+        then: a function to call when the first backward is over.
         """
         self.whole, self.as_whole, self.then = whole, as_whole, then
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
@@ -115,7 +121,7 @@ class FirstStep:
                 "loss.backward() or torch.autograd.grad"
             )
         if torch.is_grad_enabled() and not self.compared_as_whole and not agree.alone:
-            self.compared_as_whole = True  # behind the hooks of labs.fsdp: what runs then is an evaluation to it
+            self.compared_as_whole = True  # register it after labs.fsdp's hooks, which then see an evaluation
             self.last = model.register_forward_hook(self.at_the_very_end_of_forward, with_kwargs=True)
         read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
         whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
@@ -126,7 +132,7 @@ class FirstStep:
         if not self.awaits_gradients and torch.is_grad_enabled():
             self.awaits_gradients = True
             self.parts.watch(model)
-            for name, p in model.named_parameters():  # here, since labs.fsdp and labs.zero take no hooks of others
+            for name, p in model.named_parameters():  # only now: labs.fsdp and labs.zero refuse hooks
                 if name in self.whole and p.requires_grad and not hasattr(p, "to_local"):
                     p.register_hook(partial(self.gradient_ready, name))
 
@@ -162,7 +168,10 @@ class FirstStep:
             x.register_hook(partial(self.compare, name, text=GRADIENT))
 
     def takes_shards(self, name: str, given: Any, p: Tensor) -> None:
-        """p: a copy of a parameter, which gets this rank's summand of the gradient."""
+        """Check in backward that the shards that a module is given differ between ranks.
+
+        p: a copy of the module's parameter, which gets this rank's summand of the gradient.
+        """
         if not self.gradients_compared and p.requires_grad:
             p.register_hook(partial(self.require_summands, name, some_tokens(given)))
 
@@ -172,8 +181,8 @@ class FirstStep:
 
     def after_backward(self, model: nn.Module) -> None:
         self.parts.after_backward(model, judge=not self.gradients_compared)
-        # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
-        # put other parameters in their places, whose gradients are there by now.
+        # Compare the gradients that the hooks got: labs.ddp may be averaging those in .grad now.  labs.fsdp has put
+        # shards in the parameters' places; their gradients are complete by now.
         now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
         mine = self.arrived | {name: Some.of(local(g)) for name, g in now.items() if hasattr(g, "to_local")}
         if mine and not self.gradients_compared:
@@ -216,7 +225,10 @@ class FirstStep:
             raise RuntimeError(SHARDS.format(name=name, ranks=self.mesh.size()))
 
     def require_alike(self, mine: dict[str, Any], text: str) -> bool:
-        """Whether they could be compared: not if numbers are spoiled, as those of a loss scaler's first step may be."""
+        """Raise RuntimeError, on every rank, if `mine` differs between ranks; return whether it could be compared.
+
+        It cannot if numbers are inf or nan, as in the first steps of a loss scaler.
+        """
         if not mine or self.mesh.size() == 1:
             return True
         found = everybodys(mine, self.mesh.get_group())
@@ -252,7 +264,7 @@ def differentiable_type(x: Tensor) -> bool:
 
 @torch.compiler.disable
 def some_tokens(given: Any) -> list[float] | None:
-    """Numbers of what a module reads; none if all tokens are the same, as then are the gradients of any two shards."""
+    """Return some numbers of a module's input, or None if all tokens are equal: then shards have equal gradients."""
     x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
     if x is None:
         return []
@@ -260,5 +272,5 @@ def some_tokens(given: Any) -> list[float] | None:
     tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
     tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
     norms = Some.of(torch.stack([(tokens - tokens[:1]).norm(), tokens.norm()])).numbers
-    differ = not norms or norms[0] > rounding(x) * norms[1]  # none where nothing is compared
+    differ = not norms or norms[0] > rounding(x) * norms[1]  # in a dry run there are no numbers
     return Some.of(x).numbers if differ else None

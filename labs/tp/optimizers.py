@@ -1,8 +1,8 @@
-"""Which optimizers can step a split model, and what is refused.
+"""Checks of the optimizer of a split model.
 
-An optimizer has a rank's part of a matrix before it, so only one that works element by element is right (SGD, Adam and
-their kin).  Those that are known to look at a whole matrix, or at a norm, are refused in their first step, and so are
-others that step otherwise with eight numbers than with two parts of them.
+An optimizer sees only a rank's part of a matrix, so its update must work element by element, as in SGD and Adam.  An
+optimizer that is known to look at a whole matrix or at a norm is refused in its first step.  So is any other whose step
+of eight numbers differs from the step of the same numbers in two parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,11 @@ LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
 
 
 def require_elementwise(optimizer: Optimizer, own: Mapping[str, nn.Parameter], split: Sequence[str]) -> None:
-    """own: of its parameters, those of the model, by name.  split: the names of those that are split."""
+    """Raise TypeError or ValueError if the optimizer cannot update parts of parameters.
+
+    own: those parameters of the model that the optimizer has, by name.
+    split: the names of those that are split.
+    """
     kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in LOOK_AT_MORE]
     if kinds and split:
         raise TypeError(
@@ -36,5 +40,5 @@ def require_elementwise(optimizer: Optimizer, own: Mapping[str, nn.Parameter], s
 
 
 def is_sharded(p: Tensor) -> bool:
-    """By labs.fsdp, whose DTensors know the whole."""
+    """Return whether labs.fsdp has sharded `p`: its DTensors know the whole."""
     return hasattr(p, "to_local")

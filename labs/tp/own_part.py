@@ -1,13 +1,14 @@
-"""What a rank's part of a parameter is taken for: the whole.  Found in the first step, where it can be.
+"""Checks in the first step that no rank uses its part of a parameter as if it were the whole.
 
-A part is an ordinary tensor, and does not know what it is a part of.  Whatever treats each number by itself is right.
+A part is an ordinary tensor, and does not know the whole.  An operation that treats each number by itself is right.
+These uses are wrong, and are found:
 
-    drawn      after parallelize(), from one seed on all ranks: the whole has the same rows several times
-    used       outside of the module that was split with it: a norm or a mean in the loss is that of a part
-    scaled     by another factor on each rank, between backward and the optimizer: a gradient clipped by its own norm
+    drawn      numbers drawn after parallelize(), from one seed on all ranks: the whole has the same rows several times
+    used       a use outside of the split module: a norm or a mean in the loss is that of a part
+    scaled     a gradient scaled between backward and the optimizer by another factor on each rank, as by its own norm
 
-What else is done to parts between two steps cannot be seen: rows exchanged, a mean taken off a gradient, weights
-normalised.
+Other changes of parts between two steps are not noticed, such as exchanging rows, subtracting a mean from a gradient or
+normalising weights.
 """
 
 import math
@@ -39,9 +40,12 @@ SCALED = (
 
 
 class Parts:
-    """A method for each event.
+    """The checks of split parameters in the first step, with a method for each event.
 
-    On a parameter, `outside` has what its gradients and its modules' sum up to; none if stages have it in common.
+    mesh: the ranks that the model is split over; cuts: the parts of each split parameter, by its name.
+
+    The attribute `outside` of a parameter holds two sums, of all its gradients and of those that came through its
+    module; it is None if several pipeline stages share the parameter.
     """
 
     def __init__(self, mesh: Mesh, cuts: Mapping[str, Cut]):
@@ -53,7 +57,7 @@ class Parts:
         self.versions = {name: p._version for name, p in self.own(model).items()}
 
     def own(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        if agree.alone:  # there are no numbers to look at
+        if agree.alone:  # in a dry run there are no numbers
             return {}
         return {name: p for name, p in model.named_parameters() if name in self.cuts and not hasattr(p, "to_local")}
 
@@ -70,7 +74,7 @@ class Parts:
                     raise RuntimeError(DRAWN.format(name=name, first=first, other=other))
 
     def watch(self, model: nn.Module) -> None:
-        """As the first forward begins that will have a backward."""
+        """Register the hooks of split parameters, as the first forward with gradients begins."""
         for p in self.own(model).values():
             if p.requires_grad and hasattr(p, "outside"):
                 p.outside = None
@@ -78,17 +82,17 @@ class Parts:
                 p.outside = {}
                 others = dict(p._backward_hooks or {})
                 p.register_hook(weakly(self.arrives, p))
-                for number, hook in others.items():  # what changes the gradient comes behind
+                for number, hook in others.items():  # hooks that change the gradient must run after this one
                     del p._backward_hooks[number]
                     p._backward_hooks[number] = hook
 
     @torch.compiler.disable
     def use(self, p: Tensor) -> Tensor:
-        """The parameter for its module; what comes back to it there is not used outside."""
+        """Return the parameter for use in its module; a gradient that comes back through it was not used outside."""
         if not isinstance(p, nn.Parameter) or not p.requires_grad:
             return p
         here = p.view_as(p)
-        if here.requires_grad:  # not in the first run of a reentrant checkpoint
+        if here.requires_grad:  # the first run of a reentrant checkpoint has no graph
             here.register_hook(weakly(self.came_through, p))
         return here
 
@@ -106,7 +110,8 @@ class Parts:
         wrong = None
         for name, p in own.items():
             found = vars(p).pop("outside", None) or {}
-            if {1, -1} <= found.keys() and found["size"].numel():  # what never goes through its module is used by hand
+            # A parameter that its own module never used, but other code did, is not judged.
+            if {1, -1} <= found.keys() and found["size"].numel():
                 most = 4 * torch.finfo(p.dtype).eps * found["size"].max()
                 wrong = wrong or (name if (found[1] - found[-1]).abs().max() > most else None)
         for name in everybodys(wrong, self.mesh.get_group()).values():
@@ -114,7 +119,7 @@ class Parts:
                 raise RuntimeError(USED.format(name=name))
 
     def before_optimizer(self, own: Mapping[str, nn.Parameter]) -> None:
-        if not own:  # another model's, whom not all ranks may still have; or masters, which stand for them
+        if not own:  # the optimizer of another model, or of masters; other ranks may not come here
             self.arrived.clear()
         if agree.alone or not own:
             return
@@ -127,7 +132,7 @@ class Parts:
         for name, (by, most) in its.items():
             for other, theirs in others:
                 times, _ = theirs.get(name, (math.nan, most))
-                if abs(times - by) > most * max(abs(by), abs(times)):  # never where one of them is nan
+                if abs(times - by) > most * max(abs(by), abs(times)):  # False if one of them is nan
                     raise RuntimeError(SCALED.format(name=name, first=first, its=by, other=other, others=times))
 
 
@@ -139,14 +144,14 @@ def add(p: nn.Parameter, sign: int, gradient: Tensor) -> None:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """Some of them, in float64."""
+    """Return about 64 of the numbers of x, evenly spaced, in float64."""
     x = x.detach().to_dense() if x.is_sparse else x.detach()
     flat = torch.view_as_real(x).flatten() if x.is_complex() else x.flatten()
     return flat[:: max(1, len(flat) // 64)].double()
 
 
 def factor(now: Tensor, before: Tensor) -> float:
-    """By which all numbers were multiplied; nan if something else was done, or too few can say it."""
+    """Return the factor by which all numbers were multiplied; nan if there is none, or too few numbers to tell."""
     if len(now) != len(before) or len(before.abs().unique()) < 3:
         return math.nan
     most = before.abs().argmax()

@@ -1,13 +1,13 @@
-"""The modules of a split transformer: what `labs.tp` makes of a model's own, each with the same parameters, in part.
+"""The modules of a split transformer: the classes that `labs.tp` gives to a model's modules, with parts of parameters.
 
-    ColumnParallelLinear        all of x in, a piece of the features out
-    RowParallelLinear           a piece of the features in, a summand out; the bias once, behind the sum
-    VocabParallelEmbedding      tokens in, a summand out
-    VocabParallelCrossEntropy   a piece of the logits in, the loss out
-    Prepared                    a block: one border for all columns in it
-    OnShards                    a norm or a dropout: gradients are added up, random numbers differ
+    ColumnParallelLinear        takes the whole x, returns a piece of the features
+    RowParallelLinear           takes a piece of the features, returns a summand; the bias is added once, after the sum
+    VocabParallelEmbedding      takes tokens, returns a summand
+    VocabParallelCrossEntropy   takes a piece of the logits, returns the loss
+    Prepared                    a block with one border for all column-parallel layers in it
+    OnShards                    a norm or a dropout on shards: gradients are added up, random numbers differ
 
-Where x crosses from whole to split and back, there is a border of `labs.tp.conjugate`: `enter` and `leave`.
+`enter` and `leave` are borders of `labs.tp.conjugate`: x is whole outside of them and split inside.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ Border = Callable[[Tensor], Tensor]
 
 
 class Watched:
-    """A border of labs.tp.conjugate in the first step, in which what is whole there is compared between the ranks."""
+    """A border of labs.tp.conjugate in the first step, which compares between ranks what must be whole there."""
 
     def __init__(self, border: Border, name: str, first_step: FirstStep):
         self.border, self.name, self.first_step = border, name, first_step
@@ -48,7 +48,7 @@ class Watched:
 
 
 def unwatch(model: nn.Module) -> None:
-    """The first step is over: let every module and block have its bare borders."""
+    """Replace every watched border by the border itself, after the first step."""
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
             module.use = same
@@ -64,7 +64,7 @@ def same(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a style is applied: the module's name, the mesh, and the Prepared block around it, if there is one."""
+    """The place at which a style is applied: a module's name, the mesh, and the region of the Prepared block around."""
 
     name: str
     mesh: Mesh
@@ -76,7 +76,10 @@ class Place:
 
 
 class ColumnParallelLinear(nn.Linear):
-    """A rank computes its part of the outputs.  in_parts: x comes in parts of its features, and becomes whole."""
+    """A Linear of which each rank computes a part of the outputs.
+
+    in_parts: whether the input is a piece of its features, which `enter` gathers.
+    """
 
     in_parts: bool
     name: str
@@ -100,7 +103,7 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """A rank has its part of the inputs, and computes what these add to all outputs.
+    """A Linear of which each rank has a part of the inputs, and computes their summand of all outputs.
 
     The bias is added once, after the sum.
     """
@@ -125,7 +128,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """A rank has its part of the vocabulary."""
+    """An Embedding of which each rank holds a part of the vocabulary."""
 
     name: str
     part: torch.Size
@@ -139,7 +142,10 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 class VocabParallelCrossEntropy(CrossEntropy):
-    """A rank has the logits of its part of the vocabulary; without targets they are put together."""
+    """A cross-entropy to which each rank passes the logits of its part of the vocabulary.
+
+    Without targets, it gathers and returns all logits.
+    """
 
     vocabulary: int
     mesh: Mesh
@@ -162,15 +168,17 @@ class Prepared(nn.Module):
 
 
 def first_of(function: Callable[..., Any], kwargs: dict[str, Any]) -> str | None:
-    """The argument that the function names first, in whatever order they are given."""
+    """Return the name in `kwargs` that comes first in the function's signature."""
     return next((name for name in [*signature(function).parameters, *kwargs] if name in kwargs), None)
 
 
 class Region:
-    """One forward of a Prepared block: the columns in it share what crossed its border, all else gets x as it is.
+    """One forward of a Prepared block: its column-parallel layers share one border.
 
-    given, inside: the block's x, and what a column computes with, if it is given that; with another x, the border is
-    its own.  aside: for all else, what crossed the border as a shard and is whole now.
+    given: the block's x, as its modules see it.
+    inside: x after the border; a column-parallel layer computes with it if its input is `given`, and uses a border of
+        its own for any other input.
+    aside: a border for all other uses of an x that was gathered from shards.
     """
 
     def __init__(self, name: str, border: Border, aside: Border | None):
@@ -192,11 +200,11 @@ class Region:
 
 
 class OnShards(nn.Module):
-    """Each rank has different tokens here (or heads): gradients of parameters are added up, random numbers differ."""
+    """A module that each rank uses on different tokens or heads: gradients are added up, random numbers differ."""
 
     place: Place
-    added_up: tuple[str, ...]  # names of the parameters that it had: on top of this, labs.zero may take them out
-    within = False  # its own forward, which may call it once more
+    added_up: tuple[str, ...]  # names of its parameters; labs.zero may take them out later
+    within = False  # whether its forward is running, which may call it again
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.within:
@@ -207,7 +215,7 @@ class OnShards(nn.Module):
 
 @contextmanager
 def copied(module: OnShards, given: Any) -> Iterator[None]:
-    """Let the module find copies of its parameters, whose backward adds up all ranks' gradients."""
+    """Replace the module's parameters by copies, whose backward adds up all ranks' gradients."""
     place, before = module.place, []
     for name in module.added_up:
         owner = vars(module) if name in vars(module) else module._parameters
@@ -226,7 +234,7 @@ def copied(module: OnShards, given: Any) -> Iterator[None]:
 
 @contextmanager
 def random_by_rank(mesh: Mesh, training: bool) -> Iterator[None]:
-    """Random numbers of this rank's own, from one that all ranks draw alike: so they stay in step."""
+    """Let this rank draw its own random numbers, seeded by one that all ranks draw, so that they stay in step."""
     if not training:
         yield
         return

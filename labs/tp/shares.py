@@ -1,16 +1,15 @@
-"""Which part of a parameter each rank has, when a matrix is split over them.
+"""The part of a parameter that each rank holds, when a matrix is split over ranks.
 
-Features        cut as torch.chunk cuts: any number, the last parts shorter
-Queries, Keys   cut between heads: a rank has whole heads, and for each of its query heads the head of keys and values
-                that this one reads
+Features        cut as torch.chunk cuts: any number of features, with shorter last parts
+Queries, Keys   cut between heads: a rank has whole query heads, and the heads of keys and values that these read
 Cut             the parts of one parameter along one dim
 
     8 query heads, 2 of keys and values      2 ranks        4 ranks             8 ranks
         queries of each rank                 4              2                   1
         keys and values                      0 | 1          0 | 0 | 1 | 1       0 | 0 | 0 | 0 | 1 | 1 | 1 | 1
 
-Where there are fewer heads of keys and values than ranks, neighbours have the same one.  Each computes its gradient
-from its own queries alone, so that theirs must be added up.
+If there are fewer heads of keys and values than ranks, neighbours have the same head.  Each computes a gradient from
+its own queries alone, so their gradients must be added up.
 """
 
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Cut:
-    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: how many neighbours have the same part.
+    """The parts of a tensor along `dim`: rank r has the indices from starts[r] up to stops[r].
 
-    parts: how many matrices lie behind one another along `dim`, as in a fused q|k|v: a rank has these of each of them.
+    copies: the number of neighbours that have the same part.
+    parts: the number of matrices that are fused along `dim`, as in q|k|v; a rank has these indices of each of them.
     """
 
     dim: int
@@ -38,7 +38,7 @@ class Cut:
     parts: int = 1
 
     def slices(self, rank: int) -> tuple[slice | Tensor, ...]:
-        """whole[cut.slices(rank)] is the rank's part; of several parts, its places along `dim` are listed."""
+        """Return indices such that whole[cut.slices(rank)] is the rank's part; for several parts, a list of indices."""
         mine = slice(self.starts[rank], self.stops[rank])
         if self.parts > 1:
             mine = torch.arange(self.parts * max(self.stops), device="cpu").view(self.parts, -1)[:, mine].flatten()
@@ -48,7 +48,7 @@ class Cut:
         return whole[self.slices(rank)]
 
     def whole(self, part: Tensor, mesh: Mesh) -> Tensor:
-        """From all ranks' parts; they are padded to the longest on their way."""
+        """Gather all ranks' parts, padded to the longest, and return the whole tensor."""
         sizes = [self.parts * (stop - start) for start, stop in zip(self.starts, self.stops, strict=True)]
         longest, first = max(sizes), part.detach().movedim(self.dim, 0)
         mine = pad(first, [0, 0] * (part.ndim - 1) + [0, longest - len(first)]).contiguous()
@@ -64,7 +64,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Features:
-    """Each of them by itself."""
+    """A dim that can be cut between any two features."""
 
     def cut(self, size: int, dim: int, ranks: int) -> Cut:
         pieces = [piece(size, ranks, rank) for rank in range(ranks)]
@@ -73,7 +73,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Queries:
-    """H query heads, which share K heads of keys and values."""
+    """A dim of H query heads, which share K heads of keys and values."""
 
     heads: int
     kv_heads: int
@@ -87,7 +87,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Keys:
-    """The K heads of keys, or of values, that H query heads share."""
+    """A dim of K heads of keys, or of values, which H query heads share."""
 
     heads: int
     kv_heads: int
@@ -102,7 +102,7 @@ class Keys:
 
 
 def even(size: int, dim: int, ranks: int, units: int) -> Cut:
-    """Whole units, as evenly as possible, the first ranks one more; no rank gets none."""
+    """Return a cut into whole units, as evenly as possible; the first ranks get one more if they do not divide."""
     unit, (least, more) = width(size, units), divmod(units, ranks)
     ends = [(rank * least + min(rank, more)) * unit for rank in range(ranks + 1)]
     return Cut(dim, tuple(ends[:-1]), tuple(ends[1:]))
@@ -115,7 +115,7 @@ def width(size: int, units: int) -> int:
 
 
 def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
-    """Each rank needs a query head, and the one of keys and values that it reads."""
+    """Raise ValueError unless each rank can have whole query heads, and the heads of keys and values that they read."""
     if not fits(heads, kv_heads, ranks):
         work = [n for n in range(1, heads + 1) if fits(heads, kv_heads, n)]
         nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]

@@ -1,8 +1,8 @@
-"""What `labs.tp` can split, and what it refuses.
+"""Checks that a model can be split by a plan.
 
-require_splittable    what would go wrong later, reported at once
-require_in_no_graph   the same, of a parameter that is to be split
-expect_whole          what can be reported only when it happens: a module that is not split gets a piece of the features
+require_splittable    refuses models, meshes and plans that cannot be split
+require_in_no_graph   refuses a parameter that is still part of a graph
+expect_whole          lets modules that are not split refuse a piece of the features, when they get one
 """
 
 import sys
@@ -44,7 +44,10 @@ def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
 
 
 def require_one_way_out(rows: Rows) -> None:
-    """For a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
+    """Raise ValueError if a block gathers its sequence once and leaves it as a shard more than once.
+
+    After the first such end, x is a shard again, which nothing in the block expects.
+    """
     for block, _, style in rows:
         if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
             rowwise = [(name, end) for name, _, end in rows if isinstance(end, RowwiseParallel)]
@@ -58,7 +61,7 @@ def require_one_way_out(rows: Rows) -> None:
 
 
 def require_in_no_graph(name: str, p: nn.Parameter) -> None:
-    """Autograd has noted the shape of a parameter there, and would expect gradients of that one from now on."""
+    """Raise ValueError if a parameter is part of a graph: autograd would expect gradients of its old shape."""
     if p._use_count() > 1:
         raise ValueError(
             f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as DDP: "
@@ -67,7 +70,7 @@ def require_in_no_graph(name: str, p: nn.Parameter) -> None:
 
 
 def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstStep) -> None:
-    """Let modules that are not split say so in a sentence when they get a piece of the features, or of the logits."""
+    """Let modules that are not split raise ValueError when they get a piece of the features, or of the logits."""
     for name, module in model.named_modules():
         own = [attribute for attribute, _ in module.named_parameters(recurse=False)]
         if own and any(inner in planned for inner in module.modules() if inner is not module):
@@ -82,7 +85,7 @@ def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstSte
 
 
 def explain(name: str, own: list[str], module: nn.Module, args: Any, output: Any) -> None:
-    """Add to what torch says of two shapes, where a block's parameter meets a part of the heads or features."""
+    """Add a note to torch's error about two shapes if a block's own parameter meets a part of the heads or features."""
     error = sys.exc_info()[1]
     if output is None and isinstance(error, RuntimeError) and "must match the size" in str(error):
         error.add_note(

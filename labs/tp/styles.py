@@ -1,8 +1,8 @@
-"""The styles of a plan: how a module is split, and what crosses its borders.
+"""Styles of a plan: the ways to split a module, with the borders that it gets.
 
-Each style has two methods: `cuts`, how the module's parameters are dealt out, which raises ValueError for a module that
-it does not fit; and `change`, which makes the module one of `labs.tp.parallel_layers`.  `labs.tp` has the table of
-them.
+Each style has two methods.  `cuts` returns the cut of each of the module's parameters, and raises ValueError for a
+module that it does not fit.  `change` turns the module into one of `labs.tp.parallel_layers`.  `labs.tp.tp` has a table
+of the styles.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -41,7 +41,7 @@ OF_PYTORCH = {
 
 
 class Style:
-    """Prints what it was given, without the defaults."""
+    """A way to split a module; its repr has the arguments that are not defaults."""
 
     def __new__(cls, *given: Any, **named: Any) -> "Style":
         takes = [each.name for each in fields(cls)]
@@ -60,7 +60,7 @@ class Style:
 
     @property
     def takes_shards(self) -> bool:
-        """Of the sequence, or of features that become whole."""
+        """Return whether the input is a shard of the sequence, or of features, that becomes whole."""
         layout = getattr(self, "input_layouts", WHOLE)
         return layout.is_shard() and not isinstance(self, RowwiseParallel)
 
@@ -70,7 +70,10 @@ class Style:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ColwiseParallel(Style):
-    """Split a Linear's outputs.  heads: cut only between these.  parts: how many matrices are fused in it."""
+    """A style that splits the outputs of a Linear.
+
+    heads: cut only between these.  parts: the number of matrices that are fused in it.
+    """
 
     input_layouts: Placement = WHOLE
     output_layouts: Placement = IN_FEATURES
@@ -95,7 +98,7 @@ class ColwiseParallel(Style):
             leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
         cut = self.cuts(place.name, module, mesh.size())["weight"]
         if 1 < cut.copies < mesh.size():
-            smaller_group(mesh, cut.copies)  # here, where all ranks are: a first forward may be one of only some
+            smaller_group(mesh, cut.copies)  # all ranks must create a group, and all are here
         borders = {
             "region": place.region,
             "enter": enter,
@@ -107,7 +110,7 @@ class ColwiseParallel(Style):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RowwiseParallel(Style):
-    """Split a Linear's inputs, or an Embedding's vocabulary.  heads: cut only between these."""
+    """A style that splits the inputs of a Linear, or the vocabulary of an Embedding; heads: cut only between these."""
 
     input_layouts: Placement = IN_FEATURES
     output_layouts: Placement = WHOLE
@@ -140,7 +143,7 @@ class RowwiseParallel(Style):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PrepareModuleInput(Style):
-    """A block's first input crosses the border once: whole, or a shard of the sequence that becomes whole."""
+    """A style of a block whose first input crosses the border once; it is whole, or a shard that becomes whole."""
 
     input_layouts: Placement = WHOLE
 
@@ -158,7 +161,7 @@ class PrepareModuleInput(Style):
 
 @dataclass(frozen=True, repr=False)
 class SequenceParallel(Style):
-    """A module without a border, that each rank uses on a shard: a norm, a dropout."""
+    """A style of a module without a border, such as a norm or a dropout, which each rank uses on a shard."""
 
     takes_shards = True
 
@@ -173,7 +176,7 @@ class SequenceParallel(Style):
 
 @dataclass(frozen=True, repr=False)
 class LossParallel(Style):
-    """The GPT's loss, of logits that are split by the vocabulary."""
+    """A style of the GPT's loss, for logits that are split by the vocabulary."""
 
     vocabulary: int
 
@@ -186,7 +189,7 @@ class LossParallel(Style):
 
 
 def border(source: Placement, target: Placement, mesh: Mesh) -> Border:
-    """The one that leads into a split layer (to Replicate()), or out of it (from Partial())."""
+    """Return the border that leads into a split layer, to Replicate(), or out of it, from Partial()."""
     match source, target:
         case Replicate(), Replicate():
             return partial(copy, mesh=mesh)
@@ -204,7 +207,7 @@ def own(module: nn.Module, place: Place) -> dict[str, Any]:
 
 
 def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
-    """From now on the module is of this kind, which derives from its own class or is laid over it."""
+    """Change the module's class to `kind`, or to a new class that derives from `kind` and its own; set attributes."""
     own = type(module)
     module.__class__ = kind if issubclass(kind, own) else type(f"{kind.__name__}{own.__name__}", (kind, own), {})
     vars(module).update(attributes)
@@ -217,7 +220,7 @@ def require_kind(style: Any, name: str, module: nn.Module, *kinds: type[nn.Modul
 
 
 def require_layouts(style: Style, name: str, **ends: tuple[Any, ...]) -> None:
-    """ends: what each of the style's layouts may be, a placement or a kind of them."""
+    """Raise ValueError for a layout that the style does not have; ends: allowed placements or classes, by argument."""
     for end, fits in ends.items():
         layout = getattr(style, end)
         if layout not in fits and type(layout) not in fits:

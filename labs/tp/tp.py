@@ -1,8 +1,8 @@
 """Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
 
-A matrix that is split by columns turns a whole x into a piece of the result; one that is split by rows takes such a
-piece, and turns it into a summand of the result.  So two of them, columns and then rows, need one sum at the end and
-nothing between them, as long as what stands there works on each piece by itself: a head's attention, a feature's silu.
+A matrix that is split by columns turns a whole x into a piece of the result.  One that is split by rows turns such a
+piece into a summand of the result.  So two of them, columns and then rows, need one sum at the end and no communication
+between them, if each operation there works on a piece by itself, as the attention of a head or the silu of a feature.
 
         x ──▶ copy ──▶ q k v ──▶ heads ──▶ o ──▶ reduce ──▶        copy, reduce: labs.tp.conjugate
                       columns             rows                     with sequence parallelism: gather, scatter
@@ -10,7 +10,7 @@ nothing between them, as long as what stands there works on each piece by itself
     x whole       every rank has all of x; norms, residuals and dropout are computed on every rank alike
     x in shards   every rank has a part of the sequence there, and computes those on its own tokens alone
 
-A plan says which submodule is split how; `parallelize` obeys it:
+A plan gives a style to each submodule that is split; `parallelize` applies it:
 
     style                 its module         what it splits                 what comes in        what goes out
     ColwiseParallel       Linear             outputs: weight Shard(0)       whole                features
@@ -21,19 +21,18 @@ A plan says which submodule is split how; `parallelize` obeys it:
     SequenceParallel      norm, dropout      nothing: works on shards       a shard              a shard
     LossParallel          the GPT's loss     nothing: labs.tp.vocabulary       logits               the loss
 
-(A Linear keeps its matrix as [outputs, inputs], so that its columns are the weight's rows.)
+A Linear keeps its matrix as [outputs, inputs], so the columns of the matrix are the rows of its weight.
 
-    placements          how each parameter lies on the mesh
-    slices              which part of the whole this rank has: what labs.llama reads from a file
-    full_parameters     the whole parameters, from all ranks
-    clip_gradients      by their global norm, in which what is whole on every rank counts once
+    placements          returns the placement of each parameter on the mesh
+    slices              returns this rank's part of each split parameter; labs.llama reads these from a file
+    full_parameters     gathers the whole parameters from all ranks
+    clip_gradients      clips by the global norm, in which a gradient that is whole on every rank counts once
 
-In the first step the ranks compare what must be the same on all of them (labs.tp.first_step).
+In the first step, the ranks compare the values that must be the same on all of them (labs.tp.first_step).
 
-A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer
-that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's
-(torch.distributed.tensor.parallel).  Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al.
-2022, arXiv 2205.05198, section 4.2.
+A rank's part is an ordinary parameter of a smaller shape.  So other methods work on top of it: an optimizer that works
+element by element, or labs.fsdp along another axis of the mesh.  Names are those of torch.distributed.tensor.parallel.
+Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,14 +69,17 @@ from labs.tp.styles import (
 
 
 class Plan(dict[str, Style]):
-    """From the name of a submodule to its style; `*` stands for one part of a name, "" for the model itself."""
+    """A table from names of submodules to styles; `*` stands for one part of a name, "" for the model itself."""
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
         return "\n".join(f"{name:{width}}   {style!r}" for name, style in self.items())
 
     def rows(self, model: nn.Module) -> Rows:
-        """Each submodule that the plan names, with its style, outer ones first."""
+        """Return (name, submodule, style) for each submodule that the plan names, outer ones first.
+
+        Raises ValueError for a name that no submodule has, and TypeError for a style that is none.
+        """
         modules = dict(model.named_modules(remove_duplicate=False))
         styles: dict[nn.Module, Style] = {}
         for pattern, style in self.items():
@@ -92,7 +94,7 @@ class Plan(dict[str, Style]):
         return [(name, module, styles[module]) for name, module in model.named_modules() if module in styles]
 
     def within(self, part: nn.Module) -> "Plan":
-        """What of it is about this part of a model, whose modules have the names that they have in the model."""
+        """Return the rows of the plan that concern a part of the model, whose modules keep their names in the model."""
         names = [name for name, _ in part.named_modules() if name]
         return Plan({each: style for each, style in self.items() if any(matches(name, each) for name in names)})
 
@@ -109,7 +111,7 @@ def generalised(name: str) -> str:
 
 
 def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
-    """For the course's GPT: the borders of x, whole or in shards of the sequence."""
+    """Return the plan of the course's GPT; sequence_parallel: x is in shards of the sequence between split layers."""
     x = Shard(1) if sequence_parallel else Replicate()
     queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
     norms = ("layers.*.attention_norm", "layers.*.mlp_norm", "norm") if sequence_parallel else ()
@@ -131,19 +133,20 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
     )
 
 
-# ---- obeying it ------------------------------------------------------------------------------------------
+# ---- applying it -----------------------------------------------------------------------------------------
 
 
 class TensorParallel(FirstStep):
-    """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
+    """The state of a split model, its attribute `tensor_parallel`; cuts: the cut of each split parameter, by name."""
 
     def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
         _, first, style = rows[0] if rows else ("", None, None)
-        in_parts = isinstance(first, nn.Linear) and style.input_layouts == IN_FEATURES  # the model's input, too
+        # If the first split module takes its input in parts, so does the model.
+        in_parts = isinstance(first, nn.Linear) and style.input_layouts == IN_FEATURES
         super().__init__(mesh, in_parts or any(style.takes_shards for _, _, style in rows), cuts)
         self.cuts = cuts
         self.names = [name for name, _, _ in rows]
-        for name, module, _ in rows:  # there, since a hook on a parameter holds this object: it must not hold a module
+        for name, module, _ in rows:  # hooks on parameters hold this object, so it must not hold a module itself
             module.split_as = name, {*module._parameters, *module._modules}
 
     @torch.compiler.disable
@@ -153,7 +156,7 @@ class TensorParallel(FirstStep):
 
 
 def require_unchanged(model: nn.Module) -> TensorParallel:
-    """What has another place or other parameters than `parallelize` knew is split no more, or not added up."""
+    """Return the state of a split model; raise RuntimeError if a split module was moved or has new parameters."""
     for name in model.tensor_parallel.names:
         try:
             there = model.get_submodule(name)
@@ -170,13 +173,14 @@ def require_unchanged(model: nn.Module) -> TensorParallel:
 
 
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style) -> nn.Module:
-    """Split the model, of which all ranks start from equal ones, over a mesh of one axis; returns the same model.
+    """Split the model over a mesh with one axis; return the same model.
 
-    plan: a table, or a style for the model itself.
+    model: equal on all ranks.  It may be a part of a larger model, such as a pipeline's stage; a parameter that an
+        earlier part shares with it was split with that part.
+    mesh: device mesh with one axis.
+    plan: `{name of a submodule: style}`, or a style for the model itself.
 
-    The model may be a part of a larger one, a pipeline's stage.  What an earlier part has, too, has been split with it.
-
-    Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
+    Raises ValueError or TypeError, before anything is changed, if the plan does not fit the model or the ranks.
     """
     plan = {"": plan} if isinstance(plan, Style) else plan
     if not isinstance(plan, Mapping):
@@ -207,7 +211,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style)
 
 
 def require_parts(model: nn.Module, state: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
-    """A hook before load_state_dict, where torch would speak of shapes alone."""
+    """Raise ValueError, before load_state_dict, if a state has the whole of a split parameter."""
     parameters = dict(model.named_parameters())
     for name in model.tensor_parallel.cuts:
         given, own = state.get(prefix + name), parameters.get(name)
@@ -240,7 +244,7 @@ def change(rows: Rows, of: TensorParallel) -> None:
 
 
 def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Parameter, Cut]]:
-    """Each parameter that is split, by its first name, and how."""
+    """Return `{first name of a split parameter: (parameter, its cut)}`."""
     planned = {}
     for name, module, style in rows:
         for attribute, cut in style.cuts(name, module, ranks).items():
@@ -266,32 +270,34 @@ def dotted(path: str, attribute: str) -> str:
     return f"{path}.{attribute}" if path else attribute
 
 
-# ---- what the ranks have between them --------------------------------------------------------------------
+# ---- the parameters of all ranks together ----------------------------------------------------------------
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:
-    """How each parameter lies on the ranks that `parallelize` split the model over."""
+    """Return `{name: placement}`: Shard(dim) for a parameter that `parallelize` split, Replicate() for any other."""
     cuts = require_unchanged(model).cuts
     return {name: Shard(cuts[name].dim) if name in cuts else Replicate() for name, _ in model.named_parameters()}
 
 
 def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
-    """For each parameter that is split, which part of the whole is this rank's."""
+    """Return `{name: slices}` for each split parameter: whole[slices] is this rank's part."""
     of = require_unchanged(model)
     return {name: cut.slices(of.mesh.get_local_rank()) for name, cut in of.cuts.items()}
 
 
 def full_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The whole parameters, on every rank."""
+    """Return `{name: whole parameter}` on every rank; all ranks must call it."""
     of = require_unchanged(model)
     whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
     return {name: of.cuts[name].whole(p, of.mesh) if name in of.cuts else p for name, p in whole.items()}
 
 
 def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
-    """`labs.clip`'s, for a split model: gradients that are the same on several ranks count once.  The norm (0-dim).
+    """Clip as `labs.clip.clip_gradients`, for a split model; return the norm before (0-dim).
 
-    groups: those over which the parameters are sharded besides, as by labs.fsdp.
+    A gradient that is the same on several ranks counts once.
+
+    groups: other process groups over which the parameters are sharded, as by labs.fsdp.
     """
     parameters, everywhere = list(model.parameters()), [model.tensor_parallel.mesh.get_group(), *groups]
     norm = global_norm(parameters, everywhere, copies(model))
@@ -300,6 +306,6 @@ def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGr
 
 
 def copies(model: nn.Module) -> dict[nn.Parameter, int]:
-    """On how many of the ranks each parameter is the same, and so is its gradient."""
+    """Return `{parameter: number of ranks that hold the same numbers}`; they hold the same gradient, too."""
     of = require_unchanged(model)
     return {p: of.cuts[name].copies if name in of.cuts else of.mesh.size() for name, p in model.named_parameters()}

@@ -1,16 +1,16 @@
-"""A vocabulary split over the ranks: looking tokens up, and a cross-entropy that never gathers the logits.
+"""A vocabulary split over the ranks: an embedding, and a cross-entropy that never gathers the logits.
 
-Rank r has the rows first, first + 1, ... of the embedding and of the head, as torch.chunk cuts them: any vocabulary,
-the last rank's part shorter, or empty.
+Each rank has consecutive rows of the embedding and of the head, cut as torch.chunk cuts them.  Any size of vocabulary
+is possible; the last ranks' parts may be shorter, or empty.
 
-    look_up          the rows that this rank has, zeros for other tokens: a summand of the embedding
-    cross_entropy    from this rank's columns of the logits; three numbers per token travel, whatever the vocabulary:
+    look_up          returns a summand of the embedding: the rows that this rank has, and zeros for other tokens
+    cross_entropy    computes the loss from this rank's columns of the logits; three numbers per token are sent:
 
         loss = log(sum of exp(logit - highest)) - (target's logit - highest)
                    |                  |               |
                    all_reduce SUM     all_reduce MAX  all_reduce SUM: one rank has it, the others add zero
 
-Each rank has the gradient, softmax - 1 at the target, for its own columns: nothing travels in backward.
+Each rank computes the gradient of its own columns, softmax - 1 at the target, so nothing is sent in backward.
 
 v: this rank's part of the vocabulary V.  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
@@ -29,20 +29,25 @@ from labs.model import IGNORED, at_least_float32
 
 
 def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
-    """[*tokens.shape, D].  Raises IndexError for a token that is not in the vocabulary."""
+    """Return this rank's summand of the embedding, [*tokens.shape, D]; weight_vD: this rank's rows.
+
+    Raises IndexError for a token that is not in the vocabulary.
+    """
     require_tokens(tokens, vocabulary)
     here, row = of_this_rank(tokens, vocabulary, mesh)
     if not len(weight_vD):
-        return weight_vD.sum(0).expand(*tokens.shape, -1)  # zeros, whose backward takes part in what comes behind
+        return weight_vD.sum(0).expand(*tokens.shape, -1)  # zeros with a graph, so that backward runs here, too
     return F.embedding(row, weight_vD).masked_fill(~here[..., None], 0)
 
 
 def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh, over: float | None = None) -> Tensor:
-    """The mean over all targets but those of -100 (0-dim), in float32 at least; logits_v: [*targets.shape, v].
+    """Return the mean loss over all targets except those of -100 (0-dim), in float32 or float64.
 
-    over: what their sum is divided by instead of their number (labs.model.CrossEntropy).
+    logits_v: [*targets.shape, v], this rank's columns.
+    over: the number by which the sum of the losses is divided, instead of the number of targets that count
+        (labs.model.CrossEntropy).
 
-    Raises IndexError for a target that is not in the vocabulary, ValueError for logits of another width.
+    Raises IndexError for a target that is not in the vocabulary, and ValueError for logits of another width.
     """
     if targets.is_floating_point() or targets.numel() != logits_v.shape[:-1].numel():
         raise ValueError(
@@ -62,17 +67,17 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
 
 
 class SplitCrossEntropy(torch.autograd.Function):
-    """A loss for each token (M of them)."""
+    """The loss of each of M tokens, [M]."""
 
     @staticmethod
     def forward(ctx: Any, logits_Mv: Tensor, targets_M: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
         group = mesh.get_group()
         highest_M = logits_Mv.amax(-1) if logits_Mv.shape[-1] else logits_Mv.new_full(targets_M.shape, -torch.inf)
         dist.all_reduce(highest_M, ReduceOp.MAX, group=group)
-        shifted_Mv = logits_Mv - highest_M[:, None]  # so that exp stays finite, however large the logits are
+        shifted_Mv = logits_Mv - highest_M[:, None]  # exp then stays finite for large logits
         here_M, column_M = of_this_rank(targets_M, vocabulary, mesh)
         both = shifted_Mv.new_zeros(2, len(targets_M))
-        if logits_Mv.shape[-1]:  # not by a mask, whose length a GPU would have to be asked for
+        if logits_Mv.shape[-1]:  # gather instead of a mask: the host would wait for the GPU to count a mask
             both[1] = shifted_Mv.gather(1, column_M[:, None])[:, 0].masked_fill_(~here_M, 0)
         exp_Mv = shifted_Mv.exp_()
         both[0] = exp_Mv.sum(-1)
@@ -95,16 +100,17 @@ class SplitCrossEntropy(torch.autograd.Function):
 
 
 def of_this_rank(tokens: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, Tensor]:
-    """Which tokens are in this rank's part, and where in it; 0 for the others."""
+    """Return whether each token is in this rank's part, and its row there; row 0 for the others."""
     start, size = piece(vocabulary, mesh.size(), mesh.get_local_rank())
     here = (tokens >= start) & (tokens < start + size)
     return here, (tokens - start).where(here, 0)
 
 
 def require_tokens(tokens: Tensor, vocabulary: int, besides: int = 0) -> None:
-    """Past its part, a rank cannot tell another rank's token from nobody's: its row would be zeros without a word.
+    """Raise IndexError for a token that is neither in the vocabulary nor equal to `besides`.
 
-    An accelerator looks for itself, as in PyTorch's own embedding: the host goes on, and nobody can say which token.
+    Without this check, all ranks would return zeros for such a token.  An accelerator checks it as in PyTorch's own
+    embedding: the host does not wait, and the error does not name the token.
     """
     here = (tokens >= 0) & (tokens < vocabulary) | (tokens == besides)
     if tokens.device.type != "cpu":
