@@ -1,28 +1,28 @@
-"""A plan for a run: this model, on these machines, how?  Every layout that fits, the quickest first, and why.
+"""A plan for a run: how should this model be trained on these machines?  Every layout that fits, the fastest first.
 
-    machines       a cluster in numbers: GPUs, memory, operations, links
-    constants      what no data sheet says: which part of that a training program reaches
-    fitted         those constants, fitted on published runs
-    layout         who has which part of the model, of its state, of the batch
-    candidates     all of those layouts, and what cannot be
-    dealt          a model's layers dealt out to the ranks of a pipeline
-    room           what a layout holds, by kind
-    pace           how long a step takes: computation, exposed communication, bubble
-    choice         the search
-    reasons        the choice in sentences
-    published_run  a run that others measured, as a question to the plan
-    pytorch_tables   rows of their tables as such: nanotron's, torchtitan's, MosaicML's
-    megatron_tables  and Megatron-LM's, Llama 3's, NVIDIA's
-    published      which file is which table
-    compare        how near the plan comes to them
-    command        python -m labs plan
+    machines         a cluster in numbers: GPUs, memory, operations, links
+    constants        the fraction of those numbers that a training program reaches, which no data sheet says
+    fitted           these constants, fitted on published runs
+    layout           a layout: the part of the model, of its state and of the batch that each rank has
+    candidates       all layouts, and those that cannot be run
+    dealt            a model's layers, split among the ranks of a pipeline
+    room             the bytes that a layout holds, by kind
+    pace             the time of a step: computation, exposed communication, bubble
+    choice           the search
+    reasons          the choice in sentences
+    published_run    a run that others measured, as a question to the plan
+    pytorch_tables   readers of published tables: nanotron, torchtitan, MosaicML
+    megatron_tables  readers of published tables: Megatron-LM, Llama 3, NVIDIA
+    published        finds the reader of a file
+    compare          the plan's errors against published runs
+    command          python -m labs plan
 
     found = plan.search(PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"].of(32), batch=512)
     found                                   # the best ten
-    plan.explain(found)                     # in sentences
-    found.rejected                          # and why
+    plan.explain(found)                     # the choice in sentences
+    found.rejected                          # the other layouts, with reasons
 
-Every formula is one of `labs.cost`, with its source; how well they agree with the world, `plan.check(FILE.csv)` says.
+Every formula is one of `labs.cost`, with its source; `plan.check(FILE.csv)` compares them with measured runs.
 """
 
 # ruff: noqa: F401

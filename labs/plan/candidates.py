@@ -1,7 +1,7 @@
-"""All layouts that there are for a setup: each that can be run, and for each that cannot, why.
+"""All layouts of a setup: each that can be run, and for each other one, the reason.
 
-layouts(setup)            all of them
-require(setup, layout)    the same of one
+layouts(setup)            yields all of them
+require(setup, layout)    raises ValueError with the reason if one layout cannot be run
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from labs.plan.layout import Layout, Setup
 
 
 class Rejected(NamedTuple):
-    """What cannot be run, and the reason; several layouts at once, where it is the same for all of them."""
+    """A layout that cannot be run, or several with the same reason, in words; and the reason."""
 
     layout: str
     reason: str
 
 
 def require(setup: Setup, layout: Layout) -> None:
-    """Raises ValueError for a layout that this cluster cannot run, whatever its memory."""
+    """Raise ValueError for a layout that this cluster cannot run, however large its memory is."""
     for name in ("tp", "pp", "stages_per_rank", "replicas", "shards", "batch", "accumulation"):
         value = getattr(layout, name)
         if not isinstance(value, int) or value < 1:
@@ -72,7 +72,7 @@ def pp_reason(setup: Setup, pp: int, schedule: str, stages_per_rank: int) -> str
 
 
 def pace_reason(layout: Layout) -> str:
-    """Whether there are enough micro-batches for the schedule."""
+    """Return why the micro-batches do not fit the schedule; an empty string if they do."""
     pp, m = layout.pp, layout.accumulation
     if pp > 1 and m < pp:
         return f"{m} micro-batches are fewer than {pp} stages: give {pp} or more, or a shorter pipeline"
@@ -95,7 +95,7 @@ SCHEDULES = [
     ("zbv", 2),
     ("dualpipev", 2),
 ]
-STAGES = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # of a rank, where a schedule does not leave it open
+STAGES = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # stages per rank, for schedules with a fixed number
 NO_PIPELINE = [("1f1b", 1)]
 LARGEST_BATCH = 64  # sequences of a micro-batch
 
@@ -131,13 +131,13 @@ def of_mesh(setup: Setup, base: Layout, dp: int) -> Iterator[Layout | Rejected]:
 
 
 def splits(setup: Setup) -> list[tuple[int, bool]]:
-    """Sizes of tensor parallelism, up to two nodes, with sequence parallelism or without."""
+    """Return (size of tensor parallelism, whether with sequence parallelism), for sizes up to two nodes."""
     sizes = [n for n in divisors(setup.cluster.gpus) if n <= min(2 * setup.cluster.node, setup.config.heads)]
     return [(1, False), *((n, parallel) for n in sizes[1:] for parallel in (False, True))]
 
 
 def states(dp: int) -> list[tuple[int, int, int]]:
-    """replicas, shards, stage of ZeRO."""
+    """Return all (replicas, shards, stage of ZeRO) for dp ranks."""
     if dp == 1:
         return [(1, 1, 0)]
     hybrid = [(dp // shards, shards, 3) for shards in divisors(dp)[1:-1]]

@@ -1,10 +1,10 @@
-"""All layouts of a model on a cluster, the quickest first; and for each that cannot be run, the reason.
+"""Search of all layouts of a model on a cluster, the fastest first; and for each that cannot be run, the reason.
 
     found = search(PRESETS["llama3-70b"], CLUSTERS["H100, InfiniBand"].of(32), batch=512)
     found.best, found.feasible, found.rejected
 
-A layout whose rank holds more than the card does not fit.  One that leaves less than a tenth of it free fits, but makes
-the allocator give memory back and ask for it again: all published runs like that were 2.5 to 20 times slower.
+A layout does not fit if a rank holds more than the card.  If it leaves less than 7 % of the card free, it fits, but the
+allocator has to return memory and request it again: all published runs like that were 2.5 to 20 times slower.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from labs.plan.room import held, peak
 
 
 class Plan(NamedTuple):
-    """A layout that fits, and what it takes."""
+    """A layout with its predicted time per step and its peak bytes; it is crowded if the card is nearly full."""
 
     setup: Setup
     layout: Layout
@@ -40,36 +40,39 @@ class Plan(NamedTuple):
 
     @property
     def held(self) -> cost.Held:
-        """Bytes by kind on the fullest rank."""
+        """Return the bytes on the fullest rank, by kind."""
         return held(self.setup, self.layout)
 
     @property
     def tokens_per_gpu(self) -> float:
-        """Tokens per second and GPU."""
+        """Return the tokens per second and GPU."""
         return self.setup.batch * self.setup.context / self.seconds / self.setup.cluster.gpus
 
     @property
     def range(self) -> tuple[float, float]:
-        """Tokens per second and GPU, between which four of five published runs were."""
-        told = EVIDENCE[self.setup.software]
-        return told["least"] * self.tokens_per_gpu, told["most"] * self.tokens_per_gpu
+        """Return the range of tokens per second and GPU in which four of five published runs were."""
+        evidence = EVIDENCE[self.setup.software]
+        return evidence["least"] * self.tokens_per_gpu, evidence["most"] * self.tokens_per_gpu
 
     @property
     def mfu(self) -> float:
-        """Operations that are useful, attention's as causal, by the card's peak: 6 N + 6 L D T for each token."""
+        """Return the useful operations per second as a fraction of the card's peak: 6 N + 6 L D T for each token.
+
+        Attention counts as causal.
+        """
         config = self.setup.config
         operations = config.depth * cost.layer_operations(config, self.setup.context) + cost.head_operations(config)
         return self.tokens_per_gpu * operations / self.setup.cluster.flops
 
 
 def plan(setup: Setup, layout: Layout) -> Plan:
-    """Of one layout, whether it fits or not.  Raises ValueError for one that the cluster cannot run."""
+    """Return the plan of one layout, whether it fits or not; raise ValueError for one that the cluster cannot run."""
     require(setup, layout)
     return Plan(setup, layout, seconds(setup, layout), peak(setup, layout))
 
 
 class TooLarge(NamedTuple):
-    """What a layout holds at the most, on a card that holds less."""
+    """A layout whose fullest rank holds more bytes than the card, and its peak."""
 
     setup: Setup
     layout: Layout
@@ -83,7 +86,12 @@ class TooLarge(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """feasible: the quickest first.  too_large: the one that holds least first."""
+    """The result of a search.
+
+    feasible: layouts that fit, the fastest first.
+    too_large: layouts that do not fit, the one that holds least first.
+    impossible: layouts that cannot be run.
+    """
 
     setup: Setup
     feasible: list[Plan]
@@ -92,13 +100,13 @@ class Found:
 
     @cached_property
     def best(self) -> Plan | None:
-        """The simplest of those that are about as quick as the quickest; None where nothing fits."""
+        """Return the simplest plan within 1 % of the fastest; None if nothing fits."""
         near = [each for each in self.feasible if each.seconds <= NEAR * self.feasible[0].seconds]
         return min(near, key=lambda each: (simplicity(each.layout), each.seconds), default=None)
 
     @cached_property
     def front(self) -> list[Plan]:
-        """Those that fit of which no other is quicker and holds less, the quickest first."""
+        """Return the plans for which no other is both faster and smaller, the fastest first."""
         least, found = inf, []
         for each in self.feasible:
             if each.peak < least:
@@ -111,7 +119,7 @@ class Found:
         return [*self.too_large, *self.impossible]
 
     def best_where(self, **fields) -> Plan | None:
-        """The quickest with these fields of its layout, such as tp=1, pp=1."""
+        """Return the fastest plan whose layout has these fields, such as tp=1, pp=1; None if none fits."""
         return next((each for each in self.feasible if has(each.layout, fields)), None)
 
     def __repr__(self) -> str:
@@ -120,11 +128,11 @@ class Found:
         return table(self)
 
 
-NEAR = 1.01  # times as long is as quick: no formula here is that good
+NEAR = 1.01  # a time up to 1.01 × the fastest is as fast: the formulas are not more precise
 
 
 def simplicity(layout: Layout) -> tuple:
-    """Less for what has less to it: axes, pieces of the state, passes through the model."""
+    """Return a key that is less for a simpler layout: fewer axes, less sharding, simpler schedules, fewer passes."""
     schedule = SIMPLEST.index(layout.schedule), layout.stages_per_rank
     return (
         (layout.tp > 1) + (layout.pp > 1),
@@ -145,10 +153,11 @@ def has(layout: Layout, fields: dict) -> bool:
 def search(
     config: Config, cluster: Cluster, batch: int, context: int | None = None, software: str = "pytorch"
 ) -> Found:
-    """Return every layout, by whether it fits.
+    """Return every layout: those that fit, those that do not, and those that cannot be run.
 
-    batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None.  software: what
-    trains, a name in FITTED.
+    batch: sequences per step, on all GPUs together.
+    context: tokens per sequence; by default the config's.
+    software: the training software, a name in FITTED.
     """
     setup = Setup(config, cluster, batch, context, software=software)
     feasible, too_large, impossible, card = [], [], [], setup.cluster.card
@@ -165,7 +174,7 @@ def search(
 
 
 def quickest(setup: Setup, **fields) -> Plan | None:
-    """The quickest that fits of the layouts that have these fields."""
+    """Return the fastest plan that fits and whose layout has these fields; None if none fits."""
     plans = (
         Plan(setup, layout, seconds(setup, layout), most)
         for layout in layouts(setup)
@@ -175,9 +184,9 @@ def quickest(setup: Setup, **fields) -> Plan | None:
 
 
 def priced(found: Found, **fields) -> Plan:
-    """Return the quickest that fits of the layouts with these fields; where none fits, the one that holds least.
+    """Return the fastest plan that fits and whose layout has these fields; if none fits, the one that holds least.
 
-    Raises ValueError for a name that no layout has, and for what cannot be run.
+    Raises ValueError for a field that no layout has, and for a layout that cannot be run.
     """
     if unknown := fields.keys() - {*Layout._fields}:
         raise ValueError(f"a layout has no {', '.join(sorted(unknown))}: it has {', '.join(Layout._fields)}")

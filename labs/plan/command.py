@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--card", help="the card: one of those above by name, like 'RTX 4090', or its memory, like 24GB (the cluster's)"
     )
-    add("--software", default="pytorch", choices=FITTED, help="what trains, whose constants are taken (%(default)s)")
+    add("--software", default="pytorch", choices=FITTED, help="training software: selects constants (%(default)s)")
     add("--batch", type=int, default=512, help="sequences of a step, on all GPUs together (%(default)s)")
     add("--context", type=tokens, help="tokens of a sequence, like 4096 or 32k (the model's)")
     add("--layout", type=fields, help=f"price one layout, like shards=8,tp=8: {', '.join(Layout._fields)}")
@@ -47,18 +47,18 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---- what an engineer types ------------------------------------------------------------------------------
+# ---- reading arguments -----------------------------------------------------------------------------------
 
 
 def tokens(text: str) -> int:
-    """32k is 32,768."""
+    """Return a number of tokens; 32k is 32,768."""
     if not re.fullmatch(r"[1-9]\d*k?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write it like 4096 or 32k")
     return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
 
 
 def fields(text: str) -> dict:
-    """shards=8,recompute=full as fields of a Layout, of the types that they have there."""
+    """Return the fields of a Layout that are written as shards=8,recompute=full, in their types."""
     found = {}
     for word in text.split(","):
         name, _, value = word.strip().partition("=")
@@ -76,7 +76,7 @@ def fields(text: str) -> dict:
 
 
 def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) -> Cluster:
-    """The cluster of a kind, with another card or other nodes; a card by itself brings its own kind."""
+    """Return the cluster of a kind, with another card or size of node; a card without a kind selects its own kind."""
     base = CLUSTERS[kind or KIND]
     if card and (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB?", card, re.IGNORECASE)):
         base = replace(base, card=float(size[1]) * 1e9)
@@ -90,7 +90,7 @@ def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) 
 
 
 def config_of(model: str | None, path: str | None, context: int | None) -> Config:
-    """The model's shape.  Positions are rotary and have no end, so its context may be any."""
+    """Return the model's shape; its positions are rotary, so any context is possible."""
     if path and Path(path).name != "config.json":
         raise ValueError(f"config {path!r}: give a file of the name config.json, as Hugging Face keeps it")
     config = read_config(Path(path).parent) if path else PRESETS[model]
@@ -111,11 +111,11 @@ def main(arguments: list[str]) -> int:
         cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
         config = config_of(chosen.model, chosen.config, chosen.context)
         found = search(config, cluster, chosen.batch, chosen.context, chosen.software)
-        told = [one(found, chosen.layout)] if chosen.layout else all_of(found, chosen.list)
+        lines = [one(found, chosen.layout)] if chosen.layout else all_of(found, chosen.list)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(*told, sep="\n")
+    print(*lines, sep="\n")
     return 0 if found.best else 1
 
 
@@ -127,7 +127,7 @@ def all_of(found: Found, rows: int) -> list[str]:
 
 
 def one(found: Found, fields: dict) -> str:
-    """The price of a layout, and where it stands."""
+    """Return the predicted time and bytes of a layout in words, and its place among those that fit."""
     each, card = priced(found, **fields), found.setup.cluster.card
     lines = [HEAD, row(each), "", f"It takes {spent(each)}."]
     if each.peak > card:

@@ -1,6 +1,6 @@
-"""The plan against published runs: `python -m labs plan --check FILE.csv`.
+"""Comparison of the plan with published runs: `python -m labs plan --check FILE.csv`.
 
-check(path)                 Report: how near tokens per second and bytes are, and how well layouts are ordered
+check(path)                 returns a Report: the errors of tokens per second and bytes, and the order of layouts
 """
 
 from collections import Counter, defaultdict
@@ -21,19 +21,19 @@ from labs.plan.pace import seconds
 from labs.plan.published import Case, read
 from labs.plan.room import held_by, peak
 
-LEAST_IN_GROUP = 3  # layouts, below which an order says nothing
+LEAST_IN_GROUP = 3  # fewer layouts have no meaningful order
 NEAR, TOO_LARGE = 0.10, 0.05
 
 
 def predicted(case: Case) -> Plan:
-    """The plan for the case's layout; the quickest of those that fit, where the case leaves something open."""
+    """Return the plan for the case's layout; if the case leaves fields open, the fastest of those that fit."""
     plans = [Plan(case.setup, each, seconds(case.setup, each), peak(case.setup, each)) for each in completed(case)]
     fitting = [each for each in plans if each.peak <= case.setup.cluster.card]
     return min(fitting, key=lambda each: each.seconds) if fitting else min(plans, key=lambda each: each.peak)
 
 
 def completed(case: Case) -> list[Layout]:
-    """Layouts that the case may have been."""
+    """Return all layouts that the case may have had."""
     layout, dp = case.layout, case.layout.dp
     each = case.setup.batch // dp
     pipelines = [("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 8)]
@@ -65,9 +65,15 @@ def completed(case: Case) -> list[Layout]:
 
 @dataclass(frozen=True)
 class Report:
-    """Errors are |predicted / measured - 1|; left_out_errors are with constants fitted without the runs' source.
-    By (model, GPUs): orders, the rank correlation; firsts, the plan's first choice as a part of the published best.
-    too_large: by how much the plan has runs that ran beyond the card."""
+    """The errors of the plan for the runs in a table; an error is |predicted / measured - 1|.
+
+    left_out_errors: errors of time with constants that were fitted without the runs' source.
+    orders: by (model, GPUs), the rank correlation of predicted and measured speed.
+    firsts: by (model, GPUs), the measured speed of the plan's first choice as a fraction of the best measured speed.
+    too_large: for runs that ran, but do not fit by the plan: by which fraction of the card.
+    ran: the number of runs.
+    left_out: the number of rows that are not compared, by reason.
+    """
 
     path: str
     time_errors: Sequence[float]
@@ -83,9 +89,9 @@ class Report:
         near = sum(first >= 1 - NEAR for first in self.firsts.values())
         beyond = sum(more > TOO_LARGE for more in self.too_large)
         lines = [f"{self.path}"]
-        lines += [f"tokens per second and GPU   {told(self.time_errors)}"]
-        lines += [f"    without this source     {told(self.left_out_errors)}"]
-        lines += [f"memory                      {told(self.memory_errors)}"]
+        lines += [f"tokens per second and GPU   {describe(self.time_errors)}"]
+        lines += [f"    without this source     {describe(self.left_out_errors)}"]
+        lines += [f"memory                      {describe(self.memory_errors)}"]
         if self.orders:
             lines += [
                 f"order of layouts            rank correlation {median(self.orders.values()):.2f} in the median of "
@@ -129,7 +135,7 @@ def report(path: str, cases: Sequence[Case], left_out: Counter | None = None) ->
 
 
 def left_out_of(case: Case) -> Case:
-    """Return the run, asked with the constants that were fitted without its source."""
+    """Return the case with the constants that were fitted without its source."""
     return replace(case, setup=without(case.setup, case.source))
 
 
@@ -144,7 +150,7 @@ def bytes_of(case: Case, plan: Plan) -> int:
 
 
 def rank_correlation(xs: Iterable[float], ys: Iterable[float]) -> float:
-    """Spearman's: the correlation of ranks, equal values sharing theirs."""
+    """Return Spearman's correlation of ranks; equal values share a rank."""
     xs, ys = ranks(xs), ranks(ys)
     x, y = mean(xs), mean(ys)
     covariance = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
@@ -158,7 +164,7 @@ def ranks(values: Iterable[float]) -> list[float]:
     return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
 
 
-def told(errors: Sequence[float]) -> str:
+def describe(errors: Sequence[float]) -> str:
     if not errors:
         return "nothing is told"
     tail = sorted(errors)[int(0.9 * len(errors))]

@@ -1,8 +1,8 @@
-"""What no data sheet says: how much of a machine a training program reaches.  A few numbers, each with a meaning.
+"""Constants that no data sheet has: the fraction of a machine's numbers that a training program reaches.
 
-    FITTED["pytorch"]          by the software that trains, `Setup.software`
+    FITTED["pytorch"]          the constants of a training software, a name for `Setup.software`
 
-They are fitted by `python -m tools.plan_constants` on published runs (`labs/plan/tables`), and kept in `fitted.py`.
+`python -m tools.plan_constants` fits them on the published runs in `labs/plan/tables`, and writes `fitted.py`.
 """
 
 from dataclasses import dataclass
@@ -10,28 +10,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Constants:
-    """time:
+    """The constants of one training software.
 
-        matmul      part of a GPU's operations per second that matrix products reach
-        attention   and that attention's do, between its projections
-        passes      how often each byte that a layer keeps for backward crosses the GPU's memory in all other operators
-        launch      seconds that Python takes to launch a layer's forward and backward: no layer takes less
-        tangle      seconds more, for each tensor-parallel rank, where the same layers send to stages on other nodes
-        exposed     part of tensor parallelism's traffic (8 (N-1)/N tensors a layer) that computation does not hide
-        outer       part of the bandwidth between nodes that is reached
-        hidden      part of a backward under which all-reduces of gradients travel
-        ahead       part of a backward under which the reduce-scatters of ZeRO's stages 1 and 2 do
-        prefetched  part of the computation under which FSDP's traffic does
-        step        seconds that each step takes besides
+    Constants of time:
 
-    memory:
+        matmul      fraction of a GPU's operations per second that matrix products reach
+        attention   fraction of them that attention reaches, between its projections
+        passes      number of times that each byte a layer keeps for backward is read or written by all other operators
+        launch      seconds that Python needs to launch a layer's forward and backward: no layer takes less
+        tangle      additional seconds per tensor-parallel rank if the same layers send to stages on other nodes
+        exposed     fraction of tensor parallelism's traffic, 8 (N-1)/N tensors a layer, that computation does not hide
+        outer       fraction of the bandwidth between nodes that is reached
+        hidden      fraction of a backward that hides all-reduces of gradients
+        ahead       fraction of a backward that hides the reduce-scatters of ZeRO's stages 1 and 2
+        prefetched  fraction of the computation that hides FSDP's traffic
+        step        seconds that each step takes in addition
+
+    Constants of memory:
 
         precision   a name in `cost.PIE`: the bytes of a parameter, its gradient and its state
-        slack       bytes that are reserved for each byte of activations: more for gaps, less where kernels are fused
-        logit       bytes for each logit, with its gradient and its logarithm
-        reserve     bytes that are always taken
-        crowded     part of the card beyond which the allocator gives memory back and asks for it again
-        thrash      and how many times as long a step then takes
+        slack       bytes reserved per byte of activations: gaps make it larger, fused kernels smaller
+        logit       bytes per logit, with its gradient and its logarithm
+        reserve     bytes that are always in use
+        crowded     fraction of the card from which on the allocator returns memory and requests it again
+        thrash      factor by which a step then takes longer
     """
 
     matmul: float

@@ -1,9 +1,9 @@
-"""The layers of a model, split among the ranks of a pipeline so that the busiest has as little to do as possible.
+"""The layers of a model, split among the ranks of a pipeline so that the busiest rank has the least work.
 
-    dealt(config, pp=4)        (5, 5, 5, 1), 3: how many layers each rank has, and which rank has the head
+    split_layers(config, pp=4)        (5, 5, 5, 1), 3: the number of layers of each rank, and the rank of the head
 
-Each stage has one layer or more, and the last one has the head, as `labs.pp.cut` has it.  Where a rank has several
-stages, it has every pp-th (1F1B, interleaved), or two of a V.
+Each stage has one layer or more, and the last stage has the head, as in `labs.pp.cut`.  A rank with several stages has
+every pp-th stage (1F1B, interleaved), or two stages of a V.
 """
 
 from functools import lru_cache
@@ -14,8 +14,8 @@ V_SHAPED = ("zbv", "dualpipev")
 
 
 @lru_cache(4096)
-def dealt(config, pp: int, schedule: str = "1f1b", stages_per_rank: int = 1) -> tuple[tuple[int, ...], int]:
-    """Return the layers of each rank, and the rank that has the head."""
+def split_layers(config, pp: int, schedule: str = "1f1b", stages_per_rank: int = 1) -> tuple[tuple[int, ...], int]:
+    """Return the number of layers of each rank, and the rank that has the head."""
     stages = cut_by_work(config, pp * stages_per_rank)
     owner = [rank_of(stage, pp, schedule) for stage in range(len(stages))]
     layers = [0] * pp
@@ -25,7 +25,10 @@ def dealt(config, pp: int, schedule: str = "1f1b", stages_per_rank: int = 1) -> 
 
 
 def cut_by_work(config, stages: int) -> list[int]:
-    """Return the layers of each stage.  The last one has fewer, for the work of its head: the numbers in matrices."""
+    """Return the number of layers of each stage; the last one has fewer, since its head is work, too.
+
+    Work is measured in parameters of matrices.
+    """
     if not 1 < stages <= config.depth:  # nanotron has run pipelines of more stages than layers
         return [config.depth] if stages == 1 else [1] * config.depth + [0] * (stages - config.depth)
     head = config.vocab * config.dim / cost.layer_matrices(config)
@@ -33,7 +36,7 @@ def cut_by_work(config, stages: int) -> list[int]:
     def busiest(last: int) -> float:
         return max(-(-(config.depth - last) // (stages - 1)), last + head)
 
-    last = min(range(config.depth // stages, 0, -1), key=busiest)  # the most of those that are as good
+    last = min(range(config.depth // stages, 0, -1), key=busiest)  # the largest of equally good numbers
     each, more = divmod(config.depth - last, stages - 1)
     return [*(each + (stage < more) for stage in range(stages - 1)), last]
 

@@ -1,9 +1,9 @@
-"""The question of a plan, and one answer to it: which rank has which part of the model, of its state, of the batch.
+"""The question of a plan, and one answer: the part of the model, of its state and of the batch that each rank has.
 
     Setup(config, cluster, batch=512)         this model, on these machines
     Layout(tp=8, shards=4, zero=3)            a value; replicas × shards × tp × pp ranks
 
-The axes stand on the wire as pp, replicas, shards, tp: what talks most goes last, and is made of neighbours.
+The axes are ordered as pp, replicas, shards, tp: the axis that sends most comes last, so that its ranks are neighbours.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,20 @@ from labs.plan.machines import Cluster
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step.
+    """The question: a model on a cluster, with `batch` sequences of `context` tokens in a step.
 
-    context: the config's, if None.  software: what trains, a name in FITTED, the cautious one by default.
+    context: tokens per sequence; by default the config's.
+    constants: by default those of the software.
+    software: the training software, a name in FITTED; the default has the most cautious constants.
 
-    Raises ValueError for what is no question.
+    Raises ValueError for a field of another type, or a number below 1.
     """
 
     config: Config
     cluster: Cluster
     batch: int
     context: int | None = None
-    constants: Constants | None = None  # those of the software
+    constants: Constants | None = None
     software: str = "pytorch"
 
     def __post_init__(self) -> None:
@@ -50,10 +52,11 @@ class Setup:
 
 
 class Layout(NamedTuple):
-    """tp ranks split each layer, pp ranks have stages of them; replicas × shards ranks split the batch.
+    """A layout: tp ranks split each layer, pp ranks have its stages, replicas × shards ranks split the batch.
 
-    zero: the stage.  Its state is in `shards` pieces; 0 has none, and HSDP is stage 3 with replicas.  batch: sequences
-    of a micro-batch; accumulation: how many micro-batches a rank takes in a step.
+    zero: the stage of ZeRO, 0 to 3, over `shards` ranks; HSDP is stage 3 with replicas.
+    batch: sequences in a micro-batch.
+    accumulation: micro-batches per rank and step.
     """
 
     tp: int = 1
@@ -82,7 +85,7 @@ class Layout(NamedTuple):
 
     @property
     def axes(self) -> str:
-        """pp 2 × dp 4 × tp 8"""
+        """Return the axes in words, such as pp 2 × dp 4 × tp 8."""
         data = (
             {"replicas": self.replicas, "shards": self.shards} if self.replicas > 1 < self.shards else {"dp": self.dp}
         )

@@ -1,9 +1,9 @@
-"""A cluster in numbers: GPUs, what one of them holds and computes, and the links inside a node and between nodes.
+"""A cluster in numbers: its GPUs, their memory and operations, and the links inside a node and between nodes.
 
     CLUSTERS["H100, InfiniBand"].of(32)       32 GPUs of a kind
-    dataclasses.replace(cluster, card=40e9)   the same with less memory
+    dataclasses.replace(cluster, card=40e9)   the same cluster with less memory
 
-Best cases, as makers give them; which part of them a training program reaches is in `labs.plan.constants`.
+These are best cases from data sheets.  `labs.plan.constants` has the fractions of them that a training program reaches.
 
 Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200 and GB200 (2025), dense 16-bit
 operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
@@ -17,16 +17,22 @@ from typing import Any
 
 from labs import cost
 
-MISSING: Any = None  # so that what is not given is refused with its unit
+MISSING: Any = None  # a field that is not given is refused, with its unit
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """gpus; node: how many share the inner link.  Of a GPU: card, bytes that it holds; memory, bytes per second that it
-    reads; flops, operations per second in 16 bits.  inside, between: bytes per second out of each GPU.  power: the part
-    of its usual power that a card is given; large products draw all of it, so it reaches as much less.
+    """A cluster of equal GPUs.
 
-    Raises ValueError for a field that is not given, and for what no cluster can be.
+    gpus: the number of GPUs.
+    node: the number of GPUs that share the inner link.
+    card: bytes of a GPU's memory.
+    memory: bytes per second that a GPU reads from it.
+    flops: 16-bit operations per second of a GPU.
+    inside, between: bytes per second that leave each GPU, inside a node and between nodes.
+    power: the fraction of its usual power that a card gets; large products draw all power, so they are as much slower.
+
+    Raises ValueError for a field that is not given, or is outside of sensible limits.
     """
 
     name: str = MISSING
@@ -41,11 +47,11 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ValueError(f"name is {told(self.name)}: give the cluster one, such as 'ours'")
+            raise ValueError(f"name is {describe(self.name)}: give the cluster one, such as 'ours'")
         for field in ("gpus", "node"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field} is {told(value)}: a cluster has a whole number of them, and at least 1")
+                raise ValueError(f"{field} is {describe(value)}: a cluster has a whole number of them, and at least 1")
         if self.gpus > self.node and self.gpus % self.node:
             raise ValueError(
                 f"{self.gpus} GPUs are {self.gpus / self.node:.2f} nodes of {self.node}: give a multiple of {self.node}"
@@ -54,11 +60,11 @@ class Cluster:
             value = getattr(self, field)
             if not isinstance(value, int | float) or not least <= value <= most:
                 sensible = f"in {unit}, between {least:.0e} and {most:.0e}; an H100 has {example}"
-                raise ValueError(f"{field} is {told(value)}: it is {sensible}")
+                raise ValueError(f"{field} is {describe(value)}: it is {sensible}")
 
     @property
     def sustained(self) -> float:
-        """Operations per second that the power of the card allows."""
+        """Return the operations per second that the power of the card allows."""
         return self.power * self.flops
 
     def of(self, gpus: int) -> "Cluster":
@@ -69,27 +75,27 @@ class Cluster:
         return -(-self.gpus // self.node)
 
     def local(self, ranks: int, stride: int) -> int:
-        """How many of a group's ranks are on the same node, where `stride` ranks lie between two of them."""
+        """Return the number of a group's ranks on one node, if neighbours in the group are `stride` ranks apart."""
         return max(1, min(ranks, self.node // stride))
 
     def link(self, ranks: int, stride: int, reached: float = 1.0) -> cost.LinkClass:
-        """What a ring of these ranks runs over: between nodes, all the links of those that are on one node together.
+        """Return the link of a ring over these ranks; between nodes, it uses the links of all its ranks on a node.
 
-        reached: the part of the outer bandwidth that a job gets.
+        reached: the fraction of the bandwidth between nodes that a job gets.
         """
         local = self.local(ranks, stride)
         if local >= ranks:
             return cost.LinkClass(BEGIN, INNER_LATENCY, self.inside)
-        hops = ((local - 1) * INNER_LATENCY + OUTER_LATENCY) / local  # one of the ring's in `local` leaves the node
+        hops = ((local - 1) * INNER_LATENCY + OUTER_LATENCY) / local  # one hop in `local` leaves the node
         return cost.LinkClass(BEGIN, hops, min(self.inside, local * self.between * reached))
 
 
-def told(value: Any) -> str:
+def describe(value: Any) -> str:
     return "missing" if value is MISSING else repr(value)
 
 
 BEGIN, INNER_LATENCY, OUTER_LATENCY = 14.0e-6, 1.9e-6, 4.0e-6  # [NCCL], rings
-SENSIBLE = {  # field: least, most, unit, an example
+SENSIBLE = {  # field: (least, most, unit, example)
     "card": (1e9, 1e13, "bytes", "80e9"),
     "memory": (1e10, 1e14, "bytes per second", "3.35e12"),
     "flops": (1e11, 1e17, "operations per second", "989e12"),

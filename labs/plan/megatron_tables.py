@@ -1,4 +1,4 @@
-"""Rows of tables of Megatron-LM, Llama 3 and NVIDIA as cases; or the reason why one is left out."""
+"""Readers of tables of Megatron-LM, Llama 3 and NVIDIA: each row becomes a case, or the reason to leave it out."""
 
 from dataclasses import replace
 
@@ -41,8 +41,10 @@ MEGATRON = {"A100": "A100, 80 GB", "H100": "H100, InfiniBand"}
 
 
 def megatron_operations(config: Config, full: bool) -> float:
-    """For each token, as Narayanan et al. 2021, arXiv 2104.04473, count: 72 l h² (1 + s/6h + V/12lh), 96 with V/16lh
-    where layers are computed twice."""
+    """Return the operations per token: 72 l h² (1 + s/6h + V/12lh), or 96 l h² (1 + s/6h + V/16lh) with recomputation.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473.
+    """
     d, depth = config.dim, config.depth
     times, head = (96, 16) if full else (72, 12)
     return times * depth * d**2 * (1 + config.context / 6 / d + config.vocab / head / depth / d)
@@ -93,7 +95,7 @@ def nvidia(row: Row) -> Case | str:
 
 
 def split_layout(row: Row, stages_per_rank: int, accumulation: int) -> Layout:
-    """With sequence parallelism, and one rank of data parallelism."""
+    """Return a row's layout, with sequence parallelism and without data parallelism."""
     schedule = "interleaved" if stages_per_rank > 1 else "1f1b"
     tp, pp, batch = (whole(row, name) for name in ("tp", "pp", "mbs"))
     return Layout(tp, True, pp, schedule, stages_per_rank, batch=batch, accumulation=accumulation)

@@ -1,37 +1,38 @@
-"""How long a step of a layout takes, and on what that is spent.
+"""The time of a step of a layout, by what it is spent on.
 
     seconds(setup, layout)        Step: compute, launch, tensor, pipeline, bubble, data, rest: their sum is .seconds
 
-compute    matrix products and all other operators of the busiest rank, with what is computed again
-launch     what Python takes longer than the GPU to launch them
+compute    matrix products and all other operators of the busiest rank, with recomputation
+launch     the time by which Python's launches take longer than the GPU
 tensor     tensor parallelism's collectives, as far as computation does not hide them
-pipeline   what stages send each other while the pipeline fills and drains
-bubble     the busiest rank waits for the others meanwhile: `cost.bubble_seconds`
-data       gradients, and gathered parameters, as far as computation does not hide them
-rest       the optimizer's step, and what each step takes besides
+pipeline   messages between stages while the pipeline fills and drains
+bubble     the time in which the busiest rank waits for the others meanwhile: `cost.bubble_seconds`
+data       collectives of gradients and parameters, as far as computation does not hide them
+rest       the optimizer's step, and a constant time per step
 
-Bytes and operations are those of `labs.cost`, links those of the cluster; what of both is reached is in `constants`.
+Bytes and operations are those of `labs.cost`, and links those of the cluster.  `constants` has the fractions of both
+that are reached.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
 from labs import cost
-from labs.plan.dealt import dealt
+from labs.plan.dealt import split_layers
 from labs.plan.layout import Layout, Setup
 from labs.plan.room import kept, parameters, unlike
 
 WEIGHT, GRADIENT = 2, 4  # bytes
-ACCUMULATE = 2 + 2 + GRADIENT + GRADIENT  # a gradient written, read, and added to one that is read and written
-OPTIMIZER = GRADIENT + 2 * 12 + WEIGHT + GRADIENT  # gradient, state, weight; the gradient's norm before
-LOGIT = 2 + 3 * 4  # in 16 bits; as float32, its logarithm and its gradient
-AGAIN = ("all but attention", "full")  # what computes matrix products again
-BACKWARD = 2 / 3  # of the operations
-BUCKET = 25 * cost.MiB  # gradients that travel at a time
+ACCUMULATE = 2 + 2 + GRADIENT + GRADIENT  # bytes: write a gradient, read it, read and write the sum
+OPTIMIZER = GRADIENT + 2 * 12 + WEIGHT + GRADIENT  # bytes: gradient, state, weight; the gradient again for its norm
+LOGIT = 2 + 3 * 4  # bytes: 16 bits; float32, its logarithm and its gradient
+AGAIN = ("all but attention", "full")  # kinds of recomputation that include matrix products
+BACKWARD = 2 / 3  # its fraction of the operations
+BUCKET = 25 * cost.MiB  # bytes of gradients in one collective
 
 
 class Step(NamedTuple):
-    """Seconds of a step, by what they are spent on."""
+    """The seconds of a step, by what they are spent on."""
 
     compute: float
     launch: float
@@ -71,7 +72,7 @@ def on_ranks(
     setup: Setup, tp: int, sp: bool, pp: int, schedule: str, stages: int, batch: int, m: int, recompute: str, once: bool
 ) -> OnRanks:
     layer, head = layer_seconds(setup, tp, sp, pp, batch, recompute, once), head_seconds(setup, tp, batch, once)
-    layers, head_at = dealt(setup.config, pp, schedule, stages)
+    layers, head_at = split_layers(setup.config, pp, schedule, stages)
     takes = [n * layer.seconds + head * (rank == head_at) for rank, n in enumerate(layers)]
     busiest = takes.index(max(takes))
     compute, launch, tensor = (m * layers[busiest] * each for each in layer)
@@ -92,7 +93,7 @@ class OfLayer(NamedTuple):
 
 @lru_cache(1 << 14)
 def layer_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int, recompute: str, once: bool) -> OfLayer:
-    """One layer, one micro-batch, forward and backward."""
+    """Return the seconds of one layer and one micro-batch, forward and backward."""
     k, cluster, config, tokens = setup.constants, setup.cluster, setup.config, batch * setup.context
     attention = cost.attention_operations(config, setup.context) * (4 / 3 if recompute == "full" else 1)
     operations = cost.layer_operations(config, setup.context) - cost.attention_operations(config, setup.context)
@@ -107,7 +108,7 @@ def layer_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int, recomput
 
 
 def crossing_seconds(setup: Setup, tp: int, batch: int, times: int) -> float:
-    """All-reduces of x, or as many gathers and scatters as make one."""
+    """Return the seconds of `times` all-reduces of x, or of the gathers and scatters that replace them."""
     link, x = setup.cluster.link(tp, 1, setup.constants.outer), WEIGHT * batch * setup.context * setup.config.dim
     return times * (link.begin + cost.ring_seconds(x, tp, link.latency, link.bandwidth))
 
@@ -125,7 +126,7 @@ def weights_moved(once: bool) -> int:
 
 
 def fill_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int) -> float:
-    """x forward and its gradient backward, over each cut once."""
+    """Return the seconds in which x crosses each cut once, and its gradient once."""
     if pp == 1:
         return 0.0
     x = WEIGHT * batch * setup.context * setup.config.dim / (tp if sp else 1)
@@ -147,7 +148,7 @@ def between_replicas(
     once: bool,
     compute: float,
 ) -> tuple[float, float]:
-    """Exposed communication of data parallelism, and the optimizer's step with all else."""
+    """Return the seconds of data parallelism's exposed communication, and of the optimizer's step with the rest."""
     k, cluster = setup.constants, setup.cluster
     n = max(parameters(setup, tp, pp, schedule, stages, rank) for rank in unlike(setup, pp, schedule, stages))
     rest = OPTIMIZER * n / shards / cluster.memory + k.step
@@ -157,7 +158,7 @@ def between_replicas(
     if zero == 0:
         travels = reduce_seconds(setup, n, replicas, tp, WEIGHT if once else GRADIENT)
         return max(0.0, travels - k.hidden * backward), rest
-    layers = max(1, setup.config.depth // pp) if zero == 3 else 0  # that are gathered one by one
+    layers = max(1, setup.config.depth // pp) if zero == 3 else 0  # gathered one by one
     scatter, gather = (sharded_seconds(setup, bytes * n, shards, tp, layers) for bytes in (GRADIENT, WEIGHT))
     if zero < 3:
         times = m if zero == 2 else 1
@@ -169,12 +170,12 @@ def between_replicas(
 
 
 def reduce_seconds(setup: Setup, n: float, ranks: int, stride: int, itemsize: int) -> float:
-    """All-reduces of buckets, on a ring."""
+    """Return the seconds of all-reduces of buckets on a ring."""
     return ring_seconds(setup, itemsize * n, ranks, stride, 2)
 
 
 def sharded_seconds(setup: Setup, size: float, ranks: int, stride: int, units: float = 0) -> float:
-    """Reduce-scatters or all-gathers, of buckets or of so many units: half of an all-reduce."""
+    """Return the seconds of reduce-scatters or all-gathers, half of an all-reduce, of buckets or of `units` pieces."""
     return ring_seconds(setup, size, ranks, stride, 1, units)
 
 

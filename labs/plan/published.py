@@ -1,11 +1,11 @@
-"""Published runs as cases for the planner: which setup and layout a row of a table is, and what was measured.
+"""Published runs as cases for the planner: the setup and the layout of each row of a table, and its measurements.
 
-    read(path)          Cases of a file, and how many rows are left out, by reason
+    read(path)          returns the cases of a file, and the number of rows that are left out, by reason
 
-A file is recognised by its columns; `software` says whose constants a row is asked with ("pytorch" where there is no
-such column).  What a row does not say (a micro-batch, a schedule, what is recomputed) is free, and the plan takes the
-quickest that fits.  Where a model differs from the course's, the nearest stands for it: an MLP of two matrices of width
-4 D has as many numbers as one of three of width 8/3 D.
+A file is recognised by its columns.  The column `software` selects the constants of a row; without it they are those of
+"pytorch".  Fields that a row does not tell, such as a micro-batch, a schedule or recomputation, are free, and the plan
+takes the fastest layout that fits.  A model that differs from the course's is replaced by the nearest: an MLP of two
+matrices of width 4 D has as many parameters as one of three matrices of width 8/3 D.
 """
 
 import csv
@@ -32,7 +32,7 @@ READERS: dict[str, tuple[str, Callable[[Row], Case | str]]] = {
 
 
 def read(path: str | Path) -> tuple[list[Case], Counter]:
-    """Raises ValueError for a table of another form."""
+    """Return the cases of a table, and the rows left out, by reason; raise ValueError for a table of another form."""
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     columns = set(rows[0]) if rows else set()
@@ -47,7 +47,7 @@ def read(path: str | Path) -> tuple[list[Case], Counter]:
     for row in rows:
         try:
             case = read_row(row)
-        except (KeyError, ValueError) as error:  # a model or a GPU that nothing here knows, a number that is none
+        except (KeyError, ValueError) as error:  # an unknown model or GPU, or a number that is none
             case = f"is not understood: {error}"
         if isinstance(case, Case):
             cases.append(replace(case, source=source))

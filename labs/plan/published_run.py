@@ -1,7 +1,7 @@
-"""A published run as a question to the plan, and what its table says in words.
+"""A published run as a question to the plan, and helpers that read rows of tables.
 
-Case(setup, layout, group, tokens)
-setup_of(...), whole(row, "gpus"), number(row, "mfu"), gpt(...)      what readers of tables use
+Case(setup, layout, group, tokens)                                   a run
+setup_of(...), whole(row, "gpus"), number(row, "mfu"), gpt(...)      helpers for readers of tables
 """
 
 from dataclasses import dataclass, replace
@@ -17,9 +17,14 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """A run.  group: its model and number of GPUs.  tokens: measured, per second and GPU, None where it is no target.
-    bytes: measured on the fullest rank, or on rank 0 where of_first.  free: fields of the layout that are not told.
-    source: who measured."""
+    """A published run.
+
+    group: its model and number of GPUs.
+    tokens: the measured tokens per second and GPU; None if the run is no target for time.
+    bytes: the measured bytes on the fullest rank, or on rank 0 if `of_first`; None if they were not measured.
+    free: the fields of the layout that the table does not tell.
+    source: the publisher of the table.
+    """
 
     setup: Setup
     layout: Layout
@@ -37,13 +42,13 @@ CONTEXT = "splits the sequence (context parallelism): the plan does not"
 
 @lru_cache(1 << 12)
 def setup_of(config: Config, cluster: Cluster, batch: int, context: int, software: str, **known) -> Setup:
-    """Return one setup for all rows that ask the same.  known: constants that the table itself tells."""
+    """Return a setup, the same object for equal arguments; known: constants that the table itself tells."""
     software = software or "pytorch"
     constants = replace(FITTED[software], **known) if software in FITTED else None
     return Setup(config, cluster, batch, context, constants, software)
 
 
-NO_MEMORY = {"thrash": 1.0}  # where a table does not tell what a card held, no run is taken for a crowded one
+NO_MEMORY = {"thrash": 1.0}  # a table without memory has no crowded runs
 
 
 def whole(row: Row, name: str) -> int:
@@ -51,10 +56,10 @@ def whole(row: Row, name: str) -> int:
 
 
 def number(row: Row, name: str) -> float:
-    """0 where nothing is told."""
+    """Return the number in a column; 0 for an empty cell."""
     return float(row[name] or 0)
 
 
 def gpt(vocab: int, dim: int, depth: int, heads: int, context: int) -> Config:
-    """GPT-3's shapes, whose MLP has two matrices."""
+    """Return the config of a GPT-3, whose MLP has two matrices."""
     return Config(vocab, dim, depth, heads, heads, dim * 8 // 3, context=context, tied=True)

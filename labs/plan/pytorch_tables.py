@@ -1,4 +1,4 @@
-"""Rows of tables of nanotron, torchtitan and MosaicML as cases; or the reason why one is left out."""
+"""Readers of tables of nanotron, torchtitan and MosaicML: each row becomes a case, or the reason to leave it out."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from labs.plan.published_run import CONTEXT, EIGHT_BITS, NO_MEMORY, Case, Row, g
 
 # ---- nanotron --------------------------------------------------------------------------------------------
 
-MOST_TWINS, LEAST_MFU = 0.8, 10  # of a target: see the table's README
+MOST_TWINS, LEAST_MFU = 0.8, 10  # requirements of a target: see the table's README
 
 
 def playbook(row: Row) -> Case | str:
@@ -38,7 +38,7 @@ def playbook(row: Row) -> Case | str:
 
 
 def nanotron(row: Row) -> Case | str:
-    """Of an earlier nanotron: its pipelines of 8 and 16 stages over nodes are below that MFU, all of them."""
+    """Read a row of an earlier nanotron, whose pipelines of 8 and 16 stages over nodes are all below LEAST_MFU."""
     if row["status"] != "completed":
         return "crashed or out of memory: it cannot be told which"
     config = Config(50_257, 2048, 24, 32, 32, 4096, context=4096, tied=True)

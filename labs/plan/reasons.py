@@ -1,10 +1,10 @@
-"""The choice in sentences: what the best layout spends its time on, and what each other way would cost.
+"""The choice in sentences: how the best layout spends its time, and the cost of the alternatives.
 
-table(found)            the best layouts, and how many there are of each kind that cannot be run
-evidence(setup)         what the constants were fitted to, and how near they come
-explain(found)          sentences
-warnings(plan)          what is allowed and dear: tensor parallelism that crosses a node, with its price
-nearest(found)          where nothing fits: by how much, and what would help
+table(found)            returns a table of the best layouts, and the numbers of those that do not fit or cannot be run
+evidence(setup)         says on which runs the constants were fitted, and how large their errors are
+explain(found)          explains the choice in sentences
+warnings(plan)          warns of tensor parallelism that crosses nodes, with its cost
+nearest(found)          says, if nothing fits, by how much, and what would help
 """
 
 from collections import Counter
@@ -46,16 +46,18 @@ def row(each: Plan) -> str:
 
 
 def rounded(numbers: tuple[float, float]) -> str:
-    """5,800 to 8,200: two digits of each."""
+    """Return a range in words, with two digits each, such as 5,800 to 8,200."""
     return " to ".join(f"{float(f'{number:.2g}'):,.0f}" for number in numbers)
 
 
 def evidence(setup: Setup) -> str:
-    """What the constants were fitted to, and how far they may be off."""
-    told = EVIDENCE[setup.software]
-    near, far = (f"{told[each]:.0%} in the median, {told[f'{each}_tail']:.0%} at the 90th percentile" for each in KINDS)
+    """Return a sentence about the runs on which the constants were fitted, and about their errors."""
+    known = EVIDENCE[setup.software]
+    near, far = (
+        f"{known[each]:.0%} in the median, {known[f'{each}_tail']:.0%} at the 90th percentile" for each in KINDS
+    )
     return (
-        f"Its constants are those of {setup.software}, fitted to {told['rows']} published runs ({told['sources']}). "
+        f"Its constants are those of {setup.software}, fitted to {known['rows']} published runs ({known['sources']}). "
         f"Their error is {near}; that of a source that was left out {far}. Four of five are in the ranges above."
     )
 
@@ -64,7 +66,7 @@ KINDS = ("fitted", "left_out")
 
 
 def explain(found: Found) -> list[str]:
-    """Raises nothing: where no layout fits, the one sentence is `nearest`."""
+    """Return the choice in sentences; if no layout fits, the one sentence of `nearest`."""
     best = found.best
     if best is None:
         return [nearest(found)]
@@ -92,7 +94,7 @@ def explain(found: Found) -> list[str]:
 
 
 def why_not(found: Found, fields: dict) -> str:
-    """The reason why no layout with these fields can be run."""
+    """Return the reason why no layout with these fields can be run."""
     setup, tp = found.setup, fields.get("tp", 1)
     if reason := tp_reason(setup, tp, False):
         return reason
@@ -113,7 +115,7 @@ FSDP = {"tp": 1, "pp": 1, "zero": 3, "replicas": 1}
 
 
 def ways(setup: Setup) -> dict[str, dict]:
-    """What the field would think of first: a name, and fields of the layout."""
+    """Return the usual alternatives, as `{name: fields of the layout}`."""
     names = {
         "Plain data parallelism": {"tp": 1, "pp": 1, "zero": 0},
         f"FSDP over all {setup.cluster.gpus} GPUs": FSDP,
@@ -132,7 +134,7 @@ def of_node(setup: Setup) -> dict:
 
 
 def spent(plan: Plan) -> str:
-    """12.3 s a step, of which 80 % is computation, 15 % ..."""
+    """Return the time of a step in words, by what it is spent on, such as: 12.30 s a step, 80% computation, ..."""
     names = {
         "compute": "computation",
         "launch": "Python",
@@ -141,11 +143,11 @@ def spent(plan: Plan) -> str:
         "data": "gradients and parameters",
     }
     parts = sorted(((value, names.get(name, name)) for name, value in plan.step._asdict().items()), reverse=True)
-    told = ", ".join(
+    parts_in_words = ", ".join(
         f"{value / plan.step.seconds:.0%} {name}" for value, name in parts if value >= 0.01 * plan.step.seconds
     )
     slow = f" (and {plan.setup.constants.thrash} × that, since the card is nearly full)" if plan.crowded else ""
-    return f"{plan.step.seconds:.2f} s a step, {told}{slow}"
+    return f"{plan.step.seconds:.2f} s a step, {parts_in_words}{slow}"
 
 
 def kinds(held: cost.Held) -> str:
@@ -161,7 +163,7 @@ def kinds(held: cost.Held) -> str:
 
 
 def placed(each: Plan) -> str:
-    """Which axis is inside of a node, and which crosses nodes."""
+    """Return a sentence that says which axes are inside a node, and which cross nodes."""
     cluster, layout, stride, says = each.setup.cluster, each.layout, 1, []
     for name in ("tp", "shards", "replicas", "pp"):
         size = getattr(layout, name)
@@ -187,17 +189,19 @@ def warnings(each: Plan) -> list[str]:
     ]
 
 
-# ---- what would have to be different ---------------------------------------------------------------------
+# ---- changes that would make another strategy faster -----------------------------------------------------
 
 
 def crossings(found: Found) -> list[str]:
-    """With which cards, links, batch or context FSDP over all GPUs would be quicker than tensor parallelism inside a
-    node and data parallelism across; or no longer would be, where it is."""
+    """Return a sentence on the cards, links, batch or context for which another strategy would be faster.
+
+    The two strategies are FSDP over all GPUs, and tensor parallelism inside a node with data parallelism across.
+    """
     setup, cluster = found.setup, found.setup.cluster
     if cluster.nodes == 1 or not (found.best_where(**FSDP) and found.best_where(**of_node(setup))):
         return []
     now_wins, says = fsdp_wins(setup), []
-    for told, (now, changed) in {
+    for words, (now, changed) in {
         "cards of {:,.0f} GB": (cluster.card / 1e9, lambda f: with_cluster(setup, card=f)),
         "links between nodes of {:,.0f} GB/s a GPU": (cluster.between / 1e9, lambda f: with_cluster(setup, between=f)),
         "sequences of {:,.0f} tokens": (setup.context, lambda f: with_context(setup, f)),
@@ -205,7 +209,7 @@ def crossings(found: Found) -> list[str]:
     }.items():
         factor = next((f for f in FACTORS if fsdp_wins(changed(f)) is (not now_wins)), None)
         if factor:
-            says += [f"{told.format(now * factor)} instead of {now:,.0f}"]
+            says += [f"{words.format(now * factor)} instead of {now:,.0f}"]
     if not says:
         return []
     rival, longer = node_name(setup).replace("T", "t", 1), "no longer " * bool(now_wins)
@@ -226,18 +230,18 @@ def with_context(setup: Setup, factor: float) -> Setup:
 
 
 def fsdp_wins(setup: Setup) -> bool | None:
-    """None where neither can be run."""
+    """Return whether FSDP over all GPUs is faster than its rival; None if neither fits."""
     fsdp, rival = (
         each.seconds if each else inf for each in (quickest(setup, **FSDP), quickest(setup, **of_node(setup)))
     )
     return None if fsdp == rival == inf else fsdp < rival
 
 
-# ---- where nothing fits ----------------------------------------------------------------------------------
+# ---- nothing fits ----------------------------------------------------------------------------------------
 
 
 def nearest(found: Found) -> str:
-    """The layout that needs least, what it lacks, and from how many GPUs on the model would fit."""
+    """Return sentences on the layout that needs least, the memory that it lacks, and the GPUs that would do."""
     setup = found.setup
     if not found.too_large:
         reasons = Counter(each.reason for each in found.impossible).most_common(1)
@@ -268,11 +272,11 @@ def more_gpus(setup: Setup) -> str:
 DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
 
-# ---- its picture -----------------------------------------------------------------------------------------
+# ---- the picture -----------------------------------------------------------------------------------------
 
 
 def mesh(layout: Layout) -> Grid:
-    """The ranks as a grid, with the axes in their order on the wire."""
+    """Return the ranks as a grid, with the axes in order, outermost first."""
     sizes = {"pp": layout.pp, "replicas": layout.replicas, "shards": layout.shards, "tp": layout.tp}
     kept = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
     return Grid(tuple(kept.values()), tuple(kept))

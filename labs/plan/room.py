@@ -1,35 +1,36 @@
-"""What a layout holds, in bytes by kind, on the rank that holds the most.
+"""Bytes that a layout holds, by kind, on the rank that holds the most.
 
     held(setup, layout)                 Held: P, G, S, A, comm, temporary, peak
-    held_by(setup, layout, rank=0)      of a rank of the pipeline
+    held_by(setup, layout, rank=0)      the same for one rank of the pipeline
 
-P, G, S    `cost.bytes_held`, of the rank's layers, embedding and head, in the precision that the constants name
+P, G, S    `cost.bytes_held` of the rank's layers, embedding and head, in the precision that the constants name
 A          `cost.regathered_activations` of a layer, for each stage that `cost.stages_alive` counts
-comm       layers that stage 3 of ZeRO has gathered: the one at work and the next; under stage 2 the gradients of the
-           largest part of the model, before they are shared; what crosses a split layer, whole
-temporary  a layer that is computed again, or logits with their gradient; and what is always taken
+comm       under stage 3 of ZeRO, two gathered layers: the one at work and the next; under stage 2, the gradients of
+           the largest part of the model before they are reduced; with tensor parallelism, the whole input of a split
+           layer and its gradient
+temporary  a layer that is recomputed, or logits with their gradient; and a constant reserve
 """
 
 from functools import lru_cache
 
 from labs import cost
-from labs.plan.dealt import dealt
+from labs.plan.dealt import split_layers
 from labs.plan.layout import Layout, Setup
 
-ONCE, ADDED_UP = "mixed", "mixed, float32 gradients"  # a single micro-batch without shards has nothing to add up
+ONCE, ADDED_UP = "mixed", "mixed, float32 gradients"  # ONCE: a single micro-batch without shards adds up no gradients
 WEIGHT, GRADIENT = 2, 4  # bytes
-CROSSING = 2  # tensors that are whole while a split layer is at work: its input, and the gradient of that
-GATHERED = 2  # layers: the one at work, and the next
+CROSSING = 2  # whole tensors while a split layer is at work: its input, and the gradient of its input
+GATHERED = 2  # gathered layers: the one at work, and the next
 
 
 def held(setup: Setup, layout: Layout) -> cost.Held:
-    """Return what the fullest rank holds."""
+    """Return the bytes that the fullest rank holds, by kind."""
     ranks = unlike(setup, layout.pp, layout.schedule, layout.stages_per_rank)
     return max((held_by(setup, layout, rank) for rank in ranks), key=lambda each: each.peak)
 
 
 def peak(setup: Setup, layout: Layout) -> int:
-    """Bytes on the fullest rank."""
+    """Return the bytes on the fullest rank."""
     return max(
         sum(kinds(setup, layout, rank)) for rank in unlike(setup, layout.pp, layout.schedule, layout.stages_per_rank)
     )
@@ -42,14 +43,14 @@ def held_by(setup: Setup, layout: Layout, rank: int) -> cost.Held:
 
 @lru_cache(1 << 12)
 def unlike(setup: Setup, pp: int, schedule: str, stages: int) -> list[int]:
-    """Return ranks among which the fullest is: of those with as much of the model, the first has most alive."""
-    layers, head_at = dealt(setup.config, pp, schedule, stages)
+    """Return ranks of which one is the fullest: among ranks with equal parts of the model, the first has most alive."""
+    layers, head_at = split_layers(setup.config, pp, schedule, stages)
     first = {(layers[rank], rank == 0, rank == head_at): rank for rank in reversed(range(pp))}
     return sorted(first.values())
 
 
 def kinds(setup: Setup, layout: Layout, rank: int) -> tuple[int, ...]:
-    """P, G, S, A, comm and temporary."""
+    """Return the bytes of P, G, S, A, comm and temporary."""
     tp, sp, pp, schedule, stages, _, shards, zero, batch, m, recompute = layout
     P, G, S, gathered = state(setup, tp, pp, schedule, stages, zero, shards, zero == 0 and m == 1, rank)
     A, crossing, temporary = passing(setup, tp, sp, pp, schedule, stages, batch, m, recompute, rank)
@@ -58,7 +59,7 @@ def kinds(setup: Setup, layout: Layout, rank: int) -> tuple[int, ...]:
 
 @lru_cache(1 << 16)
 def state(setup: Setup, tp: int, pp: int, schedule: str, stages: int, zero: int, shards: int, once: bool, rank: int):
-    """P, G, S, and what of them is whole for a moment."""
+    """Return the bytes of P, G and S, and of the parameters or gradients that are whole for a moment."""
     n = parameters(setup, tp, pp, schedule, stages, rank)
     precision = setup.constants.precision
     pie = cost.bytes_held(n, shards, zero, ONCE if once and precision == ADDED_UP else precision)
@@ -69,8 +70,8 @@ def state(setup: Setup, tp: int, pp: int, schedule: str, stages: int, zero: int,
 
 @lru_cache(1 << 16)
 def parameters(setup: Setup, tp: int, pp: int, schedule: str, stages: int, rank: int) -> int:
-    """Of a rank's layers, embedding and head."""
-    layers, head_at = dealt(setup.config, pp, schedule, stages)
+    """Return the number of parameters of a rank's layers, embedding and head."""
+    layers, head_at = split_layers(setup.config, pp, schedule, stages)
     table = setup.config.vocab * setup.config.dim
     tables = (rank == 0) + (rank == head_at and not (setup.config.tied and head_at == 0))
     return (layers[rank] * cost.layer_matrices(setup.config) + tables * table) // tp
@@ -80,8 +81,8 @@ def parameters(setup: Setup, tp: int, pp: int, schedule: str, stages: int, rank:
 def passing(
     setup: Setup, tp: int, sp: bool, pp: int, schedule: str, stages: int, batch: int, m: int, recompute: str, rank: int
 ) -> tuple[int, int, int]:
-    """Activations that wait for their backward; what crosses a split layer; and what else is there for a moment."""
-    k, (layers, head_at) = setup.constants, dealt(setup.config, pp, schedule, stages)
+    """Return the bytes of activations that wait for backward, of whole inputs of a split layer, and of temporaries."""
+    k, (layers, head_at) = setup.constants, split_layers(setup.config, pp, schedule, stages)
     alive = cost.stages_alive(schedule, pp, rank, m, stages) / stages
     A = k.slack * layers[rank] * alive * kept(setup, tp, sp, batch, recompute)
     again = k.slack * kept(setup, tp, sp, batch, "none") if recompute != "none" else 0
@@ -92,7 +93,7 @@ def passing(
 
 @lru_cache(4096)
 def kept(setup: Setup, tp: int, sp: bool, batch: int, recompute: str) -> int:
-    """Bytes of a layer and a micro-batch."""
+    """Return the bytes that a layer keeps of one micro-batch for backward."""
     config = cost.share(setup.config, tp, 0, sp) if tp > 1 else setup.config
     job = cost.Job(config, batch, context=setup.context, precision=ONCE, fused_norms=True)
     return cost.regathered_activations(job, recompute)

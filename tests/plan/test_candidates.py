@@ -7,7 +7,7 @@ import pytest
 from labs.model import GPT, PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, layouts, plan, search
 from labs.plan.candidates import Rejected, require
-from labs.plan.dealt import cut_by_work, dealt
+from labs.plan.dealt import cut_by_work, split_layers
 from labs.pp import cut
 
 SETUP = Setup(PRESETS["llama3-8b"], CLUSTERS["H100, InfiniBand"].of(32), batch=64, context=8192)
@@ -89,22 +89,22 @@ def test_names_are_refused_as_model_and_as_cluster():
 def test_layers_are_split_by_work():
     # the playbook's 1B: a head as large as four layers, so 20 in all
     config = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)
-    assert dealt(config, 4) == ((5, 5, 5, 1), 3)
-    assert dealt(config, 1) == ((16,), 0)
+    assert split_layers(config, 4) == ((5, 5, 5, 1), 3)
+    assert split_layers(config, 1) == ((16,), 0)
     # Megatron-LM's 1008B: a head of a sixth of a layer, and no stage of two layers for its sake
     assert (
-        dealt(Config(51_200, 25_600, 128, 160, 160, 25_600 * 8 // 3, context=2048), 64, "interleaved", 2)[0]
+        split_layers(Config(51_200, 25_600, 128, 160, 160, 25_600 * 8 // 3, context=2048), 64, "interleaved", 2)[0]
         == (2,) * 64
     )
     # eight stages, the head with a single layer: round robin, and in a V
-    assert dealt(config, 4, "interleaved", 2) == ((5, 4, 4, 3), 3)
-    assert dealt(config, 4, "zbv", 2) == ((4, 4, 4, 4), 0)
+    assert split_layers(config, 4, "interleaved", 2) == ((5, 4, 4, 3), 3)
+    assert split_layers(config, 4, "zbv", 2) == ((4, 4, 4, 4), 0)
 
 
 def test_layers_are_split_as_a_pipeline_can_be_cut():
     """Check that a head larger than all layers together leaves one layer to each stage, and stays with the last one."""
     heavy, even = Config(50_257, 64, 11, 4, 4, 170, context=64), Config(128, 64, 11, 4, 4, 170, context=64)
-    assert dealt(heavy, 2) == ((10, 1), 1) and dealt(even, 2) == ((6, 5), 1)
+    assert split_layers(heavy, 2) == ((10, 1), 1) and split_layers(even, 2) == ((6, 5), 1)
     for config in (heavy, even):
         model = GPT(config)
         for stages in range(1, 12):
