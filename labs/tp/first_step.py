@@ -10,8 +10,8 @@
 
 Inputs and random numbers are compared bit by bit; the others by some of their numbers, which may differ by rounding.
 
-labs.tp.own_part checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm is not
-noticed if it clips nothing in the first step.
+labs.tp.own_part checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm is
+not noticed if it clips nothing in the first step.
 """
 
 import math

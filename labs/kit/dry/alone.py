@@ -1,10 +1,10 @@
-"""One process in place of all ranks: what they would say to each other is not said.
+"""One process in place of all ranks: it sends nothing to other ranks, and compares nothing with them.
 
-a collective         a fake process group sends nothing, and what others would have brought is what this rank has
-a comparison         labs.agree compares nothing: here alone is that switched off, for all who compare
-a wait               is over at once
-PyTorch's own        DDP does not compare and copy parameters as it begins; FSDP does not cut out what is not its own
-a pipeline           its neighbours say what will come: see neighbours
+a collective         uses a fake process group, which sends nothing; other ranks' tensors are taken to equal this rank's
+a comparison         of labs.agree compares nothing; only this file switches that off, for all callers
+a wait               ends at once
+PyTorch's own        DDP does not compare and copy parameters as it starts; FSDP does not create other ranks' chunks
+a pipeline           takes the dtype and shape of messages from the caller: see neighbours
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KERNELS = torch.library.Library("c10d", "IMPL")
 
 @cache
 def coalesce() -> None:
-    """PyTorch has fake kernels of all collectives but of these, which its coalescing manager calls."""
+    """Register fake kernels of the collectives that PyTorch's coalescing manager calls; PyTorch has the others."""
     for name in COALESCED:
         KERNELS.impl(name, at_once, "Meta")
 
@@ -63,14 +63,14 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-        debug._clear_sharding_prop_cache()  # it has the names of groups, and the next ones may have others
+        debug._clear_sharding_prop_cache()  # the cache has names of groups, which may differ next time
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Whoever is in a fake group waits for nobody."""
+    """Patch everything that would wait for other ranks of a fake group, or compare with them."""
     with ExitStack() as stack:
-        # Whoever listens to this process's job would take these calls for calls of that.
+        # Listeners of this process's own job must not see the calls of the dry run.
         stack.enter_context(patch.object(tap, "listeners", [Done()]))
         make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
         stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
@@ -87,7 +87,10 @@ def unheard() -> Iterator[None]:
 
 
 class Done(tap.Listener):
-    """A work that is over, and keeps its tensors, as any backend's does; an all-reduce's tells what came of it."""
+    """A listener that replaces each work by one that is complete.
+
+    The work keeps its tensors, as a backend's does; that of an all-reduce has its result.
+    """
 
     def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
@@ -96,7 +99,7 @@ class Done(tap.Listener):
 
 
 class Chunks:
-    """A tensor in `count` parts along a dimension, each made when it is asked for: not thousands for the one."""
+    """A tensor in `count` chunks along a dim; a chunk is created only when it is read, since one of thousands is."""
 
     def __init__(self, whole: Tensor, count: int, dim: int) -> None:
         self.whole, self.dim, self.most = whole, dim, -(-whole.size(dim) // count)
@@ -109,7 +112,7 @@ class Chunks:
 
 
 def added_up(parts: Tensor, ranks: int) -> Tensor:
-    """Those of thousands of ranks at once."""
+    """Return the sum of all ranks' parts, as a tensor without numbers, in place of a loop over thousands of parts."""
     return parts.new_empty(parts.numel() // ranks)
 
 
@@ -132,7 +135,7 @@ def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 @contextmanager
 def neighbours(crossing: Tensor) -> Iterator[None]:
-    """A pipeline's, ours or PyTorch's, where whoever runs it says what crosses each cut: micro-batches like this one.
+    """Stand in for the neighbours in a pipeline of ours or PyTorch's: their messages are like `crossing`.
 
     with neighbours(torch.empty(2, 64, 128, device="meta")):
         pipeline.forward_backward(x, y)
@@ -143,27 +146,27 @@ def neighbours(crossing: Tensor) -> Iterator[None]:
 
 @contextmanager
 def our_neighbours(crossing: Tensor) -> Iterator[None]:
-    """A pipeline's, who say as it begins what will come: micro-batches like this one."""
+    """Stand in for the neighbours in a pipeline of ours: the messages that they announce are like `crossing`."""
 
-    def told(mail: Mail, step: Receive) -> None:
+    def announced(mail: Mail, step: Receive) -> None:
         if (cut := cut_of(step.message)) not in mail.agreed:
             description = torch.empty(2 + MOST_DIMS, dtype=torch.int64, device=mail.device)
-            dist.recv(description, group=mail.group, group_src=step.source)  # has no numbers, but answers a send
+            dist.recv(description, group=mail.group, group_src=step.source)  # it has no numbers, but matches a send
             mail.agreed[cut] = crossing.dtype, crossing.shape
         receive(mail, step)
 
-    with patch.object(Mail, "receive", told):
+    with patch.object(Mail, "receive", announced):
         yield
 
 
 @contextmanager
 def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
-    """The same for PyTorch's pipelines."""
-    # Not at the head of the file: its import takes a second.
+    """Stand in for the neighbours in a pipeline of PyTorch's: their messages are like `crossing`."""
+    # This import takes a second, so it is not at the head of the file.
     from torch.distributed.pipelining import _utils
     from torch.distributed.pipelining.stage import PipelineStage
 
-    def told(its: PipelineStage, source: int) -> Any:
+    def announced(its: PipelineStage, source: int) -> Any:
         forward = source < its.stage_index
         meta = _utils._StageForwardMeta if forward else _utils._StageBackwardMeta
         return meta(_utils.extract_tensor_metas((crossing.detach().requires_grad_(forward),)))
@@ -171,7 +174,7 @@ def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
     def they_ask_for_shapes(its: PipelineStage, received_result: Tensor | None = None) -> Tensor:
         return torch.zeros(1, dtype=torch.int32, device="cpu")
 
-    answers = {"_recv_meta": told, "_send_meta": nothing}
+    answers = {"_recv_meta": announced, "_send_meta": nothing}
     if hasattr(PipelineStage, "_warmup_backward_result"):  # up to PyTorch 2.14
         answers["_warmup_backward_result"] = they_ask_for_shapes
     with patch.multiple(PipelineStage, **answers):

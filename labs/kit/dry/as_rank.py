@@ -1,9 +1,9 @@
-"""This process as one rank of many.
+"""One rank of many, in this process.
 
 with as_rank(17, ranks=1024) as pretend:
     model = fully_shard(GPT(config))
     ...
-pretend.reads           # where the host would have stood still, waiting for the device
+pretend.reads           # the lines at which the host would have waited for the device
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""torch.autocast on the pretended device: which operations compute in bfloat16, and which in float32.
+"""torch.autocast on the simulated device: the operations that compute in bfloat16, and those in float32.
 
-PyTorch has these lists for each of its own devices, in C++; a new one begins without any.  Here are the operations of
+PyTorch has these lists for each of its own devices, in C++; a new device has none.  These lists have the operations of
 the course's models, as for CUDA.
 
 Source: the autocast op reference, docs.pytorch.org/docs/stable/amp.html.

@@ -1,10 +1,10 @@
-"""An accelerator that only pretends: a device type of its own, "gpu", whose tensors have shapes and no numbers.
+"""A simulated accelerator: a device type of its own, "gpu", whose tensors have shapes and no numbers.
 
-PyTorch lets a backend register a device type under the key PrivateUse1.  This one registers what a strategy asks of an
-accelerator (a guard, streams, events, one device) and no kernel at all: its tensors are fake ones (host.py).
+PyTorch lets a backend register a device type under the key PrivateUse1.  This one registers all that a strategy uses of
+an accelerator: a guard, streams, events and one device.  It registers no kernels, since its tensors are fake (host.py).
 
-So a tensor made on the wrong device is refused, as on a GPU.  A device type is there until the process ends.  A
-generator of random numbers, which only C++ can register, is one of the CPU: nobody draws from it.
+So a tensor on the wrong device is refused, as on a GPU.  The device type stays until the process ends.  Only C++ can
+register a generator of random numbers, so generators are those of the CPU; no numbers are drawn from them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ error_is_set.restype = ctypes.c_void_p
 
 
 class Stream:
-    """What is queued on it is done at once: nobody ever waits."""
+    """A stream on which all work is complete at once."""
 
-    stream_id, device_index, device_type = 0, 0, 20  # as PyTorch numbers PrivateUse1
+    stream_id, device_index, device_type = 0, 0, 20  # 20 is PyTorch's number of PrivateUse1
 
     def __init__(self, device: Any = None, priority: int = 0) -> None: ...
     def wait_stream(self, other: Stream) -> None: ...
@@ -54,7 +54,7 @@ class Event:
 
 
 class Device(backend_registration._DummyBackendModule):
-    """`torch.gpu`."""
+    """The module `torch.gpu`."""
 
     Stream, Event = Stream, Event
     default = Stream()
@@ -79,37 +79,37 @@ class Device(backend_registration._DummyBackendModule):
 
 
 class Generator(torch.Generator):
-    """`torch.Generator`, on this device, too."""
+    """A `torch.Generator` that can be made for this device, too."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls, "cpu" if torch.device(device).type == NAME else device)
 
 
 class Guard(backend_registration._DummyDeviceGuard):
-    """Autograd asks it for its type as it leaves a node, also where a hook there has raised.
+    """A device guard that keeps an error that a hook has raised.
 
-    Python code cannot be called while an error is on its way: the process would end.  So the error is kept here until
-    the engine has come back.
+    Autograd asks the guard for its type as it leaves a node, even after a hook there has raised an error.  Calling
+    Python code while an error is set would end the process.  So the error is stored here until the engine returns.
     """
 
     raised: BaseException | None = None
 
     def type_(self) -> Any:
         try:
-            error_is_set()  # ctypes raises what is on its way
+            error_is_set()  # ctypes raises an error that is set
         except BaseException as error:
             Guard.raised = error
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
 class Engine(torch._C._ImperativeEngine):
-    """Autograd's, which raises what was kept."""
+    """Autograd's engine, which raises the error that the guard has kept."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         Guard.raised = None
         try:
             return super().run_backward(*args, **kwargs)
-        except SystemError:  # it returned nothing, and no error
+        except SystemError:  # the engine returned no result and set no error
             error, Guard.raised = Guard.raised, None
             if error is None:
                 raise
@@ -129,11 +129,11 @@ def not_here(*args: Any) -> Any:
 
 
 class TooLarge(ValueError):
-    """A tensor was asked for whose bytes do not fit into an integer."""
+    """An error: the bytes of a requested tensor do not fit into an integer."""
 
 
 class ByDefault(DeviceContext):
-    """Tensors are made on this device where none is named."""
+    """A context in which tensors without a named device are created on this one."""
 
     def __torch_function__(self, *call: Any) -> Any:
         try:
@@ -145,14 +145,14 @@ class ByDefault(DeviceContext):
         raise TooLarge(f"{line} asks for a tensor of 2**63 bytes or more, which no device has: make it smaller")
 
 
-# A device without a kernel of its own for these would take them apart, and need room for the parts.
+# Without a kernel of its own, a device decomposes these operators, and needs memory for the parts.
 WHOLE_ON_THE_CPU = "silu_backward", "mish_backward"
 KERNELS = torch.library.Library("aten", "IMPL")
 
 
 @contextmanager
 def pretended() -> Iterator[None]:
-    """Inside, tensors are made on the pretended device by default, and a backward runs in this thread."""
+    """Create tensors on the simulated device by default, and run backward in this thread."""
     register()
     engine, Variable._execution_engine = Variable._execution_engine, Engine()
     try:

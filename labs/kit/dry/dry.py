@@ -1,13 +1,13 @@
-"""A dry run: what some ranks of many would send and hold, from the real code, on this machine.
+"""A dry run: the bytes that some ranks of many would send and hold, from the real code, on this machine.
 
     results = dry(train, config, ranks=1024, rank=17)              # or rank=(0, 1023): the first stage and the last
-    results.memory                                                 # draws itself, as a recording of a job does
+    results.memory                                                 # draws itself, like a recording of a job
     results.communication.sent(rank=17, step=1)                    # bytes
-    results.communication.across(rank=17, step=1)                  # those to other nodes
-    results.reads[17]                                              # where it would have waited for the GPU
+    results.communication.across(rank=17, step=1)                  # the bytes sent to other nodes
+    results.reads[17]                                              # the lines at which it would have waited for the GPU
 
-Each of these ranks is a process of its own, in which a device pretends (labs.kit.dry).  There are no numbers, so `fn`
-may ask for none; and no time passes on that device, so what is drawn over time is the time of this machine.
+Each of these ranks is a process of its own with a simulated device (labs.kit.dry).  Its tensors have no numbers, so
+`fn` must not read any.  No time passes on that device, so the time axis of a drawing shows the time of this machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from labs.kit.watch.communication import CommunicationWatch
 from labs.kit.watch.memory import StorageWatch
 from labs.kit.watch.touches import Touches
 
-MOST = 2**20  # ranks: of each group there is a list of them
+MOST = 2**20  # ranks, of which each group has a list
 
 
 class Dry(list):
-    """What `fn` returned on each of the ranks that were asked for, in order."""
+    """The results of `fn` on the requested ranks, in order, with recordings of them.
+
+    reads: by rank, the lines at which it would have waited for the GPU.
+    """
 
     communication: Recording
     memory: Recording
@@ -40,17 +43,17 @@ class Dry(list):
 
 @dataclass(frozen=True)
 class Nodes:
-    """So many consecutive ranks are on one node."""
+    """A number of consecutive ranks on each node."""
 
     size: int
 
     def across(self, rank: int, to: Mapping[int, int], ranks: int) -> int:
-        """Of the bytes that `rank` sent `to` each other rank, those that went to other nodes."""
+        """Return the bytes that `rank` sent to ranks on other nodes; to: `{rank: bytes sent to it}`."""
         return sum(size for other, size in to.items() if other // self.size != rank // self.size)
 
 
 class DryPass(TimePass):
-    """What the passes see, all at once: nothing here disturbs what another watch would measure."""
+    """All passes of a recording in one: in a dry run, no watch disturbs another one's measurement."""
 
     def __enter__(self) -> DryPass:
         self.sent, self.held = CommunicationWatch().__enter__(), StorageWatch().__enter__()
@@ -80,11 +83,16 @@ def dry(
     tell: str | None = None,
     **kwargs: Any,
 ) -> Dry:
-    """Call `fn(*args, **kwargs)` as these ranks of a job of so many.  node: how many ranks are on each.  tell: what
-    a line of progress says, where it takes long.
+    """Call `fn(*args, **kwargs)` as some ranks of a large job.
 
-    Raises ValueError for ranks that are not there, NeedsNumbers where `fn` asks for a value, TooLarge where for more
-    than any device has, RankError as `run` does.
+    ranks: the number of ranks in the job.
+    rank: the rank or ranks to run.
+    node: the number of ranks on each node.
+    timeout: seconds.
+    tell: the text of a line of progress, which is printed if the run takes long.
+
+    Raises ValueError for a rank that is not in the job, NeedsNumbers if `fn` reads a number, TooLarge if it creates a
+    tensor that no device can hold, and RankError as `run` does.
     """
     asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
     found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout, tell=tell)
@@ -100,7 +108,10 @@ def dry(
 
 
 def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int], ranks: int) -> Any:
-    """The value, what was watched, and what was waited for; runs in a process for each rank that is asked for."""
+    """Run `fn` as one of the requested ranks, in a process of its own; return its value, tapes and reads.
+
+    A NeedsNumbers or TooLarge is returned, so that the caller can raise it as it is.
+    """
     me = asked[dist.get_rank()]
     dist.destroy_process_group()
     watch = DryPass()

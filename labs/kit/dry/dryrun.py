@@ -1,4 +1,4 @@
-"""python -m labs dryrun: two steps of a row of the table as some ranks of many, and what they would hold and send."""
+"""The command `python -m labs dryrun`: two steps of a strategy as some ranks of many; prints bytes held and sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labs.kit.strategies import ROWS, STRATEGIES
 from labs.kit.watch.ledger import KINDS
 from labs.model import PRESETS
 
-STEPS = 2  # the second is a step of a training under way
+STEPS = 2  # the second one is a steady step
 
 
 def main(arguments: list[str]) -> int:
@@ -73,13 +73,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def in_dtype(name: str, dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """The row that computes in this dtype, and the dtype of its model: of mixed precision where the table has it."""
+    """Return the row that computes in this dtype, with mixed precision if the table has it, and its model's dtype."""
     mixed = f"{name}-bf16"
     return (mixed, torch.float32) if dtype == torch.bfloat16 and mixed in ROWS else (name, dtype)
 
 
 def assumed(name: str, dtype: torch.dtype, recompute: str) -> str:
-    """What decides the bytes, in words."""
+    """Return the assumptions that decide the bytes, in words."""
     state, computes = dtype_name(dtype), dtype_name(dtype if dtype != torch.float32 else ROWS[name].computes)
     again = "nothing is recomputed" if recompute == "none" else f"recompute {recompute} in each layer"
     words = f"AdamW; parameters, gradients and optimizer state in {state}; it computes in {computes}"
@@ -91,7 +91,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def at_home(axes: Mapping[str, int], node: int) -> str:
-    """Return where the wire between nodes begins, in words, for a rank that sends nothing over it.
+    """Return which ranks may send to other nodes, in words, for a rank that sends nothing to them.
 
     Collectives differ in whom they send to, and pipelines have ends, so the ranks are those that may send across.
     """
@@ -116,7 +116,7 @@ def at_home(axes: Mapping[str, int], node: int) -> str:
 
 
 def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:
-    """Return the sentence with which the strategy refuses, which is no failure of the job."""
+    """Run the steps; return the sentence with which the strategy refuses them, or None."""
     try:
         for _ in rehearse(ROWS[name], PRESETS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
             pass
@@ -134,7 +134,7 @@ def known(what: str, name: str, names: Mapping[str, object]) -> str:
 
 
 def nearest(name: str, names: Mapping[str, object]) -> str:
-    """The most alike; of names with a size, like llama2-7b, the one of the nearest size."""
+    """Return the most similar name; of names with a size, such as llama2-7b, the one with the nearest size."""
     sizes = {each: int(found[1]) for each in names if (found := SIZE.search(each))}
     if sizes and (size := SIZE.search(name)):
         return min(sizes, key=lambda each: abs(sizes[each] - int(size[1])))

@@ -1,8 +1,8 @@
-"""What operators answer of shapes: PyTorch's fake kernels are asked once, and for the same arguments it is known.
+"""A cache of the shapes that operators return: PyTorch's fake kernels run once for the same arguments.
 
-FakeTensorMode keeps answers, too, but takes so long to find one that it was more than half of a dry run.  Here an
-answer is kept that is memory of its own, a view of one argument, or that argument itself.  The kernel is asked each
-time where more may come of an operator, and where an argument has numbers.
+FakeTensorMode has a cache, too, but finding a result there took more than half of a dry run.  This cache holds results
+that have memory of their own, are a view of one argument, or are that argument itself.  The kernel runs each time if an
+operator may return anything else, or if an argument has numbers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 VALUES = int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format
-Given = Mapping[int | str, Any]  # arguments, by place or name
-Way = Callable[["Fakes", Given], Any]  # to make an answer from other arguments of the same shapes
+Given = Mapping[int | str, Any]  # arguments, by index or name
+Way = Callable[["Fakes", Given], Any]  # a function that makes the result from new arguments of the same shapes
 
 
 class Fakes(FakeTensorMode):
-    """The kernels that compute shapes.  It is never the mode that is on: PyTorch would take that for a compilation."""
+    """A cache in front of the kernels that compute shapes.
+
+    It is never the active mode, which PyTorch would take for a compilation.
+    """
 
     stands_for_memory = True  # labs.kit.record counts it
-    avoid_device_init = True  # nothing is ever made on the device first, and faked then
-    known: ClassVar[dict[Hashable, Way]] = {}  # to all runs of this process
+    avoid_device_init = True  # no tensor is created on the device before it is faked
+    known: ClassVar[dict[Hashable, Way]] = {}  # shared by all runs in this process
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.cache_enabled = False
 
     def answer(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with torch._C.DisableTorchFunction():  # where tensors are made by default is no matter of an operator
+        with torch._C.DisableTorchFunction():  # the default device must not affect an operator
             given = {**dict(enumerate(args)), **kwargs}
             try:
                 key = func, torch.get_default_dtype(), torch.is_inference_mode_enabled(), described(given)
@@ -42,14 +45,14 @@ class Fakes(FakeTensorMode):
             if way := self.known.get(key):
                 return way(self, given)
             answer = self.__torch_dispatch__(func, types, args, kwargs)
-            # One that changes its argument's shape, or the size of its memory, is asked again.
+            # An operator that changes its argument's shape, or the size of its memory, is not cached.
             if described(given) == key[-1] and (way := way_to(answer, given)):
                 self.known[key] = way
             return answer
 
 
 class HasMore(Exception):
-    """An argument of which an answer may depend on more than its shape."""
+    """An argument for which a result may depend on more than its shape."""
 
 
 def described(x: Any) -> Hashable:
@@ -95,7 +98,7 @@ def the_argument(place: int | str, fakes: Fakes, given: Given) -> Any:
 
 
 class Likewise:
-    """A tensor like another one: in memory of its own, or in the argument's at `place`."""
+    """A function that creates a tensor like `x`, in memory of its own or in that of the argument at `place`."""
 
     def __init__(self, x: FakeTensor, place: int | str | None = None) -> None:
         self.place, self.offset, self.shape, self.stride = place, x.storage_offset(), x.shape, x.stride()
@@ -103,7 +106,7 @@ class Likewise:
         self.attributes = {name: value for name, value in vars(x).items() if name != "fake_mode"}
 
     def fits(self, x: Tensor) -> bool:
-        """Whether it would have memory as large as this one's, and not enlarge an argument's, which may be freed."""
+        """Return whether a new tensor needs as much memory as `x`, or fits into the argument's, which must not grow."""
         need, have = self.new().untyped_storage().nbytes(), x.untyped_storage().nbytes()
         if self.place is None:
             return self.offset == 0 and need == have
@@ -116,7 +119,7 @@ class Likewise:
         memory = self.new()
         if self.place is not None:
             memory.set_(given[self.place].untyped_storage(), self.offset, self.shape, self.stride)
-        # FakeTensor's own constructor takes longer than all else here.
+        # FakeTensor's own constructor would take longer than all the rest.
         answer = Tensor._make_subclass(
             FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=self.device
         )

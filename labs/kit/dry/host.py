@@ -1,11 +1,11 @@
-"""Which tensors have numbers: those of the host, which are real, and small; and what is read of the others.
+"""Tensors with and without numbers: small tensors on the host are real, all others are fake.
 
-    on the device                    a fake tensor: shape, dtype, and a storage of so many bytes, without memory
-    on the host                      a real tensor; a fake one where it would be large, as a model's initial values are
-    from the device to the host      the host would stand still until the device has done all that is queued: a `Read`
+    on the device                    a fake tensor: a shape, a dtype, and a storage with a size but no memory
+    on the host                      a real tensor; a fake one if it is large, as a model's initial values are
+    from the device to the host      a `Read`: the host would wait until the device has finished all queued work
 
-A copy to the host goes on, with a fake tensor.  What needs its numbers cannot: `.item()`, `if tensor`, a shape that
-depends on values.  It raises NeedsNumbers, which names the line.
+A copy to the host returns a fake tensor.  An operation that needs numbers, such as `.item()`, `if tensor` or a shape
+that depends on values, raises NeedsNumbers, which names the line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_set_to(x: Tensor, y: Tensor) -> bool:
 
 
 def swapped(x: Tensor, y: Tensor) -> None:
-    """torch.utils.swap_tensors, which Module.to() needs here; it refuses weak references, and fakes have their own."""
+    """Swap two tensors as torch.utils.swap_tensors, which Module.to() calls, but allow the weak references of fakes."""
     with patch.object(weakref, "getweakrefs", lambda _: []):
         swap_tensors(x, y)
 
@@ -76,46 +76,46 @@ def exchanged(out: Tensor, x: Tensor, taken: list[int], sent: list[int], name: s
 
 
 FUNCTIONAL = torch.ops._c10d_functional
-# A functional collective's fake kernel makes its output, and issues nothing.
+# A functional collective's fake kernel returns its output without a call of a collective, so these make the call.
 ISSUED = {
     FUNCTIONAL.all_reduce.default: reduced,
     FUNCTIONAL.all_gather_into_tensor.default: gathered,
     FUNCTIONAL.reduce_scatter_tensor.default: scattered,
     FUNCTIONAL.all_to_all_single.default: exchanged,
 }
-ANSWERED = {  # by the host alone
+ANSWERED = {  # operators that need no kernel
     torch.ops.prim.device.default: lambda x: x.fake_device if isinstance(x, FakeTensor) else x.device,
     torch.ops.aten.is_set_to.default: is_set_to,
     FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
 }
-LARGE = 2**20  # elements: from there on a tensor of the host is fake, too
+LARGE = 2**20  # elements from which on a tensor on the host is fake, too
 PIPELINES = os.path.join(LABS, "pp", ""), os.path.join(TORCH, "distributed", "pipelining", "")
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
 
 class NeedsNumbers(RuntimeError):
-    """A value was asked for that a dry run does not have."""
+    """An error: the code reads a number, and a dry run has none."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What stood still for the device, and at which line."""
+    """A point at which the host would wait for the device: the reason, and the line of code."""
 
     what: str
     line: str
 
 
 class Pretend(TorchDispatchMode):
-    """Fakes what touches the device, and lets the host compute.  reads: in the order of their coming."""
+    """A mode that fakes operations on the device, and lets the host compute; reads: all reads, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fakes, self.reads = Fakes(), []
-        self.works: dict[int, dist.Work] = {}  # of functional collectives, by the storage that they fill
+        self.works: dict[int, dist.Work] = {}  # functional collectives in flight, by the storage of the output
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here: no need to guard each operator against it
+        return False  # nothing is compiled, so no guard around each operator is needed
 
     @contextmanager
     def on_this_host(self) -> Iterator[Pretend]:
@@ -124,12 +124,13 @@ class Pretend(TorchDispatchMode):
             return Tensor.__repr__(x, **options)
 
         before = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor() begins on the host, too
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor() creates its tensor on the host first
         try:
             with (
                 patch.object(FakeTensor, "__repr__", shown),
                 patch.object(torch.utils, "swap_tensors", swapped),
-                patch.object(optimizer, "_get_foreach_kernels_supported_devices", list),  # as on a CPU: one by one
+                # An optimizer updates parameters one by one, as on a CPU.
+                patch.object(optimizer, "_get_foreach_kernels_supported_devices", list),
                 patch.object(F, "scaled_dot_product_attention", attention),
                 self,
             ):
@@ -147,7 +148,7 @@ class Pretend(TorchDispatchMode):
             return ANSWERED[func](*args)
         if func is FUNCTIONAL.wait_tensor.default:
             return self.waited(*args)
-        # DTensor asks fakes of its own what shapes will come of an operator.
+        # DTensor runs operators on fake tensors of its own to learn their shapes.
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) or not is_fake(args, kwargs):
             return func(*args, **kwargs)
         if func in COPIES and leaves_the_device(func, args, kwargs):
@@ -176,7 +177,7 @@ def is_fake(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_large(sizes: Sequence[Any]) -> bool:
-    """Of what is made, if these are its sizes."""
+    """Return whether a tensor of these sizes is large."""
     return all(isinstance(size, int) for size in sizes) and prod(sizes) >= LARGE
 
 
@@ -221,7 +222,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Which kernel computes it depends on the device: the CPU's is taken, as in the job that this stands for."""
+    """Compute attention with the CPU's kernel, as in the job that the dry run stands for; other devices have others."""
     if dropout_p or attn_mask is not None or q.device.type != NAME:
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
         return composed_attention(q, k, v, **options, scale=scale, enable_gqa=enable_gqa)

@@ -1,4 +1,4 @@
-"""Steps of a row of the table of strategies, on whatever rank this is."""
+"""Training steps of a row of the table of strategies, on this rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def rehearse(
 ) -> Iterator[None]:
     """Train a GPT on `batch` sequences for each part of the batch, and yield after each step.
 
-    axes: the mesh, where it is not the row's own for so many ranks.  dtype: the model's.  recompute: what of a layer is
-    computed again, a name in cost.RECOMPUTE.
+    axes: `{axis: size}` of the mesh; by default the row's own for this number of ranks.
+    dtype: the model's dtype.
+    recompute: the part of a layer that is recomputed, a name in cost.RECOMPUTE.
     """
     axes = axes or row.axes(dist.get_world_size())
     training = row.apply(model_of(config, dtype, recompute), Mesh(tuple(axes.values()), tuple(axes)))
@@ -53,7 +54,7 @@ def rehearse(
 
 def model_of(config: Config, dtype: torch.dtype, recompute: str) -> GPT:
     model = GPT(config)
-    if dtype != torch.float32:  # what is converted is other memory than what was made
+    if dtype != torch.float32:  # converting allocates new memory
         model.to(dtype)
     if recompute != "none":
         compute_again(model.layers.values(), KEEP[recompute])
@@ -65,7 +66,10 @@ NEIGHBOURS = {"ours": our_neighbours, "native": torchs_neighbours}
 
 
 def tokens(batch: int, context: int, reads: bool) -> Tensor | None:
-    """A rank that reads none is told by the others how many there are; where it is alone, a meta tensor tells that."""
+    """Return zeros as tokens, [batch, context]; None for a rank that reads none, or a meta tensor in a dry run.
+
+    Other ranks would tell such a rank the size of the batch; in a dry run, the meta tensor does.
+    """
     if not reads and not agree.alone:
         return None
     return torch.zeros(batch, context, dtype=torch.long, device=None if reads else "meta")
