@@ -6,8 +6,8 @@ Each folder bears the name of its notebook, in the course's order:
     tensor_parallel  plan_and_wire  pipeline  three_dimensions  gspmd  deepspeed  plan_a_run
 
 A file `<chapter>/<name>.py` defines `<name>`: the check of an exercise, a function, which `labs.kit.check` offers as
-`check.<name>`; or a `Challenge`, which `labs.kit.beat` offers as `beat.<name>`.  A file whose name begins with `_` is
-shared by the exercises of its folder.  `engine/` has what runs them.
+`check.<name>`; or a `Challenge`, which `labs.kit.beat` offers as `beat.<name>`.  The exercises of a folder share the
+files whose names begin with `_`.  The engine that runs all of them is in `engine/`.
 """
 
 import re
@@ -37,5 +37,5 @@ def found() -> dict[str, Any]:
 
 
 def of_kind(kind: type = FunctionType) -> dict[str, Any]:
-    """Return the exercises' checks, which are functions, or all that is of another kind."""
+    """Return `{name: value}` for the values of one kind: checks, which are functions, or `Challenge`s."""
     return {name: value for name, value in found().items() if isinstance(value, kind)}

@@ -6,9 +6,9 @@
     all_gather       N - 1                      N - 1                 2 (N - 1)
     all_reduce       2 (N - 1)                  2 (N - 1)             4 (N - 1)
 
-A reduce_scatter or an all_gather cannot send less than N - 1 tensors in all, an all_reduce twice that (Patarasuk and
-Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"); a broadcast needs N - 1 messages,
-and ceil(log2 N) rounds, as the ranks that know at most double in each.
+A reduce_scatter or an all_gather cannot send less than N - 1 tensors in all, and an all_reduce twice that (Patarasuk
+and Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations").  A broadcast needs N - 1
+messages, and ceil(log2 N) rounds, because the number of ranks with the tensor at most doubles in each.
 """
 
 from collections import defaultdict
@@ -28,15 +28,16 @@ from labs.exercises.engine.scripts import Look, same_numbers
 from labs.exercises.engine.value import One
 from labs.kit.record import Event, Recording
 
-BUDGET, BUDGET_STEP = 4096, 1  # float32 elements; the same in every call, so that the line of success is
-
-
+BUDGET, BUDGET_STEP = 4096, 1  # float32 elements, and the step: the same in every call, like the ✓ line
 LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
 class InPlace(Given):
-    """root: the global rank that has what all get."""
+    """A world in which the function writes its result into its input.
+
+    root: the global rank whose tensor a broadcast sends.
+    """
 
     root: int = 0
 
@@ -47,12 +48,12 @@ class InPlace(Given):
         return self.tensor(self.members[index])
 
     def own_or_infinity(self, index: int) -> Tensor:
-        """Of float32 all but the root bring infinity, which must leave no trace."""
+        """Return a rank's input of a broadcast; in float32, all but the root have infinity, which must not spread."""
         own = self.own(index)
         return own.fill_(torch.inf) if self.dtype is F32 and self.members[index] != self.root else own
 
     def only_my_piece(self, index: int) -> Tensor:
-        """The gathered tensor's piece, and nonsense elsewhere."""
+        """Return a rank's input of an all-gather: its piece of the gathered tensor, and nonsense elsewhere."""
         x = nonsense(torch.empty(prod(self.shape), dtype=self.dtype))
         self.pieces(x)[index].copy_(self.pieces(self.gathered)[index])
         return x.view(self.shape) if not self.strided else x.view(self.shape).t().contiguous().t()
@@ -63,7 +64,10 @@ class InPlace(Given):
 
 
 def in_place(world: InPlace, fn: Callable[..., Any], brings: str = "own") -> Iterator[Look | None]:
-    """What becomes of its tensor."""
+    """Play one call: yield before it, and then a look at the tensor that it was given.
+
+    brings: the name of the method that returns a rank's input.
+    """
     x = getattr(world, brings)(world.index())
     before, root = x.clone(), (world.root,) if world.root else ()
     yield None
@@ -72,7 +76,10 @@ def in_place(world: InPlace, fn: Callable[..., Any], brings: str = "own") -> Ite
 
 
 def worlds(draw: Draw, rooted: bool = False) -> dict[int, list[InPlace]]:
-    """Those of 4 ranks begin with the idea itself, and the budget's."""
+    """Return the worlds of a collective; those of 4 ranks begin with a plain one and the one of the budget.
+
+    rooted: whether the collective has a root.
+    """
     pick = draw.random
 
     def case(ranks: int, size: int | tuple[int, ...], only: str = "", root: int = 0, **options: Any) -> InPlace:
@@ -96,17 +103,17 @@ def worlds(draw: Draw, rooted: bool = False) -> dict[int, list[InPlace]]:
             *(case(4, shape, "right only in one dimension") for shape in ((3, 5), (7, 5), ())),
             *(case(4, odd(4), "right only from root 0", root=root) for root in (2, 1, 3) if rooted),
             *(case(4, odd(4), "right only in some dtypes", dtype=dtype) for dtype in (F32, I64, BF16)),
-            # In a group of its own: what it sends before it refuses is nobody else's.
+            # A group of its own keeps the messages before a refusal apart from those of other worlds.
             case(4, (3, 5), "right only for contiguous tensors", strided=True, refusable=True, group=(0, 1, 2, 3)),
         ],
-        # Large comes where what is right by luck has been told: a large message that nobody waits for may hang.
+        # The large tensor comes last, since a large message that nobody waits for may hang instead of being reported.
         3: [
             *on(3, 3 * pick.randrange(2, 7), odd(3), 2, only="right only when the number of ranks is a power of two"),
             case(3, LARGE, "right only for small tensors", dtype=F32, traced=True),
         ],
         2: on(2, 2 * pick.randrange(2, 7), odd(2), 1, only="right only on more than two ranks"),
         1: on(1, pick.randrange(2, 7), 0, only="right only on more than one rank"),
-        # A group of four, so that it is not their number that is wrong there.
+        # A group of four ranks, so that the number of ranks is not the reason if it fails.
         many: [
             *on(many, odd(many), many, many - 1, only="right only on up to four ranks"),
             *(
@@ -118,9 +125,9 @@ def worlds(draw: Draw, rooted: bool = False) -> dict[int, list[InPlace]]:
 
 
 def count_rounds(events: list[Event]) -> int:
-    """The longest chain: a send comes after what its rank has received or sent before it.
+    """Return the length of the longest chain, in which a send follows everything that its rank received or sent before.
 
-    A round is what can happen at one moment when a rank sends one message and receives one message at a time.
+    A round is everything that can happen at once if a rank sends one message and receives one message at a time.
     """
     carrying = [e for e in events if e.op in ("send", "recv") and (e.bytes_in or e.bytes_out)]
     on_the_way: dict[tuple[int, int | None], list[int]] = defaultdict(list)
@@ -137,8 +144,10 @@ def count_rounds(events: list[Event]) -> int:
 
 
 def too_many_rounds(enough: Callable[[int], int]) -> Callable[[Sent], str | None]:
+    """Return a function that describes a call with more rounds than `enough(ranks)`."""
+
     def matches(sent: Sent) -> str | None:
-        if sent.too_much or sent.other_dtypes:  # which says more
+        if sent.too_much or sent.other_dtypes:  # those rows say more
             return None
         rounds, expected = count_rounds(sent.events), enough(sent.world.n)
         return (
@@ -155,6 +164,7 @@ def unchanged(one: One) -> bool:
 
 
 def right_on_one(one: One) -> str | None:
+    """Return a sentence if exactly one rank is right, and this one still has its input; else None."""
     right = [rank for rank, done in one.seen.ranks if one.near(done.values[""], one.expected)]
     if unchanged(one) and len(right) == 1:
         return f"Rank {right[0]} has it; rank {one.rank} has what it brought."
@@ -183,7 +193,7 @@ TURNS = Mistake("too many rounds", "Could every rank send and receive at the sam
 
 
 def ring(copies: int) -> Callable[[InPlace], Sends]:
-    """copies: of the tensor that travel, × (N - 1)."""
+    """Return the function from a world to the messages of a ring in which copies × (N - 1) tensors are sent in all."""
 
     def sends(world: InPlace) -> Sends:
         each = copies * (world.n - 1)
@@ -204,5 +214,6 @@ SAME_ROUND = {"more messages than needed": "Could what goes to the same rank in 
 
 
 def sent_line(recording: Recording, least: float) -> str:
+    """Return the line of success, with the most bytes that a rank sent in the step of the budget."""
     most = max(recording.sent(rank, BUDGET_STEP) for rank in range(4)) / (BUDGET * 4)
     return f"you sent {most:.2f} × the tensor per rank; the least possible is {least:.2f} ×"

@@ -1,14 +1,15 @@
-"""Sizes, ranks and wires on which ring_seconds and tree_seconds are tried."""
+"""Sizes, ranks and networks on which ring_seconds and tree_seconds are tried."""
 
 import random
 from collections.abc import Callable
 
 from labs.exercises.engine.on_paper import AsIf, Sheet, as_if
 
-Count = Callable[[int], float]  # of something, by the number of ranks
+Count = Callable[[int], float]  # a number of rounds or tensors for a number of ranks
 
 
 def sheets(expected: Callable[..., float], seed: int) -> list[Sheet]:
+    """Return the sheets, with `expected(size, ranks, latency, bandwidth)` as their answers."""
     draw = random.Random(seed)
     jobs = [
         (1_000_000, 8, 20e-6, 10e9),
@@ -28,17 +29,15 @@ def words(size: int, ranks: int, latency: float, bandwidth: float) -> str:
 
 
 def doublings(ranks: int) -> int:
+    """Return ceil(log2 ranks)."""
     return (ranks - 1).bit_length()
 
 
 def multiplied(way: Callable[..., float]) -> AsIf:
+    """Return a function that tells whether bytes are multiplied by the bandwidth, and not divided."""
     return as_if(lambda size, ranks, latency, bandwidth: way(size, ranks, latency, 1 / bandwidth))
 
 
 ONCE = "Who pays the latency again, in the second round?"
-
-
 FREE = "A message of no bytes arrives after how many seconds?"
-
-
 UNITS = "Bytes, and bytes per second: how do they become seconds?"

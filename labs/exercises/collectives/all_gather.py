@@ -27,6 +27,7 @@ from labs.exercises.engine.value import One
 
 
 def another_piece(one: One) -> str | None:
+    """Return a sentence about the first piece that stands in another's place, or None."""
     pairs = list(enumerate(zip(one.world.pieces(one.received), one.world.pieces(one.expected), strict=True)))
     for place, (piece, _) in pairs:
         for other, (_, expected) in pairs:
@@ -57,5 +58,5 @@ ALL_GATHER = Exercise(
 
 @answered
 def all_gather(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x, group=None)`: rank r brings piece r of x; afterwards every rank has all of them, in place."""
+    """Check `fn(x, group=None)`: rank r has piece r of x; afterwards every rank has all pieces, in place."""
     return sent_line(checked(ALL_GATHER, (fn,), seed).recording, least=0.75)

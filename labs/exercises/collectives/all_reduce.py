@@ -30,12 +30,14 @@ from labs.exercises.engine.value import One
 
 
 def own_piece_only(one: One) -> str | bool:
+    """Return a sentence if only the rank's own piece is right; else False."""
     found, expected = (one.world.pieces(x)[one.index] for x in (one.received, one.expected))
     rounded = one.near(one.received, one.expected, 2e-2)
     return one.near(found, expected, 1e-5) and not rounded and f"Piece {one.index}, its own, is right."
 
 
 def other_bits(sent: Sent) -> str | bool:
+    """Return a sentence if the sums differ between ranks in their bits; else False."""
     first, *others = (done.values[""] for done in sent.seen.done)
     return not all(torch.equal(first, x) for x in others) and "the sums differ between ranks in their last bits"
 
@@ -66,5 +68,5 @@ ALL_REDUCE = Exercise(
 
 @answered
 def all_reduce(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x, group=None)`: every rank's x becomes the sum over all ranks, in place."""
+    """Check `fn(x, group=None)`: every rank's x becomes the sum over all ranks, in place."""
     return sent_line(checked(ALL_REDUCE, (fn,), seed).recording, least=1.5)

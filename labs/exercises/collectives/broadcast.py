@@ -1,7 +1,7 @@
 """broadcast: a tree, in place, from any root.
 
-A broadcast needs N - 1 messages in all, at most ceil(log2 N) of a rank, and ceil(log2 N) rounds: the number of ranks
-that know the tensor at most doubles in each.
+A broadcast needs N - 1 messages in all, of which a rank sends at most ceil(log2 N), and ceil(log2 N) rounds: the number
+of ranks with the tensor at most doubles in each.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from labs.exercises.engine.value import as_if
 
 
 def tree(n: int) -> int:
+    """Return the rounds that a broadcast to n ranks needs."""
     return ceil(log2(n))
 
 
@@ -63,7 +64,7 @@ BROADCAST = Exercise(
 
 @answered
 def broadcast(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x, root=0, group=None)`: every rank's x becomes global rank `root`'s, in place, by a tree."""
+    """Check `fn(x, root=0, group=None)`: every rank's x becomes that of global rank `root`, in place, by a tree."""
     events = checked(BROADCAST, (fn,), seed).recording.events
     rounds = count_rounds([event for event in events if event.step == BUDGET_STEP])
     return f"{rounds} rounds on 4 ranks; the least possible is {tree(4)}"

@@ -17,7 +17,7 @@ from labs.exercises.engine.value import One, as_if
 
 
 def with_its_piece(world: InPlace, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """What it returns; and what becomes of its tensor."""
+    """Play one call: yield before it, and then a look at the returned piece and the tensor."""
     x = world.own(world.index())
     yield None
     returned = fn(x, **world.process_group())
@@ -25,7 +25,7 @@ def with_its_piece(world: InPlace, fn: Callable[..., Any]) -> Iterator[Look | No
 
 
 def whole_sum_elsewhere(one: One) -> str | None:
-    """What it returned is a part of a sum; in its tensor, another piece is a whole one."""
+    """Return a sentence if a piece of the tensor that is not this rank's holds a whole sum; else None."""
     pieces = zip(one.world.pieces(one.done.facts["x"]), one.world.pieces(one.world.total), strict=True)
     for place, (piece, expected) in enumerate(pieces):
         if place != one.index and piece.numel() and expected.any() and one.near(piece, expected, 1e-5):
@@ -34,6 +34,7 @@ def whole_sum_elsewhere(one: One) -> str | None:
 
 
 def rotated(world: InPlace) -> Iterator[list[Tensor]]:
+    """Return an iterator over the ways in which every rank has the sum of another rank's piece."""
     pieces = world.pieces(world.total)
     return ([*pieces[shift:], *pieces[:shift]] for shift in range(1, world.n))
 
@@ -71,5 +72,5 @@ REDUCE_SCATTER = Exercise(
 
 @answered
 def reduce_scatter(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x, group=None) -> piece`: piece r of x becomes the sum over all ranks on rank r, which also returns it."""
+    """Check `fn(x, group=None) -> piece`: on rank r, piece r of x becomes the sum over all ranks, and is returned."""
     return sent_line(checked(REDUCE_SCATTER, (fn,), seed).recording, least=0.75)

@@ -11,7 +11,7 @@ from labs.exercises.engine.on_paper import as_if, on_paper
 
 @answered
 def ring_seconds(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(size, ranks, latency, bandwidth) -> seconds`: 2 (N − 1) rounds, a piece in each."""
+    """Check `fn(size, ranks, latency, bandwidth) -> seconds`: 2 (N − 1) rounds, and a piece is sent in each."""
     return on_paper(fn, sheets(ring, seed), RING, "How many rounds are there, and how many bytes are sent in each?")
 
 
@@ -23,6 +23,7 @@ def ring(
     rounds: Count = lambda n: 2 * (n - 1),
     tensors: Count = lambda n: 2 * (n - 1) / n,
 ) -> float:
+    """Return the seconds of a ring; or a wrong answer, by other numbers of rounds, or of tensors that a rank sends."""
     return rounds(ranks) * latency + tensors(ranks) * size / bandwidth
 
 

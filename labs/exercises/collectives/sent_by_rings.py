@@ -9,12 +9,13 @@ from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
 @answered
 def sent_by_rings(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks) -> {collective: elements that a rank sends, × the tensor's}`."""
+    """Check `fn(ranks) -> {collective: elements that a rank sends}`, as multiples of the tensor's elements."""
     sheets = [Sheet((n,), rings((n - 1) / n), f"{n} ranks", secret=True) for n in (2, 3, 4, 8, 512, 1)]
     return on_paper(fn, sheets, RINGS, "How many pieces does a rank send, and how large is one?")
 
 
 def rings(part: float, twice: float = 2) -> dict[str, float]:
+    """Return the table, for `part` of a tensor per ring, and `twice` that for an all-reduce."""
     return {"reduce_scatter": part, "all_gather": part, "all_reduce": twice * part, "all_to_all": part}
 
 

@@ -1,4 +1,4 @@
-"""The challenge of 02: the sum over all ranks on a slow wire, for tensors that are small, large, and in between.
+"""The challenge of notebook 02: the sum over all ranks on a slow network, for small, medium and large tensors.
 
 A message of m bytes takes latency + m / bandwidth; a rank sends one message at a time, and receives one at a time.  By
 this rule the messages of a real job are timed (`seconds`): a message leaves when its rank has no other one in flight
@@ -22,7 +22,7 @@ from labs.exercises.engine.answer import Wrong, instead
 from labs.exercises.engine.challenge import Challenge, Function, Judged, chance, job
 from labs.kit.record import Event, mark
 
-LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: a latency is as long as 1,000 elements of float64 take
+LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: in one latency, 1,000 elements of float64 are sent
 RANKS = 8, 6
 SIZES = 100, 2_000, 8_000, 40_000  # elements
 WAITED = "When is its tensor yours again? (The judge sees waits for dist.isend and irecv, and not of torch.ops.)"
@@ -30,7 +30,7 @@ NOT_SCORED = 97, 2_011  # the range of a random size, which in most cases no num
 
 
 def on_a_rank(fn: Function, sizes: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return what the rank brought and what became of it, for each size."""
+    """Return (the rank's tensor before the call, the same after it) for each size."""
     generator, pairs = chance(), []
     for size in sizes:
         given = torch.randn(size, generator=generator, dtype=torch.float64)
@@ -44,6 +44,7 @@ def on_a_rank(fn: Function, sizes: Sequence[int]) -> list[tuple[torch.Tensor, to
 
 
 def judge(fn: Function) -> Judged:
+    """Return the score of a sum, the mean over all sizes; raise Wrong if it scores nothing."""
     scores, details = [], []
     for ranks in RANKS:
         odd = int(torch.randint(*NOT_SCORED, (), generator=chance()))
@@ -62,6 +63,7 @@ def judge(fn: Function) -> Judged:
 
 
 def bound(nbytes: float, ranks: int) -> float:
+    """Return the seconds that every sum takes at least."""
     return max(ceil(log2(ranks)) * LATENCY, 2 * (ranks - 1) / ranks * nbytes / BANDWIDTH)
 
 
@@ -106,7 +108,7 @@ def seconds(events: Sequence[Event]) -> float:
     programs: dict[int, list[Event]] = defaultdict(list)
     for _, event in sorted(happens, key=lambda item: item[0], reverse=True):
         programs[event.rank].append(event)
-    # For each rank, the seconds until it has what it waited for, and until its last send and receive have ended.
+    # Seconds, for each rank: until it has all that it waited for, until its last send and its last receive have ended.
     knows, out, into = defaultdict(float), defaultdict(float), defaultdict(float)
     left: dict[int, tuple[float, float]] = {}  # {id of a receive: (the time its message left, the seconds it takes)}
     while any(programs.values()):

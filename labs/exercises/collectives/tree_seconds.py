@@ -12,7 +12,7 @@ from labs.exercises.engine.on_paper import as_if, on_paper
 
 @answered
 def tree_seconds(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(size, ranks, latency, bandwidth) -> seconds`: reduce, then broadcast, by whole tensors."""
+    """Check `fn(size, ranks, latency, bandwidth) -> seconds`: a reduce, then a broadcast, of whole tensors."""
     return on_paper(fn, sheets(tree, seed), TREE, "How many rounds are there, and how many bytes are sent in each?")
 
 
@@ -24,6 +24,7 @@ def tree(
     rounds: Count = lambda n: 2 * doublings(n),
     tensors: Count | None = None,
 ) -> float:
+    """Return the seconds of a tree; or a wrong answer, by other numbers of rounds, or of tensors sent one by one."""
     return rounds(ranks) * latency + (tensors or rounds)(ranks) * size / bandwidth
 
 

@@ -1,7 +1,7 @@
-"""What is trained in the exercises on gradients, and how: an awkward model, its batches, and a step of all exercises.
+"""The training in the exercises on gradients: an awkward model, its batches, and the step that all exercises share.
 
-A step's reference is plain: before it, each rank takes the gradient of each of its micro-batches on a copy of its own
-that nobody has wrapped.  Then comes, watched, what is done with the exercise's function.
+The reference of a step is plain: before the step, each rank computes the gradient of each of its micro-batches on its
+own copy of the model, which nobody has wrapped.  The step itself, with the exercise's function, is watched.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ Gradients = dict[str, Tensor | None]
 MicroBatch = tuple[Tensor, Tensor]
 
 
-# ---- what is trained -------------------------------------------------------------------------------------
+# ---- the model and its batches ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Training(World):
-    """One model and what it is trained on.  Where it is refusable, a gradient is not contiguous."""
+    """A world in which one model is trained.  If it is refusable, a gradient is not contiguous."""
 
     micro_batches: int = 1
     sizes: tuple[int, int, int] = (11, 7, 13)  # vocabulary, dim, hidden
-    spare: bool = False  # a trainable parameter that nobody uses,
-    late: bool = False  # or nobody before the second step
-    mixed: bool = False  # parameters of another dtype
+    spare: bool = False  # one trainable parameter is never used
+    late: bool = False  # the spare parameter is used from the second step on
+    mixed: bool = False  # some parameters have another dtype
     evaluating: bool = False
     buffers: bool = False
     repeated: bool = False  # the first micro-batch is the last one, too
     overlapped: bool = False
-    frozen_late: bool = False  # a parameter is frozen when it has its gradient
+    frozen_late: bool = False  # a parameter is frozen once it has its gradient
 
     def model(self) -> Awkward:
         return Awkward(self, self.generator(0))
 
     def batch(self, rank: int, step: int) -> list[MicroBatch]:
-        """The micro-batches of a rank, of 2 sequences each: (inputs, targets).  Rank 0 never reads token 0."""
+        """Return a rank's micro-batches of 2 sequences, as (inputs, targets).  Only rank 0 never reads token 0."""
         shape = self.micro_batches, 2, (LONG if self.late and step else SHORT) + 1
         tokens = torch.randint(1, self.sizes[0], shape, generator=self.generator(rank, step + 1))
         if rank:
@@ -69,24 +69,24 @@ class Training(World):
 
 
 def odd(draw: Draw, ranks: int = 0, **options: Any) -> Training:
-    """On 5 to 8 ranks, where it is not said on how many."""
+    """Return a world with a model of odd sizes, on 5 to 8 ranks if no number is given."""
     ranks = ranks or draw.random.choice((5, 6, 7, 8))
     sizes = tuple(draw.random.choice(odd) for odd in ((9, 11, 13), (5, 7), (11, 13, 17)))
     return draw.world(Training, ranks, sizes=sizes, **options)
 
 
 def wide(draw: Draw, ranks: int, **options: Any) -> Training:
-    """Parameters outweigh everything else."""
+    """Return a world whose parameters are much larger than everything else, and whose bytes held are measured."""
     return draw.world(Training, ranks, dtype=F32, sizes=(WIDE, WIDE, WIDE), held=True, **options)
 
 
 class Awkward(nn.Module):
-    """Tied, frozen and (on request) unused parameters, odd sizes, a parameter without dimensions, one without elements.
+    """A model with awkward parameters: tied, frozen, without dimensions, without elements and, on request, unused.
 
-    The gradient of `rare` is zero on rank 0, and nowhere else; where dtypes are mixed it has a bucket of its own.
+    The gradient of `rare` is zero on rank 0 and nowhere else; if dtypes are mixed, it has a bucket of its own.
     In evaluation mode the model computes something else, as it would with dropout.
 
-    `model(tokens_BT, targets_BT)` is the mean cross-entropy loss, as of the course's GPT.
+    `model(tokens_BT, targets_BT)` returns the mean cross-entropy loss, like the course's GPT.
     """
 
     def __init__(self, world: Training, generator: torch.Generator) -> None:
@@ -124,7 +124,7 @@ class Awkward(nn.Module):
             x = x + self.spare(x)
         hidden = torch.tanh(self.frozen(self.square(torch.tanh(self.hidden(x)))))
         if not self.training:
-            hidden = hidden / 2  # as dropout would do
+            hidden = hidden / 2  # stands for dropout, which differs in evaluation mode, too
         x = x + self.scale * nn.functional.linear(hidden, self.out.weight.to(x.dtype), self.out.bias)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets_BT.flatten())
 
@@ -135,7 +135,7 @@ class Awkward(nn.Module):
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
     def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[Gradients]:
-        """The gradients of each micro-batch alone, with the values of the other one."""
+        """Yield the gradients of each micro-batch alone, with the other model's values of the parameters."""
         with torch.no_grad():
             for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
                 mine.copy_(theirs)
@@ -149,7 +149,7 @@ class Awkward(nn.Module):
 
 
 class Cargo(tap.Listener):
-    """Counts the collectives that are given the parameters' own memory."""
+    """A counter of the collectives whose inputs lie in the parameters' own memory."""
 
     def __init__(self, model: nn.Module) -> None:
         self.places, self.count = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}, 0
@@ -165,9 +165,10 @@ def train(
     step: Callable[[Any, list[MicroBatch]], dict[str, Any]],
     prepare: Callable[[list[MicroBatch]], None] | None = None,
 ) -> Iterator[Look | None]:
-    """In each step prepare(batch) and, watched, step(wrapped, batch), which returns facts, or nothing.
+    """Train `wrapped`, which wraps `model`: yield before each step, and then a look whose values are the gradients.
 
-    A look's values are the gradients.
+    step: `step(wrapped, batch)` computes the gradients, watched, and returns facts.
+    prepare: `prepare(batch)` is called before each step, and is not watched.
     """
     kept, optimizer = 0, torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
     untouched = None if world.held else world.model()
@@ -201,6 +202,7 @@ def train(
 
 
 def moved(gradient: Tensor | None, place: int) -> bool:
+    """Return whether a gradient lies in another place than before."""
     return gradient is not None and gradient.data_ptr() != place
 
 
@@ -209,7 +211,7 @@ def count_hooks(model: nn.Module) -> int:
 
 
 def count_kept(wrapped: nn.Module) -> int:
-    """Elements of the lists and the like that are attributes of the wrapper or a module in it."""
+    """Return the number of elements in lists, dicts, sets and deques that the wrapper, or a module in it, has."""
     attributes = (value for module in wrapped.modules() for value in vars(module).values())
     return sum(len(value) for value in attributes if isinstance(value, (list, dict, set, deque)))
 
@@ -218,7 +220,7 @@ def count_kept(wrapped: nn.Module) -> int:
 
 
 def train_wrapped(world: Training, wrap: Callable[..., Any], **options: Any) -> Iterator[Look | None]:
-    """wrap(model) once; in each step the backwards of all micro-batches, and sync()."""
+    """Wrap a model once, and train it: each step has the backwards of all micro-batches, and sync()."""
     model = world.model()
     wrapped = wrap(model, **options)
     if lacks := lacking(wrapped, model):
@@ -234,12 +236,12 @@ def all_backwards(wrapped: nn.Module, batch: list[MicroBatch]) -> dict[str, Any]
         with contextlib.nullcontext() if i == len(batch) - 1 else wrapped.no_sync():
             (wrapped(*micro_batch) / len(batch)).backward()
             if hasattr(wrapped, "sync"):
-                wrapped.sync()  # within no_sync() it sends nothing
+                wrapped.sync()  # sends nothing within no_sync()
     return {}
 
 
 def lacking(wrapped: Any, model: nn.Module) -> str:
-    """What the wrapper lacks, in words, or ""."""
+    """Return a sentence about what the wrapper lacks, or ""."""
     if not isinstance(wrapped, nn.Module):
         return f"wrap(model) returned {show(wrapped)}, and not an nn.Module"
     if not hasattr(wrapped, "no_sync"):

@@ -1,15 +1,15 @@
 """Are these the gradients of the whole batch?  The mistakes in gradients, in the order in which they are tried.
 
-STEP        a rank in a step: what has changed that must not?
-KIND        a parameter on a rank: is its gradient there, and of its shape and dtype?
-VALUES      a parameter whose gradient is not the mean: what is it made of (mixture.py)?
-BITS        a parameter on all ranks
-TRAFFIC     a step: more sent than needed, or less than possible?
+STEP        a rank in a step: has anything changed that must not?
+KIND        a parameter on a rank: does it have a gradient, of its own shape and dtype?
+VALUES      a parameter whose gradient is not the mean: which gradients is it made of (mixture.py)?
+BITS        a parameter on all ranks: are its gradients equal to the bit?
+TRAFFIC     a step: did it send more than needed, or less than possible?
 LEFT        a rank after a step: what is different from before?
-HELD        a rank's steps with their bytes held
+HELD        a rank's steps: how many bytes do they hold?
 
-What must come out is the mean of the plain gradients (trained.py).  The bytes are a ring's: 2 (N - 1) / N of the
-gradients per rank and step, however many micro-batches there are; and nobody holds copies of everybody's.
+The expected gradients are the mean of the plain ones (_training.py).  The expected bytes are a ring's: 2 (N - 1) / N of
+the gradients per rank and step, whatever the number of micro-batches.  No rank may hold copies of all ranks' gradients.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, first, first_fit, refuse, show
 from labs.exercises.engine.in_acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
 from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made, mixture
-from labs.exercises.engine.scripts import Done, Seen, held
+from labs.exercises.engine.scripts import Done, Seen, measure_held
 from labs.exercises.engine.value import One
 
 QUESTION = "Which gradients went into this one, and how often?"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
-# ---- what has changed ------------------------------------------------------------------------------------
+# ---- changes ---------------------------------------------------------------------------------------------
 
 
 def describe(name: str, text: str) -> Callable[[Done], str | None]:
-    """`text` with that fact, or the first of them, where there is one."""
+    """Return a function that fills `text` with the fact of this name, or its first item, if there is one."""
 
     def matches(done: Done) -> str | None:
         fact = done.facts.get(name)
@@ -49,6 +49,7 @@ def describe(name: str, text: str) -> Callable[[Done], str | None]:
 
 
 def changed(done: Done) -> str | None:
+    """Return a sentence about the first parameter that has changed, or None."""
     names = (name for name, x in done.facts["before"].items() if not torch.equal(x, done.facts["after"][name]))
     return first(f"the parameter {name!r} itself has changed, before optimizer.step()" for name in names)
 
@@ -74,11 +75,12 @@ STEP = (
 
 
 def trained(seen: Seen) -> list[str]:
+    """Return the names of the parameters that have gradients."""
     return [name for name, gradient in seen.done[0].facts["plain"][0].items() if gradient is not None]
 
 
 class Gradient(One):
-    """What a wrong one is made of is asked of all that are wrong on this rank."""
+    """The gradient of a parameter on a rank; a wrong one is taken apart together with all wrong ones on its rank."""
 
     def __init__(self, seen: Seen, index: int, name: str) -> None:
         plain = [own[name] for done in seen.done for own in done.facts["plain"]] if name in trained(seen) else []
@@ -89,7 +91,7 @@ class Gradient(One):
 
     @cached_property
     def parts(self) -> tuple[list[Gradient], list[Gradient]]:
-        """Of the parameters on this rank that have elements, those that are right and those that are not."""
+        """The gradients with elements on this rank: (those that are right, those that are not)."""
         all_of_them = [Gradient(self.seen, self.index, name) for name in trained(self.seen)]
         some = [one for one in all_of_them if one.received.numel()]
         return [one for one in some if one.right], [one for one in some if not one.right]
@@ -101,7 +103,7 @@ class Gradient(One):
 
     @cached_property
     def made(self) -> Made | None:
-        """None where it cannot be told."""
+        """The mixture that this rank's wrong gradients are; None if they are no mixture, or too short to tell."""
         wrong, n = self.parts[1], self.world.n
         columns = [flat(each) for each in zip(*(one.summands for one in wrong), strict=True)]
         times = mixture(flat(one.received for one in wrong), columns)
@@ -109,7 +111,7 @@ class Gradient(One):
 
     @cached_property
     def called(self) -> str | None:
-        """What its coefficients are called; None where there are none."""
+        """The name of the mistake that the coefficients show; None if there are no coefficients."""
         return first_fit(COEFFICIENTS, self.made)[0].name if self.made else None
 
     @property
@@ -127,11 +129,13 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def unlike(one: Gradient, what: str) -> str | bool:
+    """Return a sentence if the gradient has another shape, or dtype, than its parameter; else False."""
     differs = one.wanted and getattr(one.received, what) != getattr(one.value, what)
     return differs and f"the gradient of {one.name!r} is {one.description}; the parameter is {show(one.value)}"
 
 
 def unasked(one: Gradient, why: str) -> str | bool:
+    """Return a sentence if there is a gradient where none is expected; else False."""
     return not one.wanted and one.received is not None and f"{one.name!r} {why}, but has a gradient"
 
 
@@ -150,6 +154,7 @@ KIND = (
 
 
 def right_elsewhere(one: Gradient) -> str | None:
+    """Return a sentence about the ranks on which all gradients are right, or None if there is none."""
     ranks = [r for i, r in enumerate(one.world.members) if not Gradient(one.seen, i, one.name).parts[1]]
     return f"Right on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}." if ranks else None
 
@@ -162,7 +167,10 @@ def right_but_for_digits(one: Gradient) -> str | None:
 
 
 def left_out(one: Gradient) -> str | bool:
-    """What is wrong is this rank's own, and that is too little to tell, or others are right."""
+    """Return whether some parameters are left out: the wrong gradients are this rank's own, and others are right.
+
+    Gradients that are too short for a mixture count as well if they are this rank's own.
+    """
     right, wrong = one.parts
     if one.made:
         return right and one.nothing_of_others
@@ -196,13 +204,13 @@ BITS = (
 )
 # fmt: on
 
-# ---- what travelled --------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------------
 
 
 class Traffic:
-    """What a step sent, against what a ring sends for these gradients: of all ranks.
+    """The bytes that all ranks sent in a step, beside those that a ring sends for the same gradients.
 
-    `exact`: the wrapper is the course's, or made from it, and sends nothing else but a model's buffers.
+    exact: whether the wrapper is the course's, or made from it, and sends nothing but gradients and buffers.
     """
 
     def __init__(self, seen: Seen, exact: bool) -> None:
@@ -213,7 +221,7 @@ class Traffic:
         self.frozen = sum(x.nbytes for name, x in before.items() if name.startswith("frozen"))
         self.buffers = sum(x.nbytes for x in seen.world.model().buffers())
         self.least = (seen.world.n - 1) * (2 * self.gradients + exact * self.buffers)
-        flags = 0 if exact else 0.05 * self.least + 8 * seen.world.n * len(self.sizes)  # one or two for each parameter
+        flags = 0 if exact else 0.05 * self.least + 8 * seen.world.n * len(self.sizes)  # one or two per parameter
         self.enough = self.least + flags
 
     @property
@@ -223,14 +231,14 @@ class Traffic:
 
     @property
     def one_for_all(self) -> str | bool:
-        """But for buffers, which rank 0 tells the others."""
+        """A sentence if one rank sent more than its share, apart from buffers, which rank 0 broadcasts; else False."""
         rank = max(self.by_rank, key=self.by_rank.get)
         slack = self.buffers + 16 * len(self.sizes)
         text = f"rank {rank} sent {self.by_rank[rank]:,} bytes in one step, of {self.sent:,} by all together"
         return not self.too_much and self.by_rank[rank] > self.enough / self.world.n + slack and text
 
     def more_by(self, size: int) -> str | bool:
-        """By an all-reduce of `size` bytes; where dtypes are mixed, it tells nothing."""
+        """Return a sentence if the excess is one all-reduce of `size` bytes; else False, also if dtypes are mixed."""
         extra = (self.sent - self.least) / max(2 * (self.world.n - 1), 1)
         return extra == size and not self.world.mixed and self.too_much
 
@@ -269,14 +277,15 @@ LEFT = (
 )
 NOT_IN_PLACE = Mistake("not in place", "Who else may hold the tensor that was .grad, and what stands there now?",
                        describe("replaced", "the gradient of {!r} is right, but in another tensor than before"))
-# By a rank, × the gradients: at the peak of a step, and left by it; and by how much more than the one before
+# Each row is asked about a rank's bytes, × the gradients: (the peak of a step, those left by it, those that a step
+# leaves beyond those of the step before).
 HELD = (
     replace(KEPT, symptom="",
             matches=lambda held: held[1] > 0.3
                 and f"holds {held[1]:.2f} × the gradients more after a step than before"),
     replace(KEPT, symptom="",
             matches=lambda held: held[2] > 0.3 and f"holds {held[2]:.2f} × the gradients more than a step ago"),
-    # Two copies at the same time are plenty.
+    # Two copies at the same time are enough.
     Mistake("full copies are kept", "Whose gradients do you keep after you have added them up?",
             lambda held: held[0] > 2.5 and f"held {held[0]:.2f} × the gradients in buffers"),
 )
@@ -286,6 +295,7 @@ HELD = (
 
 
 def each_gradient(seen: Seen) -> Iterator[tuple[str, Gradient]]:
+    """Yield the gradient of each parameter on each rank."""
     for name, index in product(seen.done[0].facts["before"], range(seen.world.n)):
         yield f"on rank {seen.world.members[index]} ", Gradient(seen, index, name)
 
@@ -297,6 +307,11 @@ def wrong_gradients(seen: Seen) -> Iterator[tuple[str, Gradient]]:
 
 
 def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...]], ...]:
+    """Return the tables that judge a step; `left` are further rows about a rank after it.
+
+    exact: whether the step may send nothing but gradients and buffers.
+    """
+
     def traffic(seen: Seen) -> Iterator[tuple[str, Traffic]]:
         yield "", Traffic(seen, exact)
 
@@ -307,20 +322,21 @@ def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...
 
 
 def line(passed: Passed) -> str:
-    """Of success, from the last step of the last world of 4 ranks."""
+    """Return the line of success, to be filled in at {}; its bytes are those of the last step on 4 ranks."""
     traffic = Traffic([seen for seen in passed.seen if seen.world.n == 4][-1], exact=False)
     sent, least = (f"{x / 4 / traffic.gradients:.2f} ×" for x in (traffic.sent, traffic.least))
     return f"you sent {sent} the gradients per rank{{}}; the least possible is {least}"
 
 
 def bytes_held(script: Script, fn: Callable[..., Any], seed: int) -> None:
-    """In odd steps gradients are added to those of the step before; even ones begin without any.
+    """Raise Wrong if a rank holds too much in a step.
 
-    The least of several steps, since now and then a backend's thread keeps a tensor a moment longer than it needs it.
+    In odd steps, gradients are added to those of the step before; even steps begin without any.  The least of several
+    steps counts, since sometimes a backend's thread keeps a tensor a moment longer than it needs it.
     """
     world = wide(Draw(seed), 4, steps=6)
     gradients = sum(p.nbytes for p in world.model().parameters() if p.requires_grad)
-    for rank, steps in enumerate(held(script, (fn,), world, ("G", "comm", "temporary"))):
+    for rank, steps in enumerate(measure_held(script, (fn,), world, ("G", "comm", "temporary"))):
         sizes = [[size / gradients for size in step] for step in steps]
         most, left = min(max(step) - step[0] for step in sizes[1::2]), min(step[-1] - step[0] for step in sizes[1::2])
         refuse(HELD, (most, left, min(sizes[-2]) - min(sizes[-4])), f"{world}: rank {rank} ")

@@ -1,4 +1,4 @@
-"""accumulation: the backwards of several micro-batches, and one synchronisation, on wrappers of the course's own."""
+"""accumulation: the backwards of several micro-batches and one synchronisation, with the course's own wrappers."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +36,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 
 
 class Noting(Overlapped):
-    """Notes whether any all-reduce has begun when sync() is called."""
+    """A wrapper that notes whether any all-reduce has begun when sync() is called."""
 
     begun = 0
 
@@ -79,18 +79,18 @@ PLAY = Play(worlds, script, tables(*LEFT, exact=True), QUESTION)
 
 @answered
 def accumulation(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(model, micro_batches)`: all backwards of a step and one synchronisation.
+    """Check `fn(model, micro_batches)`: it runs all backwards of a step, and one synchronisation.
 
-    `model` is one of labs.ddp's; `model(*micro_batch)` is the mean loss of a micro-batch, all of them equally large.
-    Afterwards each gradient is that of the mean loss of all micro-batches of all ranks.
+    `model` is a wrapper of labs.ddp; `model(*micro_batch)` returns the mean loss of a micro-batch.  All micro-batches
+    are equally large.  Afterwards each gradient must be that of the mean loss over all micro-batches of all ranks.
     """
-    said = line(checked(PLAY, (fn,), seed))
+    sentence = line(checked(PLAY, (fn,), seed))
     one_graph_at_a_time(fn, seed)
-    return said.format(" and step, for 4 micro-batches")
+    return sentence.format(" and step, for 4 micro-batches")
 
 
 def one_graph_at_a_time(fn: Callable[..., Any], seed: int) -> None:
-    """The activations held must not grow with the number of micro-batches."""
+    """Raise Wrong if the activations held grow with the number of micro-batches."""
     worlds = [wide(Draw(seed), 2, micro_batches=k) for k in (1, 4)]
     recording = job(play_all, script, (fn,), worlds, ranks=2, record="memory").recording
     refuse(GRAPHS, tuple(recording.held(0, step)["A"] for step in (0, 1)), "activations held at the peak: ")

@@ -46,7 +46,7 @@ PLAY = Play(worlds, script, tables(NOT_IN_PLACE, exact=False), QUESTION)
 
 @answered
 def average_gradients(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(model)`, on every rank after its backward: every gradient becomes the mean over all ranks."""
-    said = line(checked(PLAY, (fn,), seed))
+    """Check `fn(model)`, on every rank after its backward: every gradient becomes the mean over all ranks."""
+    sentence = line(checked(PLAY, (fn,), seed))
     bytes_held(script, fn, seed)
-    return said.format("")
+    return sentence.format("")

@@ -1,7 +1,7 @@
-"""buckets: one all-reduce for each bucket, by the wrapper's own group and all-reduce.
+"""buckets: one all-reduce for each bucket, in the wrapper's own group and by its own all-reduce.
 
-The wrapper is one of `labs.ddp`, which cuts the buckets, and is trained for several steps, with and without
-accumulation.  Then only some of the ranks are the group, and the all-reduce that the wrapper is given is counted.
+The wrapper builds on `labs.ddp`, which cuts the buckets, and is trained for several steps, with and without gradient
+accumulation.  In a last world the group has only some of the ranks, and calls of the given all-reduce are counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from labs.exercises.engine.in_acts import Play, checked
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look
 
-BUCKET_BYTES = 128 * 1024  # of the exercise
+BUCKET_BYTES = 128 * 1024  # the size in the exercise
 GROUP = (0, 2, 3)
 
 
@@ -46,12 +46,13 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 
 
 def some_ranks(draw: Draw) -> dict[int, list[Training]]:
-    """In buckets of 128 KiB, too, there are several.  What is right among all ranks may be wrong here."""
+    """Return the world of a group of some ranks, whose model has several buckets of 128 KiB."""
     options = {"sizes": (WIDE, WIDE, 2 * WIDE), "mixed": True, "steps": 2, "group": GROUP}
     return {4: [draw.world(Training, 4, only="wrong in a group of only some ranks", **options)]}
 
 
 def in_a_group(world: Training, wrap: Callable[..., Any]) -> Iterator[Look | None]:
+    """Train with an all-reduce of its own; yield before each step, and then a look with the number of its calls."""
     calls: list[int] = []
 
     def all_reduce(*args: Any, **options: Any) -> Any:
@@ -65,7 +66,7 @@ def in_a_group(world: Training, wrap: Callable[..., Any]) -> Iterator[Look | Non
         yield look
 
 
-# Collectives, buckets, and calls of the all-reduce
+# Rows are asked about counts: (collectives, buckets, calls of the given all-reduce).
 # fmt: off
 ONE_EACH = Mistake("not one all-reduce for each bucket",
                    "How many gradients does a bucket wait for, and which of them is the last?",
@@ -82,6 +83,7 @@ OWN = (
 
 
 def own_group(wrap: Callable[..., Any], seed: int, bucket_bytes: int) -> None:
+    """Raise Wrong if the wrapper is not right in a group of some ranks, or does not call the all-reduce it is given."""
     play = Play(some_ranks, in_a_group, tables(exact=True), QUESTION)
     for seen in checked(play, (wrap,), seed).seen:
         expected = len(in_buckets((p for p in seen.world.model().parameters() if p.requires_grad), bucket_bytes))
@@ -94,8 +96,8 @@ PLAY = Play(worlds, train_wrapped, tables(NOT_IN_PLACE, exact=True), QUESTION)
 
 @answered
 def buckets(wrap: Callable[..., Any], seed: int) -> str:
-    """`wrap(model, **options)` -> a module as `labs.ddp.DataParallel`; so are the options.  Buckets are of 128 KiB."""
-    said = line(checked(PLAY, (wrap,), seed))
+    """Check `wrap(model, **options)`: it returns a module like `labs.ddp.DataParallel`, with buckets of 128 KiB."""
+    sentence = line(checked(PLAY, (wrap,), seed))
     own_group(wrap, seed, BUCKET_BYTES)
     bytes_held(train_wrapped, wrap, seed)
-    return said.format(" and step")
+    return sentence.format(" and step")

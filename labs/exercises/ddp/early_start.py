@@ -1,7 +1,7 @@
-"""The challenge of 03: choose which gradients share a bucket, and their order, so that the next step can begin early.
+"""The challenge of notebook 03: choose which gradients share a bucket, and in which order, for an early next step.
 
 Backward goes from the last layer to the first, the next forward from the first to the last, and a layer's forward needs
-its averaged gradients.  The wire carries one all-reduce at a time, which takes latency + bytes / bandwidth
+its averaged gradients.  The network carries one all-reduce at a time, which takes latency + bytes / bandwidth
 (`step_seconds`).
 
 The bound: all layers are computed one after another; and all gradients are sent between the backward of the last layer
@@ -36,7 +36,10 @@ class Step(NamedTuple):
 
 
 def step(kilobytes: Sequence[int], milliseconds: Sequence[float], latency: float) -> Step:
-    """Return a step whose backward takes twice its forward, on a wire of 8 MB/s; milliseconds: each forward's."""
+    """Return a step whose backward takes twice its forward, on a network of 8 MB/s.
+
+    milliseconds: the time of each layer's forward.
+    """
     forward = tuple(each / 1e3 for each in milliseconds)
     return Step(tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward), forward, latency, 8e6)
 
@@ -68,6 +71,7 @@ def step_seconds(buckets: Buckets, given: Step) -> float:
 
 
 def bound(given: Step) -> float:
+    """Return the seconds that every step takes at least."""
     computed = sum(given.backward) + sum(given.forward)
     sent = given.latency + sum(given.nbytes) / given.bandwidth
     return max(computed, given.backward[-1] + sent + given.forward[-1])

@@ -1,18 +1,18 @@
-"""Which gradients travel together?  On models from no tensor up to thousands, and buckets of any size."""
+"""fill_buckets: which gradients share a bucket?  Tried on models of 0 to thousands of tensors, and on many sizes."""
 
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, as_if, cut, on_paper, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, as_if, cut, on_paper
 
 Buckets = list[list[int]]
 
 
 @answered
 def fill_buckets(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(nbytes, bucket_bytes) -> buckets`: by place, the last tensor first; each is closed when it is full."""
+    """Check `fn(nbytes, bucket_bytes) -> buckets`: lists of tensors' numbers, from the last tensor to the first."""
     draw = random.Random(seed)
     models = [
         ([4, 8, 4, 16, 4], 16),
@@ -34,13 +34,18 @@ def fill_buckets(fn: Callable[..., Any], seed: int) -> str:
 
 
 def when_reached(has: int, more: int, limit: int) -> bool:
+    """Return whether a bucket that has so many bytes is full, whatever more the next tensor would add."""
     return has >= limit
 
 
 def filled(
     nbytes: Sequence[int], limit: int, order: Callable = reversed, full: Callable[[int, int, int], bool] = when_reached
 ) -> Buckets:
-    """The answer; or a wrong one, by `order`, or by full(bytes in the bucket, of the next tensor, limit)."""
+    """Return the right buckets; or wrong ones, by other arguments than the defaults.
+
+    order: puts the tensors' numbers in order.
+    full: `full(bytes in the bucket, bytes of the next tensor, limit)` tells whether the bucket is closed.
+    """
     buckets, has = [], 0
     for i in order(range(len(nbytes))):
         if not buckets or full(has, nbytes[i], limit):
@@ -52,6 +57,7 @@ def filled(
 
 
 def places(buckets: Any) -> list[int]:
+    """Return the tensors' numbers in all buckets, or [] if the buckets are not lists."""
     return [i for bucket in buckets for i in bucket] if all(isinstance(b, list) for b in buckets) else []
 
 
@@ -69,7 +75,8 @@ MISTAKES = (
     Mistake("only one bucket for them all", "When is a bucket closed?",
             as_if(filled, full=lambda has, more, limit: False)),
     Mistake("an empty bucket", "Which tensor is in it?",
-            so(lambda found, expected: isinstance(found, list) and [] in found)),
+            answer_is(lambda found, expected: isinstance(found, list) and [] in found)),
     Mistake("a tensor is missing, or travels twice", "In how many buckets should each tensor be?",
-            so(lambda found, expected: isinstance(found, list) and sorted(places(found)) != sorted(places(expected)))),
+            answer_is(lambda found, expected: isinstance(found, list)
+                      and sorted(places(found)) != sorted(places(expected)))),
 )

@@ -1,12 +1,12 @@
-"""overlap: does communication begin while backward still works?  What `labs.ddp.Overlapped` promises, off real jobs.
+"""overlap: does communication begin while backward still runs?  Real jobs show what `labs.ddp.Overlapped` promises.
 
-Numbers and bytes are those of buckets, in small ones.  Then two models of equal layers, and what each rank
-does, in its order: a layer's backward, a collective begun, one waited for, sync().
+Numbers and bytes are judged as in `buckets`, with small buckets.  Then two models of equal layers are trained, and each
+rank records in order: the backward of a layer, the start of a collective, a wait for one, and sync().
 
-    a chain    a bucket is full when the last of its layers has its gradients: its all-reduce begins then, and is
-               waited for when backward is over
-    a fork     gradients are ready in a different order on each rank: buckets must begin in the same one, and several
-               at once where the first of them was the last to be full
+    a chain    a bucket is full when the last of its layers has its gradients: its all-reduce must begin then, and must
+               not be waited for before backward is over
+    a fork     gradients are ready in a different order on each rank: the all-reduces of buckets must begin in the same
+               order everywhere, several at once if the first bucket was the last to be full
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from labs.exercises.engine.scripts import Look, Seen, World
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
-LAYER_BYTES = 8 * DIM * DIM  # of float64
-SMALL = 500  # bytes of a bucket of odd models: none is as large as the model
-BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
+LAYER_BYTES = 8 * DIM * DIM  # float64
+SMALL = 500  # bytes of a bucket of odd models: no bucket is as large as the model
+BY_LUCK = ("", TIED.name, PARTLY)  # names that a sum of different buckets may be given by chance
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:
@@ -52,8 +52,9 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 
 @dataclass(frozen=True)
 class Layered(World):
-    """Layers in a chain, or each of them on the same input, in an order of the rank's own: two steps, and a third one
-    with a micro-batch within no_sync().
+    """A world in which equal layers are trained for two steps, and for a third one with a micro-batch in no_sync().
+
+    fork: whether all layers read the same input, in the rank's own order; else they are a chain.
     """
 
     fork: bool = False
@@ -61,7 +62,7 @@ class Layered(World):
 
     @property
     def bucket_bytes(self) -> int:
-        """Two layers in a bucket, and the first one by itself; in a fork one in each."""
+        """The size that puts two layers in each bucket, and the first layer alone; in a fork, one layer in each."""
         return LAYER_BYTES if self.fork else 2 * LAYER_BYTES
 
     def model(self, rank: int) -> Layers:
@@ -71,7 +72,7 @@ class Layered(World):
 
     def batch(self, rank: int) -> Tensor:
         x_BD = torch.randn(3, DIM, generator=self.generator(rank, 1), dtype=F64)
-        return x_BD.requires_grad_()  # else the first layer's own hook does not fire
+        return x_BD.requires_grad_()  # otherwise the first layer's own hook does not fire
 
     def plain(self, rank: int) -> tuple[Tensor, ...]:
         model = self.model(rank)
@@ -104,7 +105,7 @@ class Layers(nn.Module):
 
 
 class InOrder(tap.Listener):
-    """Notes what happens, while it is entered; collectives are numbered as they begin."""
+    """A record of the events on a rank while it is entered; collectives are numbered in the order of their starts."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -121,6 +122,7 @@ class InOrder(tap.Listener):
 
 
 def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
+    """Train the layers: yield before each step, and then a look with the gradients and the events."""
     model, x_BD = world.model(dist.get_rank()), world.batch(dist.get_rank())
     wrapped = wrap(model, bucket_bytes=world.bucket_bytes)
     for step in range(world.steps):
@@ -143,7 +145,11 @@ def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class Backward:
-    """A step.  A bucket is named by the layer with whose gradient it, and all before it, are full."""
+    """The events of a step on a rank.
+
+    events: (what, number), in their order.
+    full: for each bucket, the layer whose gradient fills it, when all buckets before it are full.
+    """
 
     def __init__(self, events: list[list[Any]], bucket_bytes: int) -> None:
         self.events = [tuple(event) for event in events]
@@ -157,12 +163,12 @@ class Backward:
         self.full = [self.order[max(places)] for places in needed]
 
     def at(self, what: str, number: int) -> int:
-        """Its place; after all others where there is none."""
+        """Return the place of an event, or the place after all events if there is no such event."""
         return self.events.index((what, number)) if (what, number) in self.events else len(self.events)
 
 
 def begins_late(backward: Backward) -> str | None:
-    """A layer more is forgiven: hooks need not fire at once."""
+    """Return a sentence about an all-reduce that begins more than one layer late, or None: hooks may fire late."""
     for number, layer in zip(backward.begun, backward.full, strict=False):
         later = backward.order[backward.order.index(layer) + 2 :]
         if later and backward.at("begin", number) > backward.at("layer", later[0]):
@@ -172,6 +178,7 @@ def begins_late(backward: Backward) -> str | None:
 
 
 def begins_early(backward: Backward) -> str | None:
+    """Return a sentence about an all-reduce that begins before its bucket is full, or None."""
     pairs = zip(backward.begun, backward.full, strict=False)
     early = (pair for pair in pairs if backward.at("begin", pair[0]) < backward.at("layer", pair[1]))
     return first(
@@ -221,11 +228,13 @@ OVERLAP = (
 
 
 def second(seen: Seen) -> Iterator[tuple[str, Backward]]:
+    """Yield the events of the second step on each rank, and nothing for the other steps."""
     for rank, done in enumerate(seen.done if seen.world.step == 1 else ()):
         yield f"on rank {rank} ", Backward(done.facts["events"], seen.world.bucket_bytes)
 
 
 def beside(seen: Seen) -> Iterator[tuple[str, int]]:
+    """Yield the number of gradients outside of their buckets, for each rank."""
     for rank, done in enumerate(seen.done):
         yield f"on rank {rank} ", done.facts["beside"]
 
@@ -249,7 +258,7 @@ FORKS = layered((not_the_mean, FORK), (second, (IDLE,)), ranks=(2, 3), fork=True
 
 @answered
 def overlap(wrap: Callable[..., Any], seed: int) -> str:
-    """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
+    """Check `wrap(model, bucket_bytes, **options)`: it returns a module like `labs.ddp.Overlapped`."""
     numbers_and_bytes(wrap, seed)
     chain = checked(CHAIN, (wrap,), seed).seen
     forks(wrap, seed)
@@ -259,7 +268,10 @@ def overlap(wrap: Callable[..., Any], seed: int) -> str:
 
 
 def numbers_and_bytes(wrap: Callable[..., Any], seed: int) -> None:
-    """Where it is the moment that is wrong, or the order, it is that, and not the sums."""
+    """Raise Wrong for wrong numbers or bytes.
+
+    If buckets begin too early, or in different orders, the verdict names that and not the sums that follow from it.
+    """
     try:
         checked(PLAY, (wrap,), seed)
     except Wrong as wrong:
@@ -271,6 +283,7 @@ def numbers_and_bytes(wrap: Callable[..., Any], seed: int) -> None:
 
 
 def forks(wrap: Callable[..., Any], seed: int) -> None:
+    """Raise Wrong if buckets do not begin in the same order on all ranks, or lie idle."""
     try:
         checked(FORKS, (wrap,), seed)
     except Wrong as wrong:

@@ -9,7 +9,7 @@ from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
 @answered
 def started_when(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(tensors, buckets) -> {strategy: (all-reduces started by backward, by sync)}`, in one micro-batch."""
+    """Check `fn(tensors, buckets) -> {strategy: (all-reduces started by backward, by sync)}`, for one micro-batch."""
     sheets = [
         Sheet(
             (t, b),

@@ -9,7 +9,7 @@ from torch import nn
 from labs.deepspeed import engine
 from labs.deepspeed.configuration import BUCKET
 from labs.exercises.engine.answer import Mistake, Wrong
-from labs.exercises.engine.on_paper import so
+from labs.exercises.engine.on_paper import answer_is
 
 STARTING = 30.0  # s of processor time for a job that starts DeepSpeed
 
@@ -33,8 +33,8 @@ def require_deepspeed() -> None:
 REFUSED = (
     Mistake("a key that DeepSpeed does not know",
             "It takes no notice of such a key. How is it spelt, and on which level does it stand?",
-            so(lambda found, expected: isinstance(found, str) and "is no key" in found)),
+            answer_is(lambda found, expected: isinstance(found, str) and "is no key" in found)),
     Mistake("batch sizes that do not agree", "train = micro × accumulation × ranks. Which of them can be left out?",
-            so(lambda found, expected: isinstance(found, str) and "train" in found)),
+            answer_is(lambda found, expected: isinstance(found, str) and "train" in found)),
 )
 # fmt: on

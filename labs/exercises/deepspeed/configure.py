@@ -12,7 +12,7 @@ from labs.deepspeed.configuration import batch_sizes, require_known
 from labs.exercises.deepspeed._files import REFUSED, STARTING, initialized, require_deepspeed, section
 from labs.exercises.engine.answer import Mistake, Wrong, answered
 from labs.exercises.engine.launching import job
-from labs.exercises.engine.on_paper import Sheet, on_paper, part_so, same
+from labs.exercises.engine.on_paper import Sheet, on_paper, part_is, same
 
 CLIPS = 1.0  # the norm to which DeepSpeed clips if the file says nothing
 
@@ -71,19 +71,19 @@ def by_deepspeed(fn: Callable[..., Any]) -> dict[str, Any]:
 SAID = (
     *REFUSED,
     Mistake("clipped, though nobody said so", "What does DeepSpeed do where the file says nothing?",
-            part_so("clip", lambda found, expected: expected == 0),
+            part_is("clip", lambda found, expected: expected == 0),
             symptom="a loss that differs from last month's, and only DeepSpeed is another one"),
-    Mistake("clipped to another norm", "What does the description say?", part_so("clip")),
+    Mistake("clipped to another norm", "What does the description say?", part_is("clip")),
     Mistake("a rank takes the whole batch", "How many ranks share the sequences of a step?",
-            part_so("sequences", lambda found, expected: found > expected),
+            part_is("sequences", lambda found, expected: found > expected),
             symptom="a batch that grows with the number of GPUs, and a learning rate that no longer fits it"),
-    Mistake("a step of fewer sequences", "Which key has the sequences of all ranks in a step?", part_so("sequences")),
-    Mistake("more than a rank can take", "How many sequences fit?", part_so("micro", lambda found,
+    Mistake("a step of fewer sequences", "Which key has the sequences of all ranks in a step?", part_is("sequences")),
+    Mistake("more than a rank can take", "How many sequences fit?", part_is("micro", lambda found,
     expected: found > expected)),
     Mistake("smaller micro-batches than need be", "Which sizes divide a rank's share? Which of them fit?",
-            part_so("micro")),
-    Mistake("not in bfloat16", "Under which key are the numbers, and what turns them on?", part_so("numbers")),
-    Mistake("another stage", "Where does the stage stand?", part_so("stage")),
+            part_is("micro")),
+    Mistake("not in bfloat16", "Under which key are the numbers, and what turns them on?", part_is("numbers")),
+    Mistake("another stage", "Where does the stage stand?", part_is("stage")),
 )
 # fmt: on
 

@@ -20,7 +20,7 @@ from labs.deepspeed import engine
 from labs.exercises.deepspeed._files import REFUSED, STARTING, initialized, require_deepspeed
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.launching import job
-from labs.exercises.engine.on_paper import Seen, Sheet, Written, judge, one_sheet, part_so, same, so
+from labs.exercises.engine.on_paper import Seen, Sheet, Written, answer_is, judge, one_sheet, part_is, same
 from labs.kit.watch.communication import CommunicationWatch
 
 RANKS, STEPS = 2, 3  # DeepSpeed notes the order of the parameters in its first two steps, and tells the other ranks
@@ -145,32 +145,32 @@ def sent(watch: CommunicationWatch) -> dict[str, int]:
 def offloaded(seen: Seen, parts: int) -> str | None:
     """Return the sentence about offloading if this number of the two parts is on the CPU."""
     there = [*seen.received["offloads"].values()].count("cpu") if isinstance(seen.received, dict) else None
-    return part_so("offloads")(seen) if there == parts else None
+    return part_is("offloads")(seen) if there == parts else None
 
 
 # fmt: off
 TRANSLATED = (
     *REFUSED,
     Mistake("refused by DeepSpeed", "What does it want to be told instead?",
-            so(lambda found, expected: isinstance(found, str))),
-    Mistake("other batch sizes", "Which size is a rank's, and which that of all of them?", part_so("sizes")),
+            answer_is(lambda found, expected: isinstance(found, str))),
+    Mistake("other batch sizes", "Which size is a rank's, and which that of all of them?", part_is("sizes")),
     Mistake("clipped, though nobody clips", "What does DeepSpeed do where the file says nothing?",
-            part_so("clips to", lambda found, expected: expected == 0)),
-    Mistake("clipped to another norm", "Which key has clip_grad_norm_'s number?", part_so("clips to")),
-    Mistake("computed in another dtype", "Which key is a dtype's, and what turns it on?", part_so("computes in")),
+            part_is("clips to", lambda found, expected: expected == 0)),
+    Mistake("clipped to another norm", "Which key has clip_grad_norm_'s number?", part_is("clips to")),
+    Mistake("computed in another dtype", "Which key is a dtype's, and what turns it on?", part_is("computes in")),
     Mistake("only a part is offloaded", "CPUOffloadPolicy moves parameters and what the optimizer has. Which two keys?",
             partial(offloaded, parts=1)),
     Mistake("on the wrong device", "Where are parameters and the optimizer's state between two steps?",
-            part_so("offloads")),
+            part_is("offloads")),
     Mistake("whole parameters at rest", "Which stage shards parameters? From which size on, if nothing is said?",
-            part_so("P at rest")),
+            part_is("P at rest")),
     Mistake("left gathered from forward to backward", "Which distance is too far? What is fetched ahead of its use?",
-            part_so("bytes of all_gather", lambda found, expected: found < expected)),
+            part_is("bytes of all_gather", lambda found, expected: found < expected)),
     Mistake("gathered twice, where it could stay", "What is the distance within which parameters stay gathered?",
-            part_so("bytes of all_gather")),
+            part_is("bytes of all_gather")),
     Mistake("gradients travel in another dtype", "Which key has the dtype of what is communicated?",
-            part_so("bytes of reduce_scatter")),
-    Mistake("another training", "What divides, scales or changes gradients here?", part_so("trains the same")),
+            part_is("bytes of reduce_scatter")),
+    Mistake("another training", "What divides, scales or changes gradients here?", part_is("trains the same")),
 )
 # fmt: on
 F32, BF16 = torch.float32, torch.bfloat16

@@ -1,4 +1,4 @@
-"""What a function leaves behind in its process: modes, defaults, random numbers, process groups; and what it took."""
+"""Traces of a function in its process: modes, defaults, random numbers, process groups; its time and its memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.distributed as dist
 from labs.exercises.engine.answer import Mistake
 from labs.exercises.engine.case import Outcome
 
-SECONDS = 10.0  # of the processor, for one call on some thousand elements; on a slow machine that is busy, too
+SECONDS = 10.0  # processor time that is enough for one call on some thousand elements, even on a slow, busy machine
 
 
 class Aftermath:
-    """Around a call, on a rank: `tell(outcome)` notes what has changed in the process, and what the call took."""
+    """A context around a call on a rank; `write_to(outcome)` notes what the call left changed, and what it took."""
 
     def __init__(self, trace: bool = False) -> None:
-        self.trace = trace  # what Python and NumPy hold, too
+        self.trace = trace  # whether the bytes that Python and NumPy hold are measured, too
 
     def __enter__(self) -> Aftermath:
         self.before, self.python_bytes = surroundings(), 0
@@ -38,12 +38,12 @@ class Aftermath:
         changed = [name for name, value in self.before.items() if value != after[name]]
         self.left = changed[0] if changed else ""
 
-    def tell(self, found: Outcome) -> None:
+    def write_to(self, found: Outcome) -> None:
         found.left, found.seconds, found.python_bytes = self.left, self.seconds, self.python_bytes
 
 
 def surroundings() -> dict[str, Any]:
-    """By name, what a function should leave as it found it."""
+    """Return what a function must leave as it found it, as `{name: value}`."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),

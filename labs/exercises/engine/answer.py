@@ -1,12 +1,13 @@
-"""What a check answers, in one of three ways.
+"""The answer of a check, which is one of three.
 
     ok = True     ✓ what was measured, beside the least possible
     ok = None     not yet: the stub is untouched, and the notebook goes on with the course's own version
     ok = False    ✗ the mistake by its name; what differs, where; one question that leads on
 
-Whatever the learner's function does ends in an Answer and never in an exception.  An Answer is true when `ok` is True.
+A check always returns an Answer and never raises, whatever the learner's function does.  An Answer is true when `ok` is
+True.
 
-A mistake is a row of its family's table.  The rows are tried in order, and the first that fits gives the answer.
+A mistake is a row of a table.  The rows are tried in order, and the first row that matches gives the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from labs.kit.ranks.payload import pickled
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """`ok`: True, False, or None for not yet.  `mistake`: its name, where it has one; `picture`: of what is wrong."""
+    """A check's verdict on a learner's function.
+
+    ok: True, False, or None for "not yet".
+    mistake: the name of the mistake, or "".
+    seed: the seed with which the check draws the same inputs again.
+    picture: a drawing that the notebook shows below the answer.
+    """
 
     check: str
     ok: bool | None
@@ -68,11 +75,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row: what is wrong, the question that leads on, and when it is this and no other.
+    """A row of a table: the name of a mistake, the question that leads on, and how the mistake is recognised.
 
-    `fits(seen)` is a sentence on what was seen, or True where there is nothing to add; falsy where it does not fit.
-    A name of "" is a rejection without a name, a question of "" the exercise's own.  `shows` is what a teacher sees
-    who looks over the learner's shoulder: tools/teaching.py prints the rows that have it.
+    name: "" for a rejection without a name.
+    question: "" for the exercise's own question.
+    matches: `matches(seen)` returns a sentence about what was seen, or True if there is nothing to add; anything falsy
+        if this is not the mistake.
+    symptom: what a teacher sees who looks over the learner's shoulder; tools/teaching.py prints the rows that have one.
     """
 
     name: str
@@ -81,34 +90,40 @@ class Mistake:
     symptom: str = ""
 
 
-NOT_DONE = "not done in time"  # which is nobody's mistake: a busy machine takes longer
+NOT_DONE = "not done in time"  # nobody's mistake: a busy machine takes longer
 
 
 class Wrong(Exception):
-    """What a judge raises at the first thing that is not as it must be."""
+    """The exception that a judge raises at the first thing that is wrong; `answer` is its verdict."""
 
     def __init__(self, text: str, question: str = "", mistake: str = "", raised: bool = False) -> None:
         super().__init__(text)
-        self.raised = raised  # by the learner's own function
+        self.raised = raised  # whether the learner's own function raised the error
         self.answer = Answer("", None if mistake == NOT_DONE else False, text, question, mistake)
 
     @property
     def untouched(self) -> bool:
         return self.answer.text == "untouched"
 
-    def also(self, mistake: str) -> Wrong:
-        """The same by the name `mistake`: what is right elsewhere and wrong only here has its name from here."""
+    def with_name(self, mistake: str) -> Wrong:
+        """Return this verdict under the name `mistake`, which says that only this case is wrong.
+
+        An empty name changes nothing; nor do the mistakes in NOT_ONLY_HERE lose their own names.
+        """
         a = self.answer
         keep = not mistake or self.untouched or a.mistake in NOT_ONLY_HERE
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
 
-    def told_by(self, mistakes: Iterable[Mistake]) -> Wrong:
-        """The same by the name of the first of these rows about an error, if it is one and they know it."""
+    def with_row(self, mistakes: Iterable[Mistake]) -> Wrong:
+        """Return this verdict with the name and question of the first row that matches the text of the raised error.
+
+        The verdict stays as it is if no row matches, or if the learner's function raised nothing.
+        """
         found = first_fit(mistakes, self.answer.text) if self.raised else None
         return Wrong(self.answer.text, found[0].question, found[0].name, raised=True) if found else self
 
-    def asking(self, questions: Mapping[str, str]) -> Wrong:
-        """The same, with the question that an exercise has in the place of the row's, by the mistake's name."""
+    def with_questions(self, questions: Mapping[str, str]) -> Wrong:
+        """Return this verdict with the exercise's own question, if it has one for this mistake: `{name: question}`."""
         a = self.answer
         question = a.question if self.raised else questions.get(a.mistake, a.question)
         return Wrong(a.text, question, a.mistake, self.raised)
@@ -119,12 +134,12 @@ NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of
 
 
 def says(pattern: str) -> Callable[[str], bool]:
-    """Of what is told of an error."""
+    """Return a function that tells whether the text of an error contains the pattern."""
     return lambda text: bool(re.search(pattern, text))
 
 
 def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | None:
-    """The first row that fits, and its sentence."""
+    """Return the first row that matches and its sentence, or None if no row matches."""
     for mistake in mistakes:
         if sentence := mistake.matches(seen):
             return mistake, "" if sentence is True else str(sentence)
@@ -132,19 +147,22 @@ def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | N
 
 
 def first(sentences: Iterable[str]) -> str | None:
-    """None where there is none: for what fits where anything of many is so."""
+    """Return the first of the sentences, or None if there is none: a row matches if any of many things is wrong."""
     return next(iter(sentences), None)
 
 
 def refuse(mistakes: Iterable[Mistake], seen: Any, where: str, question: str = "") -> None:
-    """Raise Wrong by the first row that fits; `where` stands before its sentence, `question` is the exercise's own."""
+    """Raise Wrong for the first row that matches, with `where` before its sentence.
+
+    question: the exercise's own question, for rows that have none.
+    """
     if found := first_fit(mistakes, seen):
         mistake, sentence = found
         raise Wrong((where + sentence).rstrip(), mistake.question or question, mistake.name)
 
 
 def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
-    """Make a check of `judge(*functions, seed)`, which returns the line of success or raises Wrong."""
+    """Return the check that calls `judge(*functions, seed)`, which returns the line of success or raises Wrong."""
 
     @functools.wraps(judge)
     def check(*functions: Callable[..., Any], seed: int | None = None) -> Answer:
@@ -169,6 +187,7 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
 
 
 def sendable(fn: Callable[..., Any]) -> None:
+    """Raise Wrong if the function cannot be pickled, and so cannot be sent to the ranks."""
     try:
         pickled(fn, (), {})
     except TypeError as error:
@@ -176,7 +195,7 @@ def sendable(fn: Callable[..., Any]) -> None:
 
 
 def show(value: Any) -> str:
-    """A value in a few words: "None", "a tensor of shape (3,) and dtype float32", "a list"."""
+    """Return a value in a few words: "None", "a tensor of shape (3,) and dtype float32", "a list"."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:60]
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -185,7 +204,7 @@ def show(value: Any) -> str:
 
 
 def instead(found: Tensor, expected: Tensor) -> str:
-    """Two numbers, with as many digits as it takes to tell them apart."""
+    """Return a phrase with two numbers, and as many digits as it takes to tell them apart."""
     for digits in (6, 17):
         one, other = (f"{x.item():.{digits}g}" if x.is_floating_point() else str(x.item()) for x in (found, expected))
         if one != other:
@@ -196,9 +215,9 @@ def instead(found: Tensor, expected: Tensor) -> str:
 def predict(
     question: str, guess: float | None, answer: float, unit: str = "", tolerance: float = 0.05, reason: str = ""
 ) -> Answer:
-    """A guess made before the measurement: right within `tolerance` (relative); None is not yet.
+    """Return the verdict on a guess that was made before the measurement.
 
-    The text names the answer only once there is a guess.
+    guess: right within the relative `tolerance`; None, or ..., is "not yet", and the text does not name the answer.
     """
     unit = f" {unit}" if unit else ""
     if guess is None or guess is ...:

@@ -1,11 +1,11 @@
-"""Mistakes that are the same everywhere, in the order in which they are asked about.
+"""Mistakes that are the same everywhere, in the order in which their rows are tried.
 
 FORM      a value on a rank: is it of the right kind?
-LUCK      a call: was somebody quicker than the wire?
-VALUES    a value whose numbers are wrong: of what are they made?
+LUCK      a call: has a rank touched a tensor before its message was complete?
+VALUES    a value whose numbers are wrong: which summands are they made of?
 AFTER     a value whose numbers are right: what was changed, or left behind?
-SENT      a call: how much travelled, and how?
-HELD      a rank: what does it hold, and keep?
+SENT      a call: how many bytes were sent, and by which calls?
+HELD      a rank: how many bytes does it hold, during a call and after it?
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ from labs.exercises.engine.scripts import Seen
 from labs.exercises.engine.value import One
 from labs.kit.record import Event
 
-# ---- what is there ---------------------------------------------------------------------------------------
+# ---- the form of a value ---------------------------------------------------------------------------------
 
 
 def returned(matches: Callable[[Any, Any], bool]) -> Callable[[One], str | bool]:
-    """Of what was found, and what is due."""
+    """Return a function that describes a returned value if `matches(received, expected)`."""
     return lambda one: (
         matches(one.received, one.expected)
-        and f"returned {one.description}{f' as {one.name}' * bool(one.name)}{due_in_words(one.expected)}"
+        and f"returned {one.description}{f' as {one.name}' * bool(one.name)}{describe_expected(one.expected)}"
     )
 
 
-def due_in_words(expected: Any) -> str:
+def describe_expected(expected: Any) -> str:
     return "" if expected is None else f"; {show(expected)} is due"
 
 
@@ -81,16 +81,22 @@ LUCK = (
 # ---- wrong numbers ---------------------------------------------------------------------------------------
 
 
-def made(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
-    """Of so many times each summand, and this rank's index: a sum, or a mean."""
-    return lambda one: one.made(lambda times: len(times) > 1 and matches(times, one.index))
+def made_of(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
+    """Return a function that describes a value if `matches(times, index)`.
+
+    times: how often each summand is in the value.
+    index: the place of the rank among the members.
+    """
+    return lambda one: one.describe_times(lambda times: len(times) > 1 and matches(times, one.index))
 
 
 def alone(times: Tensor, index: int) -> bool:
+    """Return whether a value is made of the rank's own summand alone."""
     return (times.abs() > 1e-3).nonzero().flatten().tolist() == [index]
 
 
 def twice(times: Tensor) -> bool:
+    """Return whether some summands are in the value more than once, and all others once."""
     more = times > 1.5
     return bool(more.any()) and all_are(times[~more], 1)
 
@@ -104,27 +110,28 @@ VALUES = (
     Mistake("rounded on the way", "In which dtype do the numbers travel, and in which are they added?",
             lambda one: one.near(one.received, one.expected, 2e-2) and "It is right but for its last digits."),
     Mistake("averaged instead of summed", "What is due: the sum, or the mean?",
-            made(lambda times, _: all_are(times, 1 / len(times)))),
+            made_of(lambda times, _: all_are(times, 1 / len(times)))),
     Mistake("summed instead of averaged", "By what must the sum be divided?",
-            made(lambda times, _: all_are(times, len(times)))),
-    Mistake("one's own only", "Which line brings the others' numbers here?", made(alone)),
+            made_of(lambda times, _: all_are(times, len(times)))),
+    Mistake("one's own only", "Which line brings the others' numbers here?", made_of(alone)),
     Mistake("divided by the wrong number", "How many are added up?",
-            made(lambda times, _: all_are(times, float(times[0])))),
+            made_of(lambda times, _: all_are(times, float(times[0])))),
     Mistake("a rank is left out", "Which ranks does your loop visit?",
-            made(lambda times, _: (times.abs() < 1e-3).any()), symptom="the sum is too small, by one rank's numbers"),
-    Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: twice(times))),
+            made_of(lambda times, _: (times.abs() < 1e-3).any()),
+            symptom="the sum is too small, by one rank's numbers"),
+    Mistake("counted twice", "How often is each rank's number added?", made_of(lambda times, _: twice(times))),
     Mistake("some ranks count more than others", "How often is each rank's number added, and how often divided?",
-            made(lambda times, _: True)),
+            made_of(lambda times, _: True)),
     Mistake("", "", lambda one: True),
 )
 
 # ---- right numbers ---------------------------------------------------------------------------------------
-PYTHON_BYTES = 4  # × what a rank brings
+PYTHON_BYTES = 4  # × the bytes of a rank's input
 
 AFTER = (
     Mistake("what was given has changed", "Whose tensor is it, and who may still need it?",
-            lambda one: (told := one.done.facts.get("changed"))
-            and f"changed {told if isinstance(told, str) else 'what it was given'}",
+            lambda one: (changed := one.done.facts.get("changed"))
+            and f"changed {changed if isinstance(changed, str) else 'what it was given'}",
             symptom="right in a test of its own, wrong in a model, where something else reads the same tensor"),
     Mistake("a later call writes into what this one returned", "Whose memory is the result, once you have returned it?",
             lambda one: one.name in one.done.overwritten and "returned what changed in a later call",
@@ -136,11 +143,17 @@ AFTER = (
 )
 # fmt: on
 
-# ---- what travelled --------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------------
 
 
 class Sends(NamedTuple):
-    """In bytes: of all ranks together, at the least and at the most; by rank: enough; messages.  ops: the only ones."""
+    """The messages that a call may send.
+
+    least, most: bytes that all ranks together must send at least, and may send at most.
+    enough: `enough(rank)` returns the bytes that a rank may send.
+    messages: `messages(rank)` returns the number of messages that a rank may send.
+    ops: the only operations allowed, or () for all.
+    """
 
     least: float
     enough: Callable[[int], float]
@@ -151,7 +164,7 @@ class Sends(NamedTuple):
 
 @dataclass(frozen=True)
 class Sent:
-    """A call, and what it may send."""
+    """The messages of a call, and those that it may send."""
 
     seen: Seen
     expected: Sends
@@ -201,8 +214,8 @@ class Sent:
 
 
 def in_another_dtype(sent: Sent) -> str | None:
-    told = sent.too_much or sent.too_little
-    return f"{told}; they travel as {' and '.join(sent.other_dtypes)}" if sent.other_dtypes and told else None
+    sentence = sent.too_much or sent.too_little
+    return f"{sentence}; they travel as {' and '.join(sent.other_dtypes)}" if sent.other_dtypes and sentence else None
 
 
 # fmt: off
@@ -225,13 +238,16 @@ SENT = (
 )
 # fmt: on
 
-# ---- what is held ----------------------------------------------------------------------------------------
+# ---- bytes held ------------------------------------------------------------------------------------------
 
 
 class Held(NamedTuple):
-    """By a rank, besides what it brought and × that: in a call, after one, after two; enough: at the most, after it.
+    """The memory that a rank holds beyond what it held before, as a multiple of a unit.
 
-    between: forward and backward, beyond what was there before; and what is enough.
+    most, enough: during a call, as measured and as allowed.
+    after, later, rest: after one call and after two, as measured; after a call, as allowed.
+    whole: the name of the unit.
+    between: between forward and backward, as measured and as allowed.
     """
 
     most: float

@@ -1,4 +1,4 @@
-"""Functions on ranks that are differentiated: an exercise of `ranks`, whose calls go forward and backward.
+"""Functions on ranks that are differentiated: an Exercise whose calls go forward and backward.
 
     EXERCISE = both_ways(
         lambda draw: drawn(draw, Row, [*usual(outer=(32,)), {"biased": False}, …]),
@@ -6,9 +6,10 @@
         mistakes=(summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", as_if(…)), …),
     )
 
-Each way is a step: its values are the result, or the gradients, and it may send what all-reduces of them send.  On 1 to
-8 ranks and in two groups at the same time, some calls twice: pieces that differ, and empty ones, no dimension, no
-element, three dtypes, transposed, gradients that are expanded, under no_grad; once with the bytes held.
+Forward and backward are a step each: its values are the result, or the gradients, and it may send as much as its number
+of all-reduces of the result.  The function is tried on 1 to 8 ranks and in two groups at the same time, with some calls
+repeated.  Its inputs include pieces of different lengths and empty ones, tensors without a dimension or an element,
+three dtypes, transposed tensors, expanded gradients, and calls under no_grad; one world measures the bytes held.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ from labs.exercises.engine.value import as_if
 from labs.kit.record import Recording
 
 TOLERANCE = {F64: 1e-10, F32: 1e-5, BF16: 3e-2}
-UNSEEN = "an autograd kernel was not registered"  # what torch says where a backward passes a collective by
+UNSEEN = "an autograd kernel was not registered"  # torch's warning if a backward skips a collective
 Brought = dict[str, Any]
-Numbers = list[dict[str, Tensor]]  # by rank and name
+Numbers = list[dict[str, Tensor]]  # {name: tensor}, for each rank
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
+# ---- worlds ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Split(World):
-    """A call on every rank, forward and backward, a step each.
+    """A world in which every rank calls the function, forward and backward, in a step each.
 
-    Each kind has brings(rank); on_one(brought), one process's result of what all ranks bring; the `shape` of a result;
-    and, forward and backward, so many `calls` of all-reduces.
+    A subclass has brings(rank), the inputs of a rank; on_one(brought), one process's result for the inputs of all
+    ranks; `shape`, the shape of a result; and `calls`, the numbers of all-reduces in forward and in backward.
     """
 
     steps: int = 2
-    paired: bool = False  # in two groups at the same time, of the even and of the odd ranks
-    graded: bool = True  # else under no_grad
-    again: bool = False  # the same as in the first one
-    laid_out: str = ""  # "transposed": all that odd ranks are given; "expanded": the gradient of the result
+    paired: bool = False  # the even and the odd ranks are two groups, at the same time
+    graded: bool = True  # False: the call is under no_grad
+    again: bool = False  # repeats the first call
+    laid_out: str = ""  # "transposed": all inputs of odd ranks are; "expanded": the gradient of the result is
 
-    alike: ClassVar[tuple[str, ...]] = ()  # what all ranks bring alike: it has one gradient
-    own_gradients: ClassVar[bool] = False  # each rank's result goes on by itself: another gradient comes back to each
+    alike: ClassVar[tuple[str, ...]] = ()  # the names of inputs that all ranks have in common, with one gradient
+    own_gradients: ClassVar[bool] = False  # True: a different gradient comes back to each rank's result
     result: ClassVar[str] = "y"
     calls: ClassVar[tuple[int, int]] = (1, 0)
 
@@ -66,10 +67,11 @@ class Split(World):
 
     @property
     def width(self) -> int:
-        """Ranks in a group."""
+        """The number of ranks in a group."""
         return len(self.groups[0])
 
     def fellows(self, rank: int) -> tuple[int, ...]:
+        """Return the group of a rank."""
         return next(group for group in self.groups if rank in group)
 
     def process_group(self) -> dict[str, dist.ProcessGroup]:
@@ -78,26 +80,27 @@ class Split(World):
         return {"group": [group_of(group) for group in self.groups][dist.get_rank() % 2]}
 
     def prepare(self, functions: Functions, brought: Brought) -> Functions:
-        """What is called; what is sent meanwhile is not counted."""
+        """Return the functions to call; messages sent meanwhile are not counted."""
         return functions
 
     def call(self, functions: Functions, brought: Brought, **group: Any) -> Any:
+        """Return the result of the learner's function on a rank's inputs."""
         return functions[0](*brought.values(), **group)
 
     def numbers(self, shape: Sequence[int], rank: int, what: int = 0) -> Tensor:
-        """Different ones for each thing that a rank brings; in bfloat16, numbers that it adds up exactly."""
+        """Return random numbers, different for each `what`; in bfloat16, numbers that it adds up exactly."""
         generator = self.generator(rank, what)
         if self.dtype is BF16:
             return torch.randint(1, 8, tuple(shape), generator=generator).to(BF16)
         return torch.randn(tuple(shape), generator=generator, dtype=F64).to(self.dtype)
 
     def laid(self, x: Any, rank: int) -> Any:
-        """The same, as it lies in this rank's memory."""
+        """Return an input as it lies in the memory of this rank: transposed, if the world says so."""
         turned = self.laid_out == "transposed" and rank % 2 and isinstance(x, Tensor) and x.ndim > 1
         return x.transpose(0, -1).contiguous().transpose(0, -1) if turned else x
 
     def comes_back(self, rank: int) -> Tensor:
-        """The gradient of the result.  Behind an expanded one lies memory that is nobody else's."""
+        """Return the gradient of a rank's result; an expanded one is a view of more memory, which must not change."""
         who = rank if self.own_gradients else self.fellows(rank)[0] + 32
         if self.laid_out == "expanded":
             return self.numbers([prod(self.shape) + 64], who, 7)[: self.shape[-1]].expand(self.shape)
@@ -105,7 +108,7 @@ class Split(World):
 
     @property
     def nbytes(self) -> int:
-        """The unit of bytes held."""
+        """The bytes of a result, the unit of bytes held."""
         return self.dtype.itemsize * prod(self.shape)
 
     @property
@@ -114,13 +117,13 @@ class Split(World):
 
     def __str__(self) -> str:
         own = {f.name: f.default for f in fields(self) if f.name not in World.__dataclass_fields__}
-        told = [f"{name} {value}" for name, default in own.items() if (value := getattr(self, name)) != default]
-        return ", ".join([self.who, self.dtype_name, *told])
+        options = [f"{name} {value}" for name, default in own.items() if (value := getattr(self, name)) != default]
+        return ", ".join([self.who, self.dtype_name, *options])
 
-    # ---- what is due -------------------------------------------------------------------------------------
+    # ---- expected values ---------------------------------------------------------------------------------
 
     def on_ranks(self, group: Sequence[int]) -> Numbers:
-        """For each of these ranks the result and all gradients, if no others bring anything."""
+        """Return for each of these ranks the result and all gradients, computed from the inputs of these alone."""
         brought = [{name: leaf(value) for name, value in self.brings(rank).items()} for rank in group]
         for each in brought:
             each |= {name: brought[0][name] for name in self.alike}
@@ -131,36 +134,37 @@ class Split(World):
         return [{self.result: result.detach()} | of_rank for of_rank in gradients]
 
     def is_seen(self, name: str) -> bool:
-        """In this step."""
+        """Return whether this step has the value of this name."""
         return self.step == 0 if name == self.result else self.step == 1 and self.graded
 
     def by_rank(self, make: Callable[[tuple[int, ...]], Numbers]) -> Numbers:
-        """What is made of each group, as far as it is seen in this step."""
-        made = {rank: each for group in self.groups for rank, each in zip(group, make(group), strict=True)}
-        return [{name: x.to(self.dtype) for name, x in made[r].items() if self.is_seen(name)} for r in self.members]
+        """Return `make(group)` for the ranks of each group, with the values that this step has."""
+        values = {rank: each for group in self.groups for rank, each in zip(group, make(group), strict=True)}
+        return [{name: x.to(self.dtype) for name, x in values[r].items() if self.is_seen(name)} for r in self.members]
 
     def expected(self) -> Numbers:
         return self.by_rank(self.on_ranks)
 
     def times(self, factor: float) -> Numbers:
+        """Return `factor` × the expected values."""
         return [{name: factor * x for name, x in of_rank.items()} for of_rank in self.expected()]
 
     def alone(self) -> Numbers:
-        """What each rank makes of it by itself."""
+        """Return the values that each rank computes from its own inputs alone."""
         return self.by_rank(lambda group: [self.on_ranks([rank])[0] for rank in group])
 
     def summed(self) -> Numbers:
-        """Sums of what all ranks should have."""
+        """Return on each rank the sums, over its group, of the values expected on the ranks."""
         return self.by_rank(lambda group: [added(self.on_ranks(group))] * len(group))
 
     def all_reduces(self) -> tuple[int, float]:
-        """In this step: so many, and of so many numbers in all."""
+        """Return the number of all-reduces in this step, and of the elements in all of them."""
         calls = self.calls[self.step] if self.graded or self.step == 0 else 0
         return calls, calls * prod(self.shape)
 
     def sends(self) -> rows.Sends:
         n, size = self.width, self.all_reduces()[1] * self.dtype.itemsize
-        odd = 2 * n * self.dtype.itemsize * bool(size)  # what pieces add that are not equal
+        odd = 2 * n * self.dtype.itemsize * bool(size)  # the most that pieces of unequal length add
         return rows.Sends(0.999 * 2 * (n - 1) / n * self.ranks * size, lambda rank: 2 * (n - 1) / n * size + odd)
 
 
@@ -181,15 +185,15 @@ UNUSUAL = ({"graded": False}, {"paired": True}, {"laid_out": "expanded"}, {"laid
 
 
 def usual(**sizes: Any) -> list[dict[str, Any]]:
-    """A plain one, one of these sizes, of which the line of success tells, and a plain one again."""
+    """Return the options of three worlds: a plain one, one of these sizes for the ✓ line, and the first again."""
     return [{}, {"dtype": F32, "only": ""} | sizes, {"again": True}]
 
 
 def drawn(draw: Draw, kind: type[Split], options: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
-    """By ranks.  What is not as in most has a name from there."""
+    """Return a world for each set of options, by number of ranks; an unusual option names the mistake there."""
     by_ranks: dict[int, list[Any]] = {}
     for each in options:
-        only = next((told for name, told in ONLY.items() if name in each), "")
+        only = next((mistake for name, mistake in ONLY.items() if name in each), "")
         world = kind(draw.random.randrange(2**40), **{"ranks": 4, "only": only} | each)
         by_ranks.setdefault(world.ranks, []).append(world)
     return by_ranks
@@ -200,15 +204,17 @@ def floating(value: Any) -> bool:
 
 
 def leaf(value: Any) -> Any:
+    """Return a float64 leaf with the numbers of a floating-point tensor; anything else as it is."""
     return value.detach().double().requires_grad_() if floating(value) else value
 
 
 def of(name: str) -> str:
+    """Return the name of an input's gradient."""
     return f"the gradient of {name!r}"
 
 
 def added(expected_by_name: Numbers) -> dict[str, Tensor]:
-    """Those that are of one shape."""
+    """Return the sums over the ranks of the values that have the same shape on all of them."""
     return {
         name: sum(expected[name] for expected in expected_by_name)
         for name, x in expected_by_name[0].items()
@@ -220,23 +226,24 @@ def added(expected_by_name: Numbers) -> dict[str, Tensor]:
 
 
 def there_and_back(world: Split, *functions: Callable[..., Any]) -> Iterator[Look | None]:
+    """Play a forward and a backward: yield before each, and then a look."""
     rank, group = world.index(), world.process_group()
     brought = {name: world.laid(x, rank) for name, x in world.brings(rank).items()}
     leaves = {name: x.clone().requires_grad_(world.graded) for name, x in brought.items() if floating(x)}
-    given = deepcopy(brought) | {name: x * 1 for name, x in leaves.items()}  # to a leaf nobody can write
+    given = deepcopy(brought) | {name: x * 1 for name, x in leaves.items()}  # not leaves, which cannot be written to
 
     def changed() -> str:
         tensors = ((name, x) for name, x in brought.items() if isinstance(x, Tensor))
         return next((f"{name!r}, which it was given" for name, x in tensors if not torch.equal(given[name], x)), "")
 
-    with torch.set_grad_enabled(world.graded), warnings.catch_warnings(record=True) as told:
+    with torch.set_grad_enabled(world.graded), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         called = noted(world, world.prepare, functions, given)
         yield None
         result = world.call(called, given, **group)
         yield Look({world.result: result}, {"changed": changed()})
         gradient = world.comes_back(rank)
-        memory = torch.empty(0, dtype=gradient.dtype).set_(gradient.untyped_storage())  # behind an expanded one
+        memory = torch.empty(0, dtype=gradient.dtype).set_(gradient.untyped_storage())  # all memory of an expanded one
         before = memory.clone()
         yield None
         if isinstance(result, Tensor) and result.requires_grad and result.shape == world.shape:
@@ -246,20 +253,20 @@ def there_and_back(world: Split, *functions: Callable[..., Any]) -> Iterator[Loo
             {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in found.items()},
             {
                 "changed": changed() if torch.equal(memory, before) else "the gradient that came in",
-                "unseen": any(UNSEEN in str(each.message) for each in told),
+                "unseen": any(UNSEEN in str(each.message) for each in caught),
                 "without": [name for name, x in found.items() if x.grad is None],
             },
         )
 
 
 def two_calls(world: Split, *functions: Callable[..., Any]) -> Iterator[Look | None]:
-    """Of each: a step forward, a step backward, and one in which nothing happens."""
+    """Play two calls: for each, a step forward, a step backward, and a step in which nothing happens."""
     gradient = world.comes_back(world.index())
     leaves = {name: x.requires_grad_() if floating(x) else x for name, x in world.brings(world.index()).items()}
     for _ in range(2):
         yield None
         given = {name: x * 1 if floating(x) else x for name, x in leaves.items()}
-        end = (world.call(functions, given) * gradient).sum()  # which does not need the result again
+        end = (world.call(functions, given) * gradient).sum()  # its backward does not need the result again
         del given
         yield Look()
         yield None
@@ -267,7 +274,7 @@ def two_calls(world: Split, *functions: Callable[..., Any]) -> Iterator[Look | N
         del end
         for x in filter(floating, leaves.values()):
             x.grad = None
-        gc.collect()  # a class that is made in each call goes only then
+        gc.collect()  # frees a class that was made in the call
         yield Look()
         yield None
         yield Look()
@@ -283,7 +290,10 @@ def summed_as_well(world: Split) -> Iterator[Numbers]:
 
 
 def counted(sent: rows.Sent) -> str | None:
-    """Where somebody calls too many: an all-reduce may be made of two collectives, or of a ring of messages."""
+    """Return a sentence about a rank with too many calls, or None.
+
+    An all-reduce may be made of two collectives, or of a ring of messages.
+    """
     parts = {"all_reduce": 1, "barrier": 1, "send": 0.5 / max(1, sent.world.width - 1), "recv": 0}
     expected = sent.world.all_reduces()[0]
     for rank in sent.world.members:
@@ -294,6 +304,7 @@ def counted(sent: rows.Sent) -> str | None:
 
 
 def strangers(sent: rows.Sent) -> str | None:
+    """Return a sentence about a call over ranks of another group, or None."""
     for event in sent.events:
         if others := set(event.ranks) - set(sent.world.fellows(event.rank)):
             return f"ranks {sorted(others)} take part, but are not in the group of rank {event.rank}"
@@ -301,7 +312,7 @@ def strangers(sent: rows.Sent) -> str | None:
 
 
 def ops(sent: rows.Sent | Seen) -> set[str]:
-    """Of calls that carry what is due, and not counts or places."""
+    """Return the operations of the calls that carry values, and not counts or places."""
     return {event.op for event in sent.events if event.dtype == sent.world.dtype_name}
 
 
@@ -310,6 +321,7 @@ def gathered(sent: rows.Sent | Seen) -> bool:
 
 
 def summands(question: str) -> Mistake:
+    """Return the row for ranks that each keep their own summand of the result."""
     return Mistake(
         "the summands are never added up", question, lambda one: not one.world.step and as_if(Split.alone)(one)
     )
@@ -338,7 +350,7 @@ AFTER = (
             and "torch warns: backward skips a collective, as if it were not there",
             symptom="a warning from torch, and gradients that are right by luck"),
 )
-NOT_DUE = Mistake("something is sent where nothing is due",
+NOT_NEEDED = Mistake("something is sent where nothing is due",
                   "What do the other ranks have already, and so need not be sent?",
                   lambda sent: not sent.world.all_reduces()[0] and counted(sent))
 TOO_MANY = Mistake("too many collectives", "What does each of them cost, however little it sends?", counted,
@@ -358,7 +370,7 @@ SENT = (
 )
 # fmt: on
 
-ASKS = {
+QUESTIONS = {
     "another shape": "What is its shape on one process?",
     "the dtype changed": "What is its dtype on one process?",
     "something is kept from every call": "Which of your variables still refers to it when backward is over?",
@@ -375,7 +387,11 @@ def both_ways(
     sending: Sequence[Mistake] = (),
     **others: Any,
 ) -> Exercise:
-    """kept: in `others`, × the unit, between forward and backward, when the result is gone."""
+    """Return an exercise for functions with a forward and a backward, with the rows that all of these share.
+
+    sending: rows about messages, before the shared ones.
+    others: further fields of the Exercise.
+    """
     return Exercise(
         worlds,
         expected=lambda world: world.expected(),
@@ -385,14 +401,17 @@ def both_ways(
         tolerance=TOLERANCE,
         mistakes=(NO_GRADIENT, *mistakes, *VALUES),
         after=AFTER,
-        sending=(NOT_DUE, STRANGERS, *sending, *SENT),
-        questions=ASKS,
+        sending=(NOT_NEEDED, STRANGERS, *sending, *SENT),
+        questions=QUESTIONS,
         twice=two_calls,
         **others,
     )
 
 
 def describe(recording: Recording, whole: str, size: int, step: int) -> str:
-    """What was sent in a step forward and the one backward, × the bytes of `whole`."""
+    """Return a phrase with the bytes that rank 0 sent in forward, which is step `step`, and in backward.
+
+    size: the bytes of `whole`, which is the unit.
+    """
     forward, backward = (recording.sent(0, step + way) / size for way in range(2))
     return f"{forward:.2f} × {whole} forward and {backward:.2f} × backward".replace("  ", " ")

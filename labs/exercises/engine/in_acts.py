@@ -1,14 +1,15 @@
-"""Exercises that are played: a script calls what the learner wrote, and yields what is to be looked at.
+"""Exercises with a script, which calls the learner's functions and yields the values that are judged.
 
     Play(
         worlds=lambda draw: {2: [draw.world(Group, 2, …)], …},
         script=come_and_go,
-        tables=((on_each_rank, STEP), (wrong(due), VALUES), (as_a_whole, SENT)),
+        tables=((on_each_rank, STEP), (wrong(expected, TOLERANCE), VALUES), (as_a_whole, SENT)),
         question="What does each rank bring, and where does it go?",
     )
 
-Each step is judged by the tables in their order: a table is asked about every part of it that its function names.
-What changes as things go on is judged on the rank, by `first_wrong`; the table is then `as_found` there.
+Tables judge each step in their order.  A table is a function that yields parts of the step, and rows that are tried on
+each of them.  A state that later changes is judged on the rank, by `first_wrong`; `as_found` then makes the table that
+reports this judgement.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,21 +23,25 @@ from torch import Tensor
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, Wrong, first_fit, refuse
 from labs.exercises.engine.on_ranks import Draw
-from labs.exercises.engine.scripts import Done, Functions, Script, Seen, World, played, sizes, watched
+from labs.exercises.engine.scripts import Done, Functions, Script, Seen, World, held_by_step, play_worlds, record_held
 from labs.exercises.engine.value import One
 from labs.kit.record import KINDS
 
-Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; what a table is asked about)
+Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # yields (the place in words, the part that rows are tried on)
 
 
 @dataclass(frozen=True)
 class Play:
-    """tables: (parts of a step, rows), in their order.  raised: rows about what is told of an error.
+    """An exercise: the worlds that a script is played in, and the tables that judge its steps.
 
-    asks: other questions for rows that hold everywhere.
-
-    wide: a world in which bytes held are looked at, of steps that do the same; its `nbytes` are the unit.  At the most,
-    and when a step is over, beyond what was there before the first one; holds: rows, instead of those of `rows`.
+    worlds: `worlds(draw)` returns a list of worlds for each number of ranks; each list is a job.
+    tables: (parts of a step, rows), in their order.
+    question: the question for rows that have none.
+    raised: rows about the text of an error that the function raised.
+    questions: the exercise's own questions for rows that all exercises share, as `{name: question}`.
+    wide: returns a world of equal steps, in which bytes held are measured; its `nbytes` is the unit of most and rest.
+    most, rest: the bytes that a rank may hold beyond those before the first step: during a step, after a step.
+    holds: rows about bytes held, in place of the shared ones.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -54,7 +59,12 @@ class Play:
 
 @dataclass
 class Passed:
-    """seen: of each step, of all worlds.  most: held in a step, × the unit; rest: when it is over; peaks: by kind."""
+    """The measurements of an answer that is right.
+
+    seen: what was seen after each step of all worlds.
+    most, rest: the bytes held in a step of the wide world, and after it, in its unit.
+    peaks: the peak of each kind of memory, in the same unit.
+    """
 
     seen: list[Seen]
     most: float = 0
@@ -63,14 +73,14 @@ class Passed:
 
 
 def checked(play: Play, functions: Functions, seed: int) -> Passed:
-    """Raise Wrong at the first thing that is not as it must be."""
+    """Return the measurements of an answer that is right; raise Wrong for the first mistake."""
     try:
-        return all_played(play, functions, seed)
+        return play_exercise(play, functions, seed)
     except Wrong as wrong:
-        raise wrong.told_by(play.raised).asking(play.questions) from None
+        raise wrong.with_row(play.raised).with_questions(play.questions) from None
 
 
-def all_played(play: Play, functions: Functions, seed: int) -> Passed:
+def play_exercise(play: Play, functions: Functions, seed: int) -> Passed:
     draw, passed = Draw(seed), Passed([])
 
     def judge(seen: Seen) -> None:
@@ -79,18 +89,18 @@ def all_played(play: Play, functions: Functions, seed: int) -> Passed:
                 refuse(table, part, f"{seen}: {where}", play.question)
 
     for worlds in play.worlds(draw).values():
-        passed.seen += played(play.script, functions, worlds, judge)[0]
+        passed.seen += play_worlds(play.script, functions, worlds, judge)[0]
     if play.wide:
         world = replace(play.wide(draw), held=True)
-        recording = watched(play.script, functions, world)
-        for rank, steps in enumerate(sizes(recording, world)):
-            # The first step may set up what stays; now and then a backend's thread keeps a tensor a moment longer.
+        recording = record_held(play.script, functions, world)
+        for rank, steps in enumerate(held_by_step(recording, world)):
+            # The first step may allocate what then stays; sometimes a backend's thread keeps a tensor a moment longer.
             most, rest = min(map(max, steps[1:])) / world.nbytes, min(x[-1] for x in steps[1:][-2:]) / world.nbytes
             kept = rows.Held(most, rest, rest, play.most, play.rest, world.whole)
             refuse(play.holds or rows.HELD, kept, f"{world}: rank {rank} ")
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
         for kind in KINDS:
-            by_rank = sizes(recording, world, (kind,))
+            by_rank = held_by_step(recording, world, (kind,))
             passed.peaks[kind] = max(min(map(max, steps[1:])) for steps in by_rank) / world.nbytes
     return passed
 
@@ -112,7 +122,10 @@ def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
 
 
 def each_after(call: str) -> Parts:
-    """What a call has left of each of several things: the states in the fact of its name, `of` what they are."""
+    """Return the parts that a call has left on each rank: the states that the fact of the call's name lists.
+
+    Each state is a dictionary whose item `of` names the thing that it is a state of.
+    """
 
     def parts(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
         for where, done in on_each_rank(seen):
@@ -127,7 +140,12 @@ def wrong(
     tolerance: Mapping[torch.dtype, float],
     summands: Callable[[Any, int, str], Sequence[Tensor]] = lambda world, index, name: (),
 ) -> Parts:
-    """Every value on every rank that is not what is due there: a One.  due: by member and name."""
+    """Return the parts of a step that are wrong values, each of them a One.
+
+    expected: `expected(world)` returns `{name: value}` per member.
+    tolerance: relative, per dtype; 0 for other dtypes.
+    summands: `summands(world, index, name)` returns the tensors whose sum, or mean, a value is.
+    """
 
     def parts(seen: Seen) -> Iterator[tuple[str, One]]:
         expected_by_name = expected(seen.world)
@@ -143,7 +161,7 @@ def wrong(
 
 
 def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
-    """The step, and what may be sent in it."""
+    """Return a function that yields one part: the messages of a step, with those that it may send."""
 
     def parts(seen: Seen) -> Iterator[tuple[str, rows.Sent]]:
         yield "", rows.Sent(seen, sends(seen.world))
@@ -155,18 +173,18 @@ def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
 
 
 def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """On a rank, before things go on and change: the first part that a row fits, as facts for `as_found`."""
+    """Return, on a rank, the facts for `as_found` about the first part that a row matches; {} if no row matches."""
     for where, part in parts:
         if found := first_fit(table, part):
             mistake, sentence = found
-            return {"mistake": mistake.name, "told": where + sentence}
+            return {"mistake": mistake.name, "sentence": where + sentence}
     return {}
 
 
 def as_found(table: Sequence[Mistake]) -> tuple[Mistake, ...]:
-    """These rows, asked about a rank that has looked for them itself."""
+    """Return these rows for a rank that has already judged itself by `first_wrong`."""
 
     def matches(name: str) -> Callable[[Done], str | None]:
-        return lambda done: done.facts["told"] if done.facts.get("mistake") == name else None
+        return lambda done: done.facts["sentence"] if done.facts.get("mistake") == name else None
 
     return tuple(replace(row, matches=matches(row.name)) for row in table)

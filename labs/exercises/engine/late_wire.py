@@ -1,11 +1,11 @@
-"""A slow wire: what is right only by luck on a quick one goes wrong on this one.
+"""A slow network: a function that is right only by luck on a fast network goes wrong on this one.
 
-    a send        leaves a moment late, a different moment on every rank; its tensor must not change before wait()
+    a send        leaves a moment late, by a different delay on every rank; its tensor must not change before wait()
     a receive     its buffer holds nonsense until the message is there
 
 Both are what `torch.distributed` promises and no more: between `isend` or `irecv` and `wait()` the tensor is not yours.
-A message whose work nobody keeps may get lost, and its receiver waits for ever; here it arrives, so that a judge can
-tell that nobody waited.
+If nobody keeps the work of a message, the message may get lost, and its receiver waits for ever; here it arrives, so
+that a judge can tell that nobody waited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POSTED: dict[tap.Call, dist.Work] = {}  # the messages that nobody has waited fo
 
 
 class SlowWire(tap.Listener):
-    """Active while it is entered; `touched` lists the peers whose message changed while it was being sent."""
+    """A slow network while it is entered; `touched` lists the peers whose message changed while it was being sent."""
 
     def __init__(self, rank: int, seed: int) -> None:
         self.delays = random.Random(1000 * seed + rank)
@@ -47,13 +47,14 @@ class SlowWire(tap.Listener):
 
 
 class Late(SlowWire):
-    """The same for collectives, too: each leaves a moment late; what it will write holds nonsense until then.
+    """A slow network for collectives, too: each leaves a moment late, and its outputs hold nonsense until then,
+    unless they are inputs as well.
 
-    So does all memory that nobody has written yet: of torch.empty, and of a storage that has grown.
+    All memory that nobody has written yet holds nonsense as well: tensors of torch.empty, and a storage that has grown.
     """
 
     def __enter__(self) -> Late:
-        torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty makes
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills the tensors of torch.empty
         self.resize = resize = torch.UntypedStorage.resize_
 
         def resize_and_fill(storage: torch.UntypedStorage, size: int) -> None:
@@ -86,6 +87,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def nonsense(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN, or with a number that no case uses."""
-    tensor.data.fill_(float("nan") if tensor.is_floating_point() else 113)  # .data: unseen by autograd
+    """Fill a tensor with NaN, or with an integer that no case uses; return it."""
+    tensor.data.fill_(float("nan") if tensor.is_floating_point() else 113)  # autograd does not see .data
     return tensor

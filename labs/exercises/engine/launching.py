@@ -1,6 +1,6 @@
-"""A check's job: the learner's function on some ranks, and what is said when it fails.
+"""A check's job: the learner's function on some ranks, and the sentence for a job that fails.
 
-What a rank raises, and what the ranks hang in, is reported as the launcher reports it, with the learner's own line.
+The launcher reports what a rank raises and where ranks hang; a check passes its report on, with the learner's own line.
 """
 
 import os
@@ -16,22 +16,22 @@ from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Event
 from labs.kit.watch.frames import EXERCISES, KIT, TORCH
 
-SECONDS = 10.0  # of the processor, for a rank in one job; what is certain to hang is told after a second or two
-PATIENCE = 6  # × that on the clock on the wall, where every rank has a core
-ROOM = 2 << 30  # bytes for what a rank makes, where the system keeps to it (Linux)
+SECONDS = 10.0  # processor time of a rank in one job; a certain deadlock is reported after a second or two
+PATIENCE = 6  # × that in wall-clock time, if every rank has a core
+ROOM = 2 << 30  # bytes that a rank may allocate, on systems that enforce such a limit (Linux)
 FRAME = re.compile(
     r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
 )
 UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
 
 
-def because(kind: str, told: str = "") -> Callable[[RankError], bool]:
-    """`told`: a pattern of what is said of it."""
-    return lambda error: error.kind == kind and bool(re.search(told, str(error)))
+def because(kind: str, pattern: str = "") -> Callable[[RankError], bool]:
+    """Return a function that tells whether an error is of this kind and its text contains the pattern."""
+    return lambda error: error.kind == kind and bool(re.search(pattern, str(error)))
 
 
 def of_other_sizes(error: RankError) -> bool:
-    """Everybody calls the same collective, or a message has another length than its receiver has room for."""
+    """Return whether the ranks call one collective with several sizes, or a message does not fit its receiver."""
     headline = str(error).splitlines()[0]
     calls = re.findall(r" called (\w+)(?: \w+(\[.*?\]))?", headline)
     same = len({op for op, _ in calls}) == 1 and len({shape for _, shape in calls}) > 1
@@ -39,7 +39,7 @@ def of_other_sizes(error: RankError) -> bool:
 
 
 def of_other_dtypes(error: RankError) -> bool:
-    """The same, but as many elements."""
+    """Return whether the ranks agree on the call and on the number of elements, but not on the dtype."""
     headline = str(error).splitlines()[0]
     calls = re.findall(r" called (\w+) (\w+)(\[.*?\])", headline)
     same = len({(op, shape) for op, _, shape in calls}) == 1 < len({dtype for _, dtype, _ in calls})
@@ -50,9 +50,9 @@ NEVER_ENDS = "it does not come to an end"
 
 
 class NoEnd(BaseException):
-    """Raised in a rank whose processor has computed for too long: no clock on the wall says who is to blame."""
+    """An error that a rank raises in itself after too much processor time: wall-clock time does not show who hangs."""
 
-    __module__ = "builtins"  # its name is told without one
+    __module__ = "builtins"  # tracebacks then show the name alone
 
 
 # fmt: off
@@ -100,9 +100,9 @@ def job(
     record: str | None = "communication",
     seconds: float | None = None,
 ) -> Results:
-    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too.
+    """Run `body` on CPU ranks and return the results; raise Wrong if the job fails or the stub is untouched.
 
-    seconds: of the processor, after which a rank has no end; by itself SECONDS.
+    seconds: processor time after which a rank counts as endless; SECONDS if it is left out.
     """
     seconds = seconds or SECONDS
     when = "on one rank" if ranks == 1 else f"on {ranks} ranks"
@@ -114,12 +114,12 @@ def job(
 
 
 def patience(seconds: float) -> float:
-    """How long to wait for that on this machine, by the clock on the wall."""
+    """Return how long to wait, in wall-clock seconds, for that much processor time on this machine."""
     return PATIENCE * seconds * max(1.0, load() / cores())
 
 
 def load() -> float:
-    """How many processes have wanted a core in the last minute, on average."""
+    """Return how many processes wanted a core in the last minute, on average."""
     return os.getloadavg()[0]
 
 
@@ -128,13 +128,13 @@ def cores() -> int:
 
 
 def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
-    """On a rank: what asks for too much memory, or time, is refused, before other programs have to go."""
+    """Return `body(*args)` on a rank, within limits of memory and time, so that other programs do not suffer."""
     status = Path("/proc/self/status")
     if status.exists():
         held = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text())[1])
         resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     signal.signal(signal.SIGPROF, no_end)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # and again, where somebody catches everything
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # again every second, in case the function catches everything
     try:
         return body(*args)
     finally:
@@ -142,26 +142,27 @@ def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
 
 
 def no_end(*_: Any) -> None:
+    """Raise NoEnd: a handler of SIGPROF."""
     raise NoEnd("its processor has computed for much longer than any answer takes")
 
 
 def failed(error: RankError, when: str) -> Wrong:
-    """What the launcher says of a failed job, cut down to the learner's own lines."""
+    """Return the verdict on a failed job: the launcher's report, shortened to the learner's own lines."""
     headline, *rest = str(error).split("\n\n")[0].splitlines()
     if UNTOUCHED.search("\n".join([headline, *rest])):
         return Wrong("untouched")
     mistake = next(mistake for mistake in FAILURES if mistake.matches(error))
     if error.kind == "raised":
-        told = [f"{when}, {headline}", *rest, *own_lines(str(error))]
+        report = [f"{when}, {headline}", *rest, *own_lines(str(error))]
     else:
-        told = [f"{when}: {headline}", *str(error).splitlines()[1:]]
+        report = [f"{when}: {headline}", *str(error).splitlines()[1:]]
     if mistake.name == NOT_DONE:
-        told.insert(0, f"{NOT_DONE}; this machine has a load of {load():.1f}, and {cores()} cores")
-    return Wrong("\n".join(told), mistake.question, mistake.name, raised=error.kind == "raised")
+        report.insert(0, f"{NOT_DONE}; this machine has a load of {load():.1f}, and {cores()} cores")
+    return Wrong("\n".join(report), mistake.question, mistake.name, raised=error.kind == "raised")
 
 
 def own_lines(trace: str) -> list[str]:
-    """The innermost line of a traceback that is neither torch's nor the kit's."""
+    """Return a list with the innermost line of a traceback that is the learner's own, or an empty list."""
     frames = [
         m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, EXERCISES, TORCH, "<frozen"))
     ]
@@ -173,7 +174,7 @@ def own_lines(trace: str) -> list[str]:
 
 
 def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """`fn(*args)`; what it raises says with which case."""
+    """Return `fn(*args, **options)`; add the case as a note to any error that it raises."""
     try:
         return fn(*args, **options)
     except Exception as error:
@@ -182,7 +183,10 @@ def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
-    """Wrong values where somebody did not wait are wrong for that reason.  (What C++ waits for is not seen.)"""
+    """Return the verdict that nobody waited for a call, if a call was not waited for; else the verdict as it is.
+
+    Calls of C++ code are left out, because its waits are not recorded.
+    """
     hasty = [event for event in events if not event.waited and event.op != "barrier" and "C++" not in event.issuer]
     if not hasty or wrong.answer.mistake in (*LUCK, "not a wrapper"):
         return wrong

@@ -1,10 +1,10 @@
-"""What is this made of?  A vector as a mixture of known ones, by least squares; and what the coefficients say.
+"""What is this made of?  A vector as a mixture of known vectors, by least squares, and what its coefficients tell.
 
-found on rank 1 = Σ c[rank, i] × (gradient of micro-batch i of that rank)
+received on rank 1 = Σ c[rank, i] × (gradient of micro-batch i of that rank)
 
-all c equal            too large by N: summed; by k: the loss not divided; too small: divided twice
-c zero except rank 1's  nothing came from the others
-only the last column   only the last micro-batch was synchronised
+all c equal             N times too large: summed; k times: the loss was not divided; too small: divided twice
+c zero except rank 1's  rank 1 received nothing from the others
+only the last column    only the last micro-batch was synchronised
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from labs.exercises.engine.answer import Mistake
 
 
 def mixture(found: Tensor, sources: list[Tensor]) -> Tensor | None:
-    """The numbers c with found = Σ c_i sources_i (all of them vectors of one length).
+    """Return the numbers c with found = Σ c_i sources_i, where all are vectors of one length.
 
-    None where there are none, or too few elements to tell.
+    Return None if there are no such numbers, or too few elements to tell.
     """
     matrix, right = torch.stack(sources, 1).double(), found.double()
     if len(right) <= len(sources) or not right.isfinite().all():
         return None
     solution = torch.linalg.lstsq(matrix, right).solution
     exact = torch.allclose(matrix @ solution, right, rtol=1e-3, atol=1e-3 * float(right.abs().max() + 1e-12))
-    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 are told as 0
+    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 become 0
 
 
 @dataclass(frozen=True)
 class Made:
-    """c[rank, micro-batch], 1 where it is right, of what was found on `rank`."""
+    """A gradient as a mixture: times[rank, micro-batch], which is 1 if it is right, of the one received on `rank`."""
 
     times: Tensor
     rank: int
@@ -55,7 +55,7 @@ class Made:
         return f"It is made of {rows} times what is due{' of each micro-batch' if self.k > 1 else ''}."
 
     def only(self, columns: slice) -> str | bool:
-        """Of the others nothing but these micro-batches."""
+        """Return the description if the others contributed these micro-batches and no others; else False."""
         without = self.others.clone()
         without[:, columns] = 0
         return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.description

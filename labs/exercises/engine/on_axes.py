@@ -1,4 +1,4 @@
-"""Worlds on a mesh of several axes: what each rank brings, and sums and means of it along some of them."""
+"""Worlds on a mesh of several axes: the tensor of each rank, and sums and means of the tensors along some axes."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,7 +20,7 @@ def mesh_of(shape: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
 
 @dataclass(frozen=True)
 class OnMesh(World):
-    """Each rank brings a tensor, which ranks have in common along the axes `alike`."""
+    """A world whose ranks each have a tensor; along the axes `alike`, ranks have the same one."""
 
     shape: tuple[int, ...] = (2, 2)
     axes: tuple[str, ...] = ("dp", "tp")
@@ -33,18 +33,18 @@ class OnMesh(World):
 
     @property
     def mesh(self) -> Mesh:
-        """On a rank."""
+        """The mesh, on a rank."""
         return mesh_of(self.shape, self.axes)
 
     def process_group(self) -> dict[str, Any]:
-        mesh_of(self.shape, self.axes)  # before a step begins: it makes groups
+        mesh_of(self.shape, self.axes)  # a mesh makes groups, so it is made before a step begins
         return {}
 
     def place(self, rank: int) -> tuple[int, ...]:
         return Mesh(self.shape, self.axes, rank=rank).get_coordinate()
 
     def first_alike(self, rank: int, alike: tuple[str, ...]) -> int:
-        """The first rank that differs from this one along these axes alone."""
+        """Return the first rank that differs from this one along these axes alone."""
         place = [0 if axis in alike else i for axis, i in zip(self.axes, self.place(rank), strict=True)]
         return int(Mesh(self.shape, self.axes, rank=rank).mesh[tuple(place)])
 
@@ -54,11 +54,11 @@ class OnMesh(World):
 
     @cached_property
     def brought(self) -> Tensor:
-        """[sizes of the axes, size of the tensor], in float64."""
+        """The tensors of all ranks in float64: [sizes of the axes, size of the tensor]."""
         return torch.stack([self.tensor(rank).double() for rank in range(prod(self.shape))]).view(*self.shape, -1)
 
     def combined(self, how: dict[str, str]) -> list[Tensor]:
-        """By rank, of the tensors added up, or averaged, along these axes: {"dp": "mean", "tp": "sum"}."""
+        """Return for each rank the sum, or mean, of the tensors along these axes: {"dp": "mean", "tp": "sum"}."""
         found = self.brought
         for axis, by in how.items():
             number = self.axes.index(axis)
@@ -75,5 +75,5 @@ class OnMesh(World):
 
 
 def ring(part: float, ranks: int) -> float:
-    """Bytes that a rank sends in a reduce_scatter, or all_gather, of so many."""
+    """Return the bytes that a rank sends in a reduce-scatter, or an all-gather, of `part` bytes."""
     return part * (ranks - 1) / ranks

@@ -1,8 +1,8 @@
-"""Exercises for paper: a function of a few numbers, judged by what it returns.
+"""Exercises for paper: a function of a few numbers, judged by its result.
 
     @answered
     def bubble(fn, seed):
-        sheets = [Sheet((ranks, m), due=(ranks - 1) / m, words=f"{ranks} ranks, {m} micro-batches") for …]
+        sheets = [Sheet((ranks, m), expected=(ranks - 1) / m, words=f"{ranks} ranks, {m} micro-batches") for …]
         return on_paper(fn, sheets, MISTAKES, question="Who waits for whom at the start?")
 
     MISTAKES = (
@@ -10,10 +10,10 @@
         …
     )
 
-The function is called twice on each sheet, in two processes, and may change nothing there, nor send anything.  Numbers
-may differ in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and
-dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold
-everywhere.
+The function is called twice on each sheet, in two processes.  It must change nothing in the process, and send nothing.
+Numbers may differ in their last digits, and may be integers or floats of Python, NumPy or torch; lists and tuples are
+the same, and dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before the
+three rows that all exercises share.
 """
 
 import copy
@@ -36,16 +36,17 @@ from labs.kit.record import mark
 
 PROCESSES = 2
 LARGEST = 400  # characters of an answer that are shown
-LONG = 6  # items: of a longer list the first that differs is shown
+LONG = 6  # items; a longer list is shown by its first item that differs
 SENT = "sent, and not worked out"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One call: `arguments`, what is `due`, and which call it is in `words`.
+    """One call: its arguments, the expected answer, and words that name the call.
 
-    secret: what is due is not shown.  only: the name of what is wrong only on such a sheet.
-    fills: whether the function may write into what it was given.
+    secret: whether the expected answer is never shown.
+    only: the mistake's name if this sheet alone is wrong.
+    fills: whether the function may write into its arguments.
     """
 
     arguments: tuple[Any, ...]
@@ -57,7 +58,7 @@ class Sheet:
     fills: bool = False
 
     def read(self, returned: Any) -> Any:
-        """What of it is looked at."""
+        """Return the part of a result that is compared, in plain numbers and words."""
         return plain(returned)
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Sheet:
 
 @dataclass
 class Written(Outcome):
-    """What was written on one sheet, and on the same one again; whether the arguments were changed."""
+    """The results of two calls on one sheet, and whether the first has changed its arguments."""
 
     returned: Any = None
     again: Any = None
@@ -75,7 +76,7 @@ class Written(Outcome):
 
 @dataclass(frozen=True)
 class Seen:
-    """A wrong sheet, and all of them."""
+    """A wrong sheet, with the answer received for it and for all others."""
 
     sheet: Sheet
     received: Any
@@ -92,7 +93,7 @@ class Seen:
 
 
 def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
-    """What to say where all sheets are right; raises Wrong at the first that is not."""
+    """Return the line of success; raise Wrong for the first sheet that is wrong."""
     results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
     for outcomes in results:
         judge(sheets, outcomes, mistakes, question)
@@ -101,14 +102,14 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
 
 
 def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callable[[Any, Any], Any]) -> list[Any]:
-    """Where many answers are right: what `judged` makes of a sheet and what was written there, or raises Wrong for."""
+    """Return `judged(sheet, answer)` for each sheet, if many answers are right; `judged` raises Wrong for others."""
     try:
         results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
     except Wrong as wrong:
         at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
-        if at:  # what is wrong with an earlier one tells more
+        if at:  # a wrong answer on an earlier sheet tells more
             each_judged(fn, sheets[:at], judged)
-        raise wrong.also(sheets[at].only) from None
+        raise wrong.with_name(sheets[at].only) from None
     found = []
     for sheet, outcome, other in zip(sheets, *results, strict=True):
         found.append(judged(sheet, outcome.returned))
@@ -118,6 +119,7 @@ def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callabl
 
 
 def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequence[Mistake], question: str) -> None:
+    """Raise Wrong for the first sheet that is wrong, or on which the function has left something behind."""
     written = [(sheet, outcome.returned) for sheet, outcome in zip(sheets, outcomes, strict=True)]
     for sheet, outcome in zip(sheets, outcomes, strict=True):
         try:
@@ -127,11 +129,14 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
                 raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
             require_nothing_kept(sheet, outcome)
         except Wrong as wrong:
-            raise wrong.also(sheet.only) from None
+            raise wrong.with_name(sheet.only) from None
 
 
 def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
-    """From call to call, or in the process.  others: what another process has returned."""
+    """Raise Wrong if something is kept from call to call, or is left behind in the process.
+
+    others: results of another process for the same sheet.
+    """
     for again in (outcome.again, *others):
         if again != outcome.returned and not same(again, outcome.returned):
             raise Wrong(f"{sheet}: a second call says {cut(again)}", "What is kept between them?", "not the same twice")
@@ -139,13 +144,17 @@ def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
 
 
 def require_nothing_sent(results: Results) -> None:
+    """Raise Wrong if a process has sent anything."""
     if results.recording.events:
         raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
 
 
 @dataclass(frozen=True)
 class AsIf:
-    """Whether one of these was computed instead, on every sheet: of all that is due, or of the part by this name."""
+    """A function that tells whether one of the other functions was computed instead, on every sheet.
+
+    part: the name of the part of the answer that is compared, or "" for all of it.
+    """
 
     others: tuple[Callable[..., Any], ...]
     part: str = ""
@@ -154,7 +163,7 @@ class AsIf:
         found = [self.part_of(found) for _, found in seen.written]
         for other in self.others:
             if all(same(each, other(*sheet.arguments)) for each, (sheet, _) in zip(found, seen.written, strict=True)):
-                return part_told(seen, self.part) if self.part else seen.description
+                return describe_part(seen, self.part) if self.part else seen.description
         return None
 
     def part_of(self, found: Any) -> Any:
@@ -162,40 +171,42 @@ class AsIf:
 
 
 def as_if(*others: Callable[..., Any], **options: Any) -> AsIf:
-    """options: with which the others are called."""
+    """Return a function that tells whether one of the others, called with these options, was computed instead."""
     return AsIf(tuple(partial(other, **options) for other in others) if options else others)
 
 
 def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
+    """Return a function that tells whether one of the others was computed instead, for the part of this name."""
     return AsIf(others, name)
 
 
-def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True) -> Callable[[Seen], str | None]:
-    """Whether what was found by this name is wrong, and so."""
+def part_is(name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True) -> Callable[[Seen], str | None]:
+    """Return a function that tells whether the part of this name is wrong and passes `test(received, expected)`."""
 
     def matches(seen: Seen) -> str | None:
         found = seen.received.get(name) if isinstance(seen.received, dict) else None
         wrong = found is not None and not same(found, seen.sheet.expected[name])
-        return part_told(seen, name) if wrong and test(found, seen.sheet.expected[name]) else None
+        return describe_part(seen, name) if wrong and test(found, seen.sheet.expected[name]) else None
 
     return matches
 
 
-def part_told(seen: Seen, name: str) -> str:
+def describe_part(seen: Seen, name: str) -> str:
     return f"{name!r} is {cut(seen.received[name])}, and not {cut(seen.sheet.expected[name])}"
 
 
-def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
-    """Whether what was found and what was due on the wrong sheet are so."""
+def answer_is(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
+    """Return a function that tells whether the wrong answer passes `test(received, expected)`."""
     return lambda seen: seen.description if test(seen.received, seen.sheet.expected) else None
 
 
 # fmt: off
 EVERYWHERE = (
-    Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, expected: found is None)),
+    Mistake("nothing is returned", "What does the caller want to know?",
+            answer_is(lambda found, expected: found is None)),
     Mistake("a different kind of answer", "What does the docstring say is returned?",
-            so(lambda found, expected: form(found) != form(expected))),
-    Mistake("", "", so(lambda found, expected: True)),
+            answer_is(lambda found, expected: form(found) != form(expected))),
+    Mistake("", "", answer_is(lambda found, expected: True)),
 )
 # fmt: on
 
@@ -204,7 +215,10 @@ EVERYWHERE = (
 
 
 def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
-    """The second process goes through them from the end, so what is kept from sheet to sheet shows."""
+    """Return the answers for all sheets.
+
+    Process 1 goes from the last sheet to the first, so an answer that depends on earlier sheets differs there.
+    """
     mark("step")
     if dist.get_rank() == 0:
         return [one_sheet(fn, sheet) for sheet in sheets]
@@ -212,7 +226,7 @@ def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
 
 
 def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
-    """What the first process raises as well is told by that one."""
+    """Return the answers for a sheet, or the error in words: process 0 raises an error that both have."""
     try:
         return one_sheet(fn, sheet)
     except Exception as error:
@@ -220,12 +234,13 @@ def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
 
 
 def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
+    """Return the answers of two calls on one sheet."""
     given = copy.deepcopy(sheet.arguments)
     with Aftermath() as aftermath:
         returned = noted(sheet, written_on, sheet, fn, given)
     written = Written(returned=returned, changed=sheet.read(given) != sheet.read(sheet.arguments))
     written.again = noted(sheet, written_on, sheet, fn, copy.deepcopy(sheet.arguments))
-    aftermath.tell(written)
+    aftermath.write_to(written)
     return written
 
 
@@ -234,8 +249,8 @@ def written_on(sheet: Sheet, fn: Callable[..., Any], arguments: tuple[Any, ...])
 
 
 def plain(value: Any) -> Any:
-    """Numbers, words, lists and dictionaries of them; anything else in words."""
-    if hasattr(value, "tolist"):  # of torch, or NumPy
+    """Return a value as numbers and strings, and lists and dictionaries of them; anything else becomes words."""
+    if hasattr(value, "tolist"):  # torch or NumPy
         return value.detach().tolist() if isinstance(value, Tensor) else value.tolist()
     if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
@@ -248,6 +263,7 @@ def plain(value: Any) -> Any:
 
 
 def same(found: Any, expected: Any) -> bool:
+    """Return whether two answers are the same but for the last digits of numbers."""
     found, expected = plain(found), plain(expected)
     if isinstance(expected, list) and isinstance(found, list):
         return len(found) == len(expected) and all(map(same, found, expected))
@@ -263,7 +279,7 @@ def is_number(value: Any) -> bool:
 
 
 def form(value: Any) -> Any:
-    """Of an answer, all but its numbers and lengths."""
+    """Return the form of an answer: everything but its numbers and lengths."""
     value = plain(value)
     if isinstance(value, list):
         return "list"
@@ -271,7 +287,7 @@ def form(value: Any) -> Any:
 
 
 def first_that_differs(found: Any, expected: Any) -> str:
-    """In words; of a long list, only the first item that differs, and how many there are."""
+    """Return a phrase with both answers; for a long list, only with the first item that differs and the lengths."""
     found, expected = plain(found), plain(expected)
     if not (isinstance(found, list) and isinstance(expected, list) and len(expected) > LONG):
         return f"it says {cut(found)}, and not {cut(expected)}"
@@ -286,5 +302,6 @@ def first_that_differs(found: Any, expected: Any) -> str:
 
 
 def cut(value: Any) -> str:
+    """Return a value in words, without those past the first LARGEST characters."""
     text = f"{value:,}" if type(value) is int else repr(value)
     return text if len(text) <= LARGEST else f"{text[:LARGEST]} …"

@@ -1,16 +1,17 @@
-"""Exercises that are a function on ranks: f(what each rank brings) -> what each rank has.
+"""Exercises whose function runs on ranks: f(this rank's inputs) -> the value that this rank must have.
 
     MEAN = Exercise(
         worlds=lambda draw: {4: [draw.given(4, (5,)), …], 3: […]},
-        due=lambda world: [mean(world.xs)] + [None] * (world.n - 1),
+        expected=lambda world: [mean(world.xs)] + [None] * (world.n - 1),
         sends=lambda world: Sends(least=…, enough=…),
         question="Which numbers went into this one, and how often?",
         mistakes=(Mistake("everybody has it", "Who …?", as_if(lambda world: [mean(world.xs)] * world.n)), …),
     )
 
-Most mistakes are another `due`: what every rank would have, had this been computed instead.  What holds everywhere
-(rows.py) is asked as well: before them, whether what is there has the right form; after them, what a wrong number is
-made of, then what is left behind, what was sent, and what is held.
+Most mistakes are another `expected`: the values that every rank would have if something else were computed.  The rows
+that all exercises share (common_mistakes.py) are tried as well.  Rows before the exercise's own ask whether a value has
+the right form; rows after them ask which summands a wrong number is made of, and then about traces in the process,
+about messages, and about bytes held.
 """
 
 import random
@@ -25,12 +26,13 @@ from torch import Tensor
 
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, Wrong, refuse
-from labs.exercises.engine.scripts import Functions, Look, Seen, World, held, played, same_numbers
-from labs.exercises.engine.value import Dues, One
+from labs.exercises.engine.scripts import Functions, Look, Seen, World, measure_held, play_worlds, same_numbers
+from labs.exercises.engine.value import Expected, One
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
-EXACT = {BF16: (1, 16), I64: (2**54, 2**56), I32: (2**24, 2**26)}  # numbers that these add up exactly, or float32 not
+# Ranges of whole numbers: bfloat16 adds up its own exactly; the other two cannot be added up in a smaller float.
+EXACT = {BF16: (1, 16), I64: (2**54, 2**56), I32: (2**24, 2**26)}
 TOLERANCE = {F64: 1e-12, F32: 1e-5}
 
 
@@ -39,14 +41,18 @@ TOLERANCE = {F64: 1e-12, F32: 1e-5}
 
 @dataclass(frozen=True)
 class Given(World):
-    """Each rank brings a tensor of this shape, and what is in `args`, the same for all, by name."""
+    """A world in which each rank's input is a tensor of one shape.
+
+    args: further arguments of the function, the same on all ranks.
+    strided: whether the tensor is not contiguous.
+    """
 
     shape: tuple[int, ...] = ()
     args: Mapping[str, Any] = field(default_factory=dict)
-    strided: bool = False  # not contiguous
+    strided: bool = False
 
     def tensor(self, rank: int) -> Tensor:
-        """Numbers that bfloat16 adds up exactly, and that float32 cannot hold."""
+        """Return a rank's input: in bfloat16, numbers that it adds up exactly; integers that no float32 can hold."""
         generator = self.generator(rank)
         if self.dtype in EXACT:
             x = torch.randint(*EXACT[self.dtype], self.shape, generator=generator).to(self.dtype)
@@ -56,7 +62,7 @@ class Given(World):
 
     @cached_property
     def xs(self) -> list[Tensor]:
-        """By member."""
+        """The inputs of all members."""
         return [self.tensor(rank) for rank in self.members]
 
     @cached_property
@@ -74,7 +80,7 @@ class Given(World):
 
 
 class Draw:
-    """By chance, but by the same for each seed."""
+    """A source of random worlds, which are the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -90,7 +96,7 @@ class Draw:
 
 
 def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """The script of most: one call."""
+    """Play the script of most exercises, one call: yield before it, and then a look."""
     x = world.tensor(world.members[world.index()])
     before = x.clone()
     yield None
@@ -101,9 +107,9 @@ def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def two_calls(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Each of them, and after it a step in which nothing happens, but that the result is there."""
+    """Play a script of two calls: yield a look after each, and another one after a step that only holds the result."""
     for _ in range(2):
-        x = world.tensor(world.members[world.index()])  # another one: who keeps the first keeps memory
+        x = world.tensor(world.members[world.index()])  # a new one: a function that keeps the first holds more memory
         yield None
         result = fn(x, *world.args.values())
         yield Look()
@@ -114,15 +120,25 @@ def two_calls(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """due: by member, of each value that the script looks at, by name; without one where there is only one.
+    """An exercise: the worlds that a function is tried in, the expected values, and the rows that judge it.
 
-    summands: of each member's value, those of whose sum, or mean, it is; pieces: of a value, each of which may be made
-    of others.  tolerance: relative, by dtype; 0 elsewhere.  forms, mistakes, after: rows about a rank; sending: about a
-    call.  raised: rows about what is told of an error.  asks: other questions for rows that hold everywhere.
-
-    wide: where bytes held are looked at, in a script of two calls, of which each ends with a step in which nothing
-    happens; besides what was there before, × its `nbytes`, most: in a call, kept: between forward and backward, rest:
-    after it.
+    worlds: `worlds(draw)` returns a list of worlds for each number of ranks; each list is a job.
+    expected: `expected(world)` returns the expected values, as `{name: value}` per member; a bare value if the script
+        looks at only one.
+    question: the question for rows that have none.
+    script: plays a world; one call if it is left out.
+    sends: `sends(world)` returns what a step may send.
+    summands: `summands(world, index)` returns the tensors whose sum, or mean, the value of a member is.
+    pieces: `pieces(world, value)` cuts a value into pieces that may be made of different summands.
+    tolerance: relative, per dtype; 0 for other dtypes.
+    forms, mistakes, after: rows about a value on a rank: about its form, about wrong numbers, about right numbers.
+    sending: rows about the messages of a step.
+    raised: rows about the text of an error that the function raised.
+    questions: the exercise's own questions for rows that all exercises share, as `{name: question}`.
+    wide: returns the world in which bytes held are measured; its `nbytes` is the unit of most, kept and rest.
+    twice: plays the wide world: two calls, and after each a step in which nothing happens.
+    most, kept, rest: the bytes that a rank may hold beyond those before: during a call, between forward and backward,
+        after a call.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -149,7 +165,12 @@ class Exercise:
 
 @dataclass
 class Passed:
-    """recording: of the first job.  most: held in a call, × what a rank brings, besides it.  last: of all calls."""
+    """The measurements of an answer that is right.
+
+    recording: the recording of the first job.
+    most: the most bytes held in a call, beyond those before it, as a multiple of the world's `nbytes`.
+    last: the last step of all.
+    """
 
     recording: Recording
     most: float
@@ -157,21 +178,22 @@ class Passed:
 
 
 def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
-    """Raise Wrong at the first thing that is not as it must be."""
+    """Return the measurements of an answer that is right; raise Wrong for the first mistake."""
     draw = Draw(seed)
     try:
         all_worlds = exercise.worlds(draw).values()
-        jobs = [played(exercise.script, functions, worlds, judge_of(exercise)) for worlds in all_worlds]
+        jobs = [play_worlds(exercise.script, functions, worlds, judge_of(exercise)) for worlds in all_worlds]
         most = bytes_held(exercise, functions, draw) if exercise.wide else 0
         return Passed(jobs[0][1], most, jobs[-1][0][-1])
     except Wrong as wrong:
-        raise wrong.told_by(exercise.raised).asking(exercise.questions) from None
+        raise wrong.with_row(exercise.raised).with_questions(exercise.questions) from None
 
 
 def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
+    """Return the most bytes held in a call of the wide world, in its unit; raise Wrong if a rank holds too much."""
     world, most = exercise.wide(draw), 0.0
     world = replace(world, held=True, steps=2 * (world.steps + 1))
-    for rank, steps in enumerate(held(exercise.twice, functions, world)):
+    for rank, steps in enumerate(measure_held(exercise.twice, functions, world)):
         sizes = [[size / world.nbytes for size in step] for step in steps]
         first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
         peak, after = max(max(step) for step in (*first[:-1], *second[:-1])), first[-1][-1]
@@ -182,10 +204,11 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
     return most
 
 
-# ---- what is judged --------------------------------------------------------------------------------------
+# ---- the judges -----------------------------------------------------------------------------------------
 
 
-def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_name: Dues) -> One:
+def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_name: Expected) -> One:
+    """Return one value on one rank."""
     expected = expected_by_name[index][name]
     tolerance = exercise.tolerance.get(expected.dtype, 0.0) if isinstance(expected, Tensor) else 0.0
     summands = exercise.summands(seen.world, index) if exercise.summands else ()
@@ -193,7 +216,7 @@ def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_n
 
 
 def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
-    """What was sent in a world's steps is asked about when the values of all of them are right."""
+    """Return the judge of a step, which looks at messages only once the values of all steps of a world are right."""
     steps: list[Seen] = []
 
     def judge(seen: Seen) -> None:
@@ -210,6 +233,7 @@ def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
 
 
 def judge_values(exercise: Exercise, seen: Seen) -> None:
+    """Raise Wrong for the first value that is wrong, or that has left something behind."""
     expected_by_name = [
         expected if isinstance(expected, Mapping) else {"": expected} for expected in exercise.expected(seen.world)
     ]

@@ -1,7 +1,7 @@
 """A learner's tries: scores.json in the folder of the course, beside progress.json.
 
-noted("slow_wire", 61.2)    the scores of all tries, with this one; kept where a learner's notebook runs
-read(course)                {"slow_wire": [44.1, 61.2], …}
+noted("slow_wire", 61.2)    returns the scores of all tries, with this one, and saves them if a learner's notebook runs
+read(course)                returns {"slow_wire": [44.1, 61.2], …}
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ Scores = dict[str, list[float]]
 
 
 def noted(challenge: str, score: float) -> list[float]:
+    """Save a score in the learner's course, if there is one; return the scores of all tries, this one last."""
     try:
         course = progress.learners_course()
         if course is None:
@@ -23,16 +24,16 @@ def noted(challenge: str, score: float) -> list[float]:
             try:
                 found = read(course)
             except ValueError:
-                found = {}  # broken: it begins anew
+                found = {}  # the file is broken: begin anew
             tries = [*found.get(challenge, []), round(score, 1)]
             progress.write(course, found | {challenge: tries}, FILE)
         return tries
     except OSError:
-        return [score]  # in a folder that cannot be written to
+        return [score]  # the folder cannot be written to
 
 
 def read(course: Path) -> Scores:
-    """The scores there.  Raises ValueError where the file is not what `noted` has written."""
+    """Return the saved scores; raise ValueError if the file is not one that `noted` has written."""
     return progress.read(course, FILE, lambda tries: isinstance(tries, list) and all(map(is_score, tries)))
 
 

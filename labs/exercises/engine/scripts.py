@@ -1,15 +1,17 @@
-"""Scripts that are played in real jobs: what of them is looked at, and who is blamed where a job fails.
+"""Scripts that are played in real jobs: what is looked at after each step, and which case is blamed if a job fails.
 
-    world     what a script is played on: so many ranks, and what each of them brings; many worlds share a job
-    script    on a rank of a world, for each step: prepares, yields; calls what the learner wrote, and yields a look
-    look      what is there after a step: values, copied as they are at that moment, and facts, by name
-    seen      a look on all ranks of its world, with what was sent in that step
+    world     the case that a script is played on: a number of ranks and the inputs of each; many worlds share a job
+    script    runs on each rank of a world; for each step, it prepares and yields, then calls the learner's function and
+              yields a look
+    look      the values after a step, which are copied at that moment, and facts, both by name
+    seen      the looks of all ranks of a world after one step, with the messages of that step
 
-Between the two yields a step is watched: what is sent, on a wire on which nothing is right by luck (late_wire.py), and
-what is left behind (left.py).
+Between the two yields a step is watched: its messages go over a network on which nothing is right by luck
+(late_wire.py), and the traces that it leaves in the process are noted (aftermath.py).
 
-A job that fails as a whole is played again in parts: what is wrong in an earlier world tells more than an error in a
-later one; where nobody says in which world it hangs, those that have one name are played by themselves, then halves.
+A job that fails as a whole is played again in parts, because a wrong value in an earlier world tells more than an error
+in a later one.  If the report does not say in which world a job hangs, the worlds with one name are played by
+themselves, and then halves of them.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ Functions = Sequence[Callable[..., Any]]
 
 @dataclass(frozen=True)
 class World(Case):
-    """A family adds what each rank brings.  group: the global ranks that take part, all of them if it is left out.
+    """The case that a script is played on; subclasses add the inputs of each rank.
 
-    refusable: any error is a right answer, too.  held: only its bytes held are looked at.  traced: so is what Python
-    and NumPy hold.  steps: how many the script plays; step: the one that is looked at.
+    group: the global ranks that take part, or () for all of them.
+    refusable: whether an error is a right answer, too.
+    held: whether only the bytes held are looked at, and not the values.
+    traced: whether the bytes that Python and NumPy hold are measured, too.
+    steps: how many steps the script plays.
+    step: the number of the step that is looked at.
     """
 
     _: KW_ONLY
@@ -51,7 +57,7 @@ class World(Case):
     steps: int = 1
     step: int = 0
 
-    whole: ClassVar[str] = "the tensor"  # what it is of which bytes held are counted, in words
+    whole: ClassVar[str] = "the tensor"  # the name of the unit in which bytes held are counted
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -67,18 +73,19 @@ class World(Case):
 
     @property
     def when(self) -> str:
-        """In words: the step that is looked at."""
+        """The step that is looked at, in words."""
         return f", step {self.step}" * (self.steps > 1)
 
     def at(self, step: int) -> Self:
+        """Return the same world at another step."""
         return replace(self, step=step)
 
     def index(self) -> int:
-        """On a rank: its place among the members."""
+        """Return the place of the rank that calls it among the members."""
         return self.members.index(dist.get_rank())
 
     def process_group(self) -> dict[str, dist.ProcessGroup]:
-        """On a rank: what a function is given besides."""
+        """Return the keyword arguments, on a rank, that the learner's function is given besides its tensors."""
         return {"group": group_of(self.group)} if self.group else {}
 
 
@@ -89,7 +96,10 @@ def group_of(members: tuple[int, ...]) -> dist.ProcessGroup:
 
 @dataclass
 class Look:
-    """By name: values, tensors or not; facts, whatever can be sent.  Of a world that is `held` nothing is copied."""
+    """A rank's view after a step: values, which may be tensors, and facts, which must be picklable; both by name.
+
+    If the world is `held`, nothing of it is copied.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -97,7 +107,10 @@ class Look:
 
 @dataclass
 class Done(Outcome):
-    """A look on one rank.  overwritten: the names of values that have changed since, in a later step or world."""
+    """The outcome of a step on one rank, with a copy of its look.
+
+    overwritten: the names of the values that a later step or world has changed.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -110,9 +123,9 @@ Script = Callable[..., Iterator[Look | None]]
 
 
 def play_all(script: Script, functions: Functions, worlds: list[World]) -> list[list[Done]]:
-    """By world and step; nothing where this rank does not take part."""
+    """Return the outcomes of all steps of each world; an empty list for a world in which this rank has no part."""
     for world in worlds:
-        world.process_group()  # all ranks make each, in one order
+        world.process_group()  # all ranks make each group, in the same order
     played: list[tuple[Done, Mapping[str, Any]]] = []
     found = [list(play_one(script, functions, world, played)) for world in worlds]
     for done, values in played:
@@ -123,6 +136,7 @@ def play_all(script: Script, functions: Functions, worlds: list[World]) -> list[
 
 
 def play_one(script: Script, functions: Functions, world: World, played: list[Any]) -> Iterator[Done]:
+    """Play all steps of one world; yield the outcome of each, and add it to `played` with the values of its look."""
     rank = dist.get_rank()
     if rank not in world.members:
         for _ in range(world.steps):
@@ -130,38 +144,42 @@ def play_one(script: Script, functions: Functions, world: World, played: list[An
         return
     steps = script(world, *functions)
     for _ in range(world.steps):
-        next(steps, None)  # after a refusal there is nothing left, and the steps that follow are refused, too
+        next(steps, None)  # a refusal ends the script, and later steps count as refused, too
         with (
             nullcontext() if world.held else Late(rank, world.seed) as wire,
             Aftermath(trace=world.traced) as aftermath,
         ):
             mark("step")
-            look, refused = looked(world, steps)
+            look, refused = take_look(world, steps)
             if world.held:
                 time.sleep(SETTLED)
             mark("end")
         if not world.held:
             done = Done(values=copied(dict(look.values)), facts=copied(dict(look.facts)))
             done.touched, done.refused = wire.touched, refused
-            aftermath.tell(done)
+            aftermath.write_to(done)
             played.append((done, look.values))
             yield done
         del look
 
 
-def looked(world: World, steps: Iterator[Look]) -> tuple[Look, bool]:
+def take_look(world: World, steps: Iterator[Look]) -> tuple[Look, bool]:
+    """Return the next look, and whether the learner's function raised an error instead, as it may in this world."""
     try:
         return noted(world, next, steps), False
     except NotImplementedError:
         raise
-    except Exception:  # whichever: where it may refuse, the learner chooses how
+    except Exception:  # any kind: a function that may refuse chooses its own
         if not world.refusable:
             raise
         return Look(), True
 
 
 def copied(value: Any) -> Any:
-    """As it is now; what is neither numbers, words nor tensors, nor made of them, in a few words."""
+    """Return a copy of a value as it is now.
+
+    Tensors, numbers, strings and None, and lists and dicts of them, are copied; anything else becomes a few words.
+    """
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, list | tuple):
@@ -182,10 +200,13 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 # ---- jobs ------------------------------------------------------------------------------------------------
 
 
-def played(
+def play_worlds(
     script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[Seen], None]
 ) -> tuple[list[Seen], Recording]:
-    """Play it in all worlds, which have as many ranks, and judge each look; raises Wrong.  The looks, the recording."""
+    """Play a script in all worlds, which have the same number of ranks, and judge what is seen after each step.
+
+    Return everything that was seen, and the recording of the job; raise Wrong for the first mistake.
+    """
     ranks = worlds[0].ranks
     try:
         results = job(play_all, script, functions, list(worlds), ranks=ranks)
@@ -194,22 +215,25 @@ def played(
             raise
         at = next((i for i, world in enumerate(worlds) if f"(with {world})" in wrong.answer.text), None)
         if at:
-            played(script, functions, worlds[:at], judge)
+            play_worlds(script, functions, worlds[:at], judge)
         elif at is None and len(worlds) > 1:
             for part in parts(worlds):
-                played(script, functions, part, judge)
-        raise wrong.also(worlds[at or 0].only) from None
+                play_worlds(script, functions, part, judge)
+        raise wrong.with_name(worlds[at or 0].only) from None
     looks = list(all_seen(worlds, results))
     for seen in looks:
         try:
             judge(seen)
         except Wrong as wrong:
-            raise blame_luck(wrong, seen.events).also(seen.world.only) from None
+            raise blame_luck(wrong, seen.events).with_name(seen.world.only) from None
     return looks, results.recording
 
 
 def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
-    """The first one, and the others by name; halves of those that have one name, so that one is found in few jobs."""
+    """Return the worlds in parts: the first one, and the others by name.
+
+    If all have one name, return two halves of them, so that the world that hangs is found in few jobs.
+    """
     names = dict.fromkeys(world.only for world in worlds[1:])
     if set(names) == {worlds[0].only}:
         return [worlds[: len(worlds) // 2], worlds[len(worlds) // 2 :]]
@@ -217,6 +241,7 @@ def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
 
 
 def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
+    """Yield what is seen after each step of each world."""
     number = 0
     for index, world in enumerate(worlds):
         for step in range(world.steps):
@@ -226,17 +251,20 @@ def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
             number += 1
 
 
-def held(script: Script, functions: Functions, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
-    return sizes(watched(script, functions, world), world, kinds)
+def measure_held(
+    script: Script, functions: Functions, world: World, kinds: Sequence[str] = KINDS
+) -> list[list[list[float]]]:
+    """Play a script in one world; return the bytes held, as `held_by_step` does."""
+    return held_by_step(record_held(script, functions, world), world, kinds)
 
 
-def watched(script: Script, functions: Functions, world: World) -> Recording:
-    """Its bytes held."""
+def record_held(script: Script, functions: Functions, world: World) -> Recording:
+    """Play a script in one world; return the recording of the bytes held."""
     return job(play_all, script, functions, [world], ranks=world.ranks, record="memory").recording
 
 
-def sizes(recording: Recording, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
-    """By rank and step: bytes of these kinds held at all moments of the step, beyond those before the first step."""
+def held_by_step(recording: Recording, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
+    """Return [rank][step]: the bytes of these kinds at all moments of the step, beyond those before the first step."""
     found = []
     for rank in world.members:
         base = recording.during(rank, 0, kinds)[0][1]
@@ -248,7 +276,7 @@ def sizes(recording: Recording, world: World, kinds: Sequence[str] = KINDS) -> l
 
 
 class Seen:
-    """A look, on all ranks of its world.  Tables are asked about it as a whole, or about one rank's part of it."""
+    """The outcomes of a step on all ranks of its world, which tables judge as a whole or rank by rank."""
 
     def __init__(self, world: World, done: list[Done], events: list[Event]) -> None:
         self.world, self.done, self.events = world, done, events
@@ -266,13 +294,14 @@ class Seen:
 
     @cached_property
     def sent(self) -> dict[int, int]:
-        """Bytes, by rank."""
+        """The bytes that each rank sent."""
         return {rank: sum(e.sent for e in self.events if e.rank == rank) for rank in self.world.members}
 
     @cached_property
     def messages(self) -> list[Event]:
-        """Sends that carry something."""
+        """The sends of at least one byte."""
         return [event for event in self.events if event.op == "send" and event.bytes_in]
 
     def of(self, rank: int) -> list[Event]:
+        """Return the calls of one rank."""
         return [event for event in self.events if event.rank == rank]

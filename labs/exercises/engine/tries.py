@@ -13,7 +13,7 @@ CLOSE = 7  # points: lines that are closer together than this share one label
 
 
 def draw(title: str, known: str, course: float, possible: float, tries: Sequence[float]) -> Drawing:
-    """Draw the tries.
+    """Return the drawing of all tries.
 
     known: the scores that the challenge states, in words.
     course, possible: the points of the course's own answer, and the most known so far.
@@ -37,6 +37,7 @@ def draw(title: str, known: str, course: float, possible: float, tries: Sequence
 
 
 def levels(course: float, possible: float) -> list[tuple[float, str]]:
+    """Return the lines of the drawing as (score, label)."""
     if possible - course < CLOSE:
         return [(100, "the bound"), (possible, f"possible {possible:.1f}; the course {course:.1f}")]
     upper = [(100, "the bound"), (possible, f"possible: {possible:.1f}")]
@@ -46,4 +47,5 @@ def levels(course: float, possible: float) -> list[tuple[float, str]]:
 
 
 def up(score: float) -> float:
+    """Return the vertical place of a score, in pixels."""
     return TOP + HIGH * (1 - score / 110)

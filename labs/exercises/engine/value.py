@@ -1,4 +1,4 @@
-"""A value on one rank: what is there, what is due, and of what it is made."""
+"""A value on one rank: the received one, the expected one, and the summands that it is made of."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -11,13 +11,17 @@ from labs.exercises.engine.case import close, isclose, largest_of
 from labs.exercises.engine.mixture import mixture
 from labs.exercises.engine.scripts import Seen
 
-Dues = Sequence[Mapping[str, Any]]  # by member and name
+Expected = Sequence[Mapping[str, Any]]  # {name: value}, for each member
 
 
 class One:
-    """index: of the rank among the members.  tolerance: relative.  summands: those of whose sum, or mean, it is.
+    """A value on one rank, as it was received and as it is expected.
 
-    pieces(world, value): of which each may be made of others, so that the first that is wrong is looked at.
+    index: the rank's place among the members.
+    tolerance: relative.
+    summands: the tensors whose sum the expected value is, or whose mean.
+    pieces: `pieces(world, value)` cuts a value into pieces that may be made of different summands, so that only the
+        first wrong piece is looked at.
     """
 
     def __init__(
@@ -25,7 +29,7 @@ class One:
         seen: Seen,
         index: int,
         name: str,
-        expected_by_name: Dues,
+        expected_by_name: Expected,
         tolerance: float = 0,
         summands: Sequence[Tensor] = (),
         pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None,
@@ -61,7 +65,7 @@ class One:
 
     @property
     def first(self) -> str:
-        """The first element that is wrong."""
+        """A phrase about the first element that is wrong, or about a wrong shape or dtype."""
         if any(getattr(self.received, form, None) != getattr(self.expected, form, None) for form in ("shape", "dtype")):
             return f"is {self.description}; {show(self.expected)} is due"
         found, expected = self.received.flatten(), self.expected.flatten()
@@ -71,41 +75,44 @@ class One:
 
     @property
     def first_by_name(self) -> str:
-        """The same of a value that has a name."""
-        told = f"{self.name} at {self.first}".replace(" at is ", " is ") if self.name else self.first
+        """The phrase about the first wrong element, with the value's name if it has one."""
+        phrase = f"{self.name} at {self.first}".replace(" at is ", " is ") if self.name else self.first
         no_dims = self.name and isinstance(self.expected, Tensor) and not self.expected.dim()
-        return told.replace(" at element 0 is ", " is ") if no_dims else told
+        return phrase.replace(" at element 0 is ", " is ") if no_dims else phrase
 
     @cached_property
     def times(self) -> Tensor | None:
-        """How often each summand is in what was found; 1 where it is right."""
+        """The number of times that each summand is in the received value; None if they cannot be worked out."""
         if not self.summands or any(x.numel() != self.received.numel() for x in self.summands):
             return None
         pairs = list(zip(self.cut(self.received), self.cut(self.expected), strict=True))
         at = next((at for at, pair in enumerate(pairs) if not self.near(*pair)), 0)
         return mixture(pairs[at][0].flatten(), [self.cut(x)[at].flatten() for x in self.summands])
 
-    def made(self, matches: Callable[[Tensor], Any]) -> str | None:
-        """Where these numbers fit, in words."""
+    def describe_times(self, matches: Callable[[Tensor], Any]) -> str | None:
+        """Return a sentence that says how often each summand is in the value, if `matches(times)`; else None."""
         if self.times is None or not matches(self.times):
             return None
-        told = ", ".join(
+        times = ", ".join(
             f"rank {r}'s {c:.2g} times" for r, c in zip(self.world.members, self.times.tolist(), strict=True)
         )
-        return f"It has {told}, and each is due once."
+        return f"It has {times}, and each is due once."
 
 
 def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
-    """Whether the rank has what it would have had, were this due; several of them, one after the other, or one."""
+    """Return a function that tells whether a rank received what `other(world)` would expect, and not what is expected.
+
+    other: returns the values of all members; or an iterator over several such lists, which are tried in turn.
+    """
 
     def matches(one: One) -> bool:
         options = other(one.world) if isinstance(one.received, Tensor) else []
         return any(
-            instead_of_due(one, expected_by_name[one.index])
+            is_instead(one, expected_by_name[one.index])
             for expected_by_name in (options if isinstance(options, Iterator) else [options])
         )
 
-    def instead_of_due(one: One, value: Any) -> bool:
+    def is_instead(one: One, value: Any) -> bool:
         value = value.get(one.name) if isinstance(value, Mapping) else value
         return (
             isinstance(value, Tensor)
@@ -116,8 +123,8 @@ def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
     return matches
 
 
-def as_if_everywhere(other: Callable[[Any], Dues], tolerance: float = 1e-5) -> Callable[[One], bool]:
-    """Whether every rank has all that it would have had, were this due."""
+def as_if_everywhere(other: Callable[[Any], Expected], tolerance: float = 1e-5) -> Callable[[One], bool]:
+    """Return a function that tells whether all values of all ranks are those that `other(world)` would expect."""
 
     def matches(one: One) -> bool:
         within, ranks = max(tolerance, one.tolerance), zip(one.seen.done, other(one.world), strict=True)

@@ -1,15 +1,15 @@
-"""held_and_sent: what FSDP's strategies hold and send, as a table from memory."""
+"""held_and_sent: a table from memory of what FSDP's strategies hold and send."""
 
 from collections.abc import Callable
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, as_if, on_paper, same, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, as_if, on_paper, same
 
 
 @answered
 def held_and_sent(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(shards, replicas) -> {strategy: (P held from forward to backward, sent)}`, × the model."""
+    """Check `fn(shards, replicas) -> {strategy: (P held from forward to backward, sent)}`, × the model."""
     sheets = [
         Sheet((s, r), strategies(s, r), f"{s} shards × {r} replicas", secret=True)
         for s, r in ((4, 2), (8, 16), (2, 2), (3, 5))
@@ -29,7 +29,7 @@ def strategies(s: int, r: int) -> dict[str, tuple[float, float]]:
 
 
 def sent(pairs: Any) -> dict[str, float] | None:
-    """Of each strategy; None where it is not such a table."""
+    """Return {strategy: sent}, or None if the argument is no such table."""
     try:
         return {name: sent for name, (_, sent) in pairs.items()}
     except (AttributeError, TypeError, ValueError):
@@ -45,6 +45,6 @@ STRATEGIES = (
             as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)})),
     Mistake("only what is held is wrong",
             "What does a rank drop after a layer's forward, and among how many ranks is what it keeps divided?",
-            so(lambda found, expected: sent(found) is not None and same(sent(found), sent(expected)))),
+            answer_is(lambda found, expected: sent(found) is not None and same(sent(found), sent(expected)))),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""hsdp_gradient: this rank's piece of the mean over all ranks, by the least bytes."""
+"""hsdp_gradient: this rank's piece of the mean over all ranks, with the fewest bytes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,11 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Grid(OnMesh):
-    """`shape`: replicas, shards; `size`: elements of the gradient, a multiple of the shards."""
+    """A world of replicas × shards.
+
+    shape: (replicas, shards).
+    size: elements of the gradient, a multiple of the shards.
+    """
 
     axes: tuple[str, ...] = ("replicate", "shard")
 
@@ -33,32 +37,33 @@ class Grid(OnMesh):
 
     @cached_property
     def gradients(self) -> Tensor:
-        """[replicas, shards, pieces, elements of a piece]"""
+        """The gradients: [replicas, shards, pieces, elements of a piece]."""
         return self.brought.view(*self.shape, self.shape[1], -1)
 
     @property
     def mean(self) -> Tensor:
-        """[pieces, elements of a piece]"""
+        """The mean gradient: [pieces, elements of a piece]."""
         return self.gradients.mean((0, 1))
 
     def each(self, numbers: Tensor) -> list[Tensor]:
-        """By rank, of [replicas, shards, elements of a piece]."""
+        """Return the piece of each rank, from [replicas, shards, elements of a piece]."""
         return list(numbers.to(self.dtype).expand(*self.shape, -1).flatten(0, 1))
 
     def along(self, axis: int) -> Iterator[list[Tensor]]:
-        """Averaged, or summed, along one axis alone."""
-        brought = self.gradients if axis else self.gradients.diagonal(0, 1, 2).movedim(-1, 1)  # to its own piece
+        """Yield the pieces of all ranks if gradients are averaged along one axis alone, and if they are summed."""
+        brought = self.gradients if axis else self.gradients.diagonal(0, 1, 2).movedim(-1, 1)  # the rank's own piece
         if self.shape[1 - axis] > 1:
             yield self.each(brought.mean(axis))
             yield self.each(brought.sum(axis))
 
     @property
     def crossing(self) -> float:
-        """Bytes that a rank sends to other replicas, at the least."""
+        """The least bytes that a rank must send to other replicas."""
         return 2 * (1 - 1 / self.shape[0]) * self.nbytes / self.shape[1]
 
     @property
     def sent(self) -> float:
+        """The least bytes that a rank must send in all."""
         return (1 - 1 / self.shape[1]) * self.nbytes + self.crossing
 
     def __str__(self) -> str:
@@ -75,42 +80,47 @@ def worlds(draw: Draw) -> dict[int, list[Grid]]:
         2: [*grid(1, 2), *grid(2, 1)],
         4: [
             *(*grid(2, 2), *grid(2, 2, dtype=BF16), *grid(4, 1), *grid(1, 4, dtype=F32)),
-            *(*grid(2, 2, by=1000, dtype=BF16), *grid(2, 2, by=30)),  # the line of success is of the last
+            *(*grid(2, 2, by=1000, dtype=BF16), *grid(2, 2, by=30)),  # the line of success is about the last one
         ],
     }
 
 
 def cut(one: One, parts: int) -> str | bool:
-    """Into so many, and they are not the shards."""
+    """Return a phrase if the gradient was cut into so many parts, and the shards are not as many; else False."""
     wrong = isinstance(one.received, Tensor) and parts != one.world.shape[1]
     return wrong and one.received.numel() * parts == one.world.size[0] and f"returned {one.description}"
 
 
 def times(factors: Callable[[int, int], set[float]]) -> Callable[[One], str | None]:
-    return lambda one: one.made(lambda found: any(all_are(found, x) for x in factors(*one.world.shape) - {1}))
+    """Return a function that describes a piece that is the mean × one of `factors(replicas, shards)`."""
+    return lambda one: one.describe_times(lambda found: any(all_are(found, x) for x in factors(*one.world.shape) - {1}))
 
 
 def unlike(one: One) -> str | bool:
+    """Return a phrase if replicas of a piece differ in their bits; else False."""
     row = one.world.shape[1]
     replicas = [done.values[""] for done in one.seen.done[one.index % row :: row]]
     return any(not torch.equal(one.received, x) for x in replicas) and "differs from other replicas in its last bits"
 
 
 def crossed(seen: Seen, rank: int) -> int:
-    """Bytes to other replicas, by any op."""
+    """Return the bytes that a rank sent to other replicas, by any operation."""
     row = seen.world.shape[1]
     return sum(size for e in seen.of(rank) for to, size in e.to.items() if to // row != rank // row)
 
 
 def too_much_crossed(sent: Sent) -> str | bool:
-    """By the rank that sends most to other replicas: a ring over all ranks crosses at a few places only."""
+    """Return a phrase if the rank that sends most to other replicas sends too much; else False.
+
+    The maximum counts, since a ring over all ranks crosses between replicas at a few places only.
+    """
     enough, most = sent.world.crossing, max(crossed(sent.seen, rank) for rank in sent.world.members)
     too_much = sent.world.shape[1] > 1 and most > some_more(enough)
     return too_much and f"a rank sent {most:,} bytes to other replicas; {enough:,.0f} are enough"
 
 
 def some_more(size: float) -> float:
-    """What padding may add."""
+    """Return `size` with room for padding."""
     return 1.02 * size + 64
 
 
@@ -124,7 +134,7 @@ EXERCISE = Exercise(
     sends=lambda world: Sends(
         least=world.n * (0.9 * world.sent - 64), enough=lambda rank: some_more(world.sent),
     ),
-    # All that arrives, a piece, and room for another; one more copy makes 2.5.
+    # Enough for all that is received, a piece, and one more piece; another copy of the gradient would make 2.5.
     wide=lambda draw: draw.world(Grid, 4, shape=(2, 2), size=(40_000,), dtype=F32), most=2.25, rest=0.5,
     question="Which gradients went into this piece, and how often?",
     forms=(
@@ -187,10 +197,10 @@ EXERCISE = Exercise(
 
 @answered
 def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(gradient, mesh) -> piece`: this rank's piece of the mean of all ranks' gradients, [n] -> [n / shards].
+    """Check `fn(gradient, mesh) -> piece`: this rank's piece of the mean of all ranks' gradients.
 
-    mesh: a labs.mesh.Mesh with the axes "replicate" and "shard"; the size of the latter divides n.
-    `gradient` stays as it is.
+    gradient: [n], which stays as it is; the piece has [n / shards].
+    mesh: a labs.mesh.Mesh with the axes "replicate" and "shard"; the size of "shard" divides n.
     """
     last = checked(EXERCISE, (fn,), seed).last
     crossing, sent = max((crossed(last, rank), last.sent[rank]) for rank in last.world.members)

@@ -1,12 +1,12 @@
-"""The challenge of 06: choose when each layer is gathered and how long it is held, so that a rank waits least.
+"""The challenge of notebook 06: choose when each layer is gathered and how long it is held, so that a rank waits least.
 
 A step is a list of instructions, in the order in which a rank issues them.  A forward or a backward takes its time, and
-waits for its layer.  A gather puts a message on the wire and returns at once; each backward puts a reduce-scatter
-there.  The wire carries one message at a time, which takes latency + bytes / bandwidth.  A rank holds a layer from its
+waits for its layer.  A gather starts a message and returns at once; each backward starts a reduce-scatter.  The network
+carries one message at a time, which takes latency + bytes / bandwidth.  A rank holds a layer from its
 gather to its drop, and a gradient from its backward until it is reduced (`measured`).
 
 The bound is the larger of two times.  All layers are computed between the first gather and the last reduce-scatter.
-The wire carries a gather and a reduce-scatter of each layer; and the layers that do not fit beside the last layer's
+The network carries a gather and a reduce-scatter of each layer; and the layers that do not fit beside the last layer's
 gradient, when forward turns to backward, are gathered once more.
 """
 
@@ -40,7 +40,10 @@ class Step(NamedTuple):
 
 
 def step(kilobytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Step:
-    """Return a step whose backward takes twice its forward, on a wire of 8 MB/s; milliseconds: each forward's."""
+    """Return a step whose backward takes twice its forward, on a network of 8 MB/s.
+
+    milliseconds: the time of each layer's forward.
+    """
     forward = tuple(each / 1e3 for each in milliseconds)
     nbytes, backward = tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward)
     return Step(nbytes, forward, backward, 1000 * budget, latency, 8e6)
@@ -60,7 +63,7 @@ STEPS = MappingProxyType(
 def measured(program: Program, given: Step) -> tuple[float, int]:
     """Return the seconds from the first instruction to the last reduce-scatter, and the most bytes held at once.
 
-    Raises ValueError for a program that cannot be obeyed.
+    Raise ValueError for a program that cannot be obeyed.
     """
     given = Step(*given)
     layers = range(len(given.nbytes))
@@ -92,6 +95,7 @@ def measured(program: Program, given: Step) -> tuple[float, int]:
 
 
 def bound(given: Step) -> float:
+    """Return the seconds that every step within the budget takes at least."""
     message = given.latency + given.nbytes[0] / given.bandwidth
     again = max(sum(given.nbytes) + given.nbytes[-1] - given.budget, 0)
     sent = 2 * len(given.nbytes) * given.latency + (2 * sum(given.nbytes) + again) / given.bandwidth
@@ -99,6 +103,7 @@ def bound(given: Step) -> float:
 
 
 def used(whole: Tensor, x: Tensor) -> Tensor:
+    """Return the result of a layer."""
     return x + (whole * x).tanh().mean()
 
 

@@ -1,7 +1,8 @@
-"""prefetching: by hooks, the next layer's gather is under way while a layer computes, there and back, and no third is.
+"""prefetching: hooks gather the next layer while a layer computes, in forward and in backward, and never a third.
 
-A model of layers that `labs.fsdp` shards, and gathers only where they are needed, is trained for a step, evaluated, and
-trained again.  Each rank notes, in its order: a layer's gather begun, and waited for; its forward, and its backward.
+`labs.fsdp` shards the layers of a model, and gathers each only when it is needed.  The model is trained for a step,
+evaluated, and trained again.  Each rank records in order: the start of a layer's gather, the wait for it, and the
+layer's forward and backward.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,14 +31,18 @@ ONCE, TRAINED = "right only where no layer comes twice", "right only where no la
 
 @dataclass(frozen=True)
 class Chain(World):
-    """there: the layer that is used first, second, …; one may be used more than once.  frozen: one that is."""
+    """A world with a chain of layers.
+
+    there: the numbers of the layers in the order of forward; a layer may be used more than once.
+    frozen: the number of a frozen layer.
+    """
 
     there: tuple[int, ...] = ()
     frozen: int | None = None
 
     def model(self, notes: list[Any]) -> nn.Sequential:
         generator = self.generator()
-        widths = torch.randperm(6, generator=generator) + 3  # no two layers of one size
+        widths = torch.randperm(6, generator=generator) + 3  # no two layers have the same size
         layers = [Layer(number, int(widths[number]), notes) for number in range(max(self.there) + 1)]
         model = nn.Sequential(*(layers[number] for number in self.there)).double()
         for p in model.parameters():
@@ -48,7 +53,7 @@ class Chain(World):
 
     def batch(self, rank: int) -> Tensor:
         x_BD = torch.randn(3, DIM, generator=self.generator(rank, 1 + self.step), dtype=F64)
-        return x_BD.requires_grad_()  # else PyTorch warns of a hook on the first layer's backward
+        return x_BD.requires_grad_()  # otherwise PyTorch warns about a hook on the first layer's backward
 
     @property
     def trains(self) -> bool:
@@ -78,7 +83,7 @@ class Layer(nn.Module):
         y_BD = torch.tanh(self.down(torch.tanh(self.up(x_BD))))
         if y_BD.requires_grad:
             y_BD.register_hook(lambda _: self.note("backward"))
-        return x_BD + y_BD  # so that all hooks on what comes out are called before that one
+        return x_BD + y_BD  # a new tensor: all hooks on it are called before the one on y_BD
 
 
 def sharding(layer: Any) -> Sharding:
@@ -86,7 +91,7 @@ def sharding(layer: Any) -> Sharding:
 
 
 class Gathers(tap.Listener):
-    """Notes them, each by its layer, while it is entered; and the most layers that are here or on their way."""
+    """A record of the gathers while it is entered, each by its layer, and of the most layers gathered or in flight."""
 
     def __init__(self, layers: dict[int, Any], notes: list[Any]) -> None:
         self.groups, self.notes, self.most = [sharding(layer).group for layer in layers.values()], notes, 0
@@ -94,10 +99,11 @@ class Gathers(tap.Listener):
 
     @property
     def held(self) -> int:
+        """The number of layers that are gathered or in flight."""
         return sum(group.gathered or group.arriving is not None for group in self.groups)
 
     def issued(self, call: tap.Call) -> None:
-        if call.op == "all_gather" and call.outputs[0].dtype is F64:  # and not what ranks compare
+        if call.op == "all_gather" and call.outputs[0].dtype is F64:  # other dtypes are what ranks compare
             call.notes[self] = self.numbers[call.outputs[0].nbytes]
             self.notes.append(("gather", call.notes[self]))
             self.most = max(self.most, 1 + self.held)
@@ -112,6 +118,7 @@ def whole(p: nn.Parameter) -> Tensor | None:
 
 
 def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Play the steps: yield before each, and then a look with the loss, the gradients and the notes."""
     notes: list[Any] = []
     model, mesh = world.model(notes), Mesh((world.n,), ("dp",))
     layers = dict(zip(world.there, model, strict=True))
@@ -138,9 +145,11 @@ def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class Step:
-    """One step on one rank.  uses: (forward or backward, layer), in the order in which they are due.
+    """One step on one rank.
 
-    gathers, waits: (layer, how many uses had begun).  ahead: places of uses that are not the first there, or back.
+    uses: (forward or backward, layer), in the expected order.
+    gathers, waits: (layer, the number of uses that had begun).
+    ahead: the places of the uses that can be gathered ahead: all but the first of forward and the first of backward.
     """
 
     def __init__(self, world: Chain, notes: list[Any], most: int, own: bool) -> None:
@@ -155,12 +164,16 @@ class Step:
         )
 
     def by_use(self, calls: list[tuple[int, int]]) -> dict[int, int]:
-        """How many had begun at its call; without the calls from the first on that is in another order than uses."""
+        """Return {place of a use: the number of uses that had begun at its call}.
+
+        Calls from the first one on that is in another order than the uses are left out.
+        """
         left = list(calls)
         return {k: left.pop(0)[1] for k, (_, n) in enumerate(self.uses) if left and left[0][0] == n}
 
     @property
     def late(self) -> list[int]:
+        """The places of the uses that were not gathered ahead."""
         begun = self.by_use(self.gathers)
         return [k for k in self.ahead if begun.get(k, 0) >= k]
 
@@ -175,17 +188,20 @@ def step_of(seen: Seen) -> Iterator[tuple[str, Step]]:
 
 
 def after_its_backward(step: Step) -> str | None:
-    done = ((n, step.uses[:at], step.uses[at:]) for n, at in step.gathers if at < len(step.uses) - 1)
-    again = (n for n, past, coming in done if ("backward", n) in past and ("backward", n) not in coming)
+    """Return a sentence about a layer that was gathered again after its backward, or None."""
+    gathers = ((n, step.uses[:at], step.uses[at:]) for n, at in step.gathers if at < len(step.uses) - 1)
+    again = (n for n, past, coming in gathers if ("backward", n) in past and ("backward", n) not in coming)
     return first(f"layer {n} was gathered once more when its backward was over" for n in again)
 
 
 def waited_early(step: Step) -> str | None:
+    """Return a sentence about a layer that was waited for too early, or None."""
     begun = step.by_use(step.waits)
     return first(step.describe(k, "waited for before") for k in step.ahead if begun.get(k, k) < k)
 
 
 def late(which: Callable[[Step], list[int]]) -> Callable[[Step], str | bool]:
+    """Return a function that describes a step in which exactly the uses `which(step)` came late."""
     return lambda step: (
         bool(step.late) and step.late == which(step) and step.describe(step.late[0], "not on its way before")
     )
@@ -263,9 +279,9 @@ def two_ranks(draw: Draw) -> Iterator[Chain]:
 
 @answered
 def prefetching(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(model)` adds hooks to an nn.Sequential of layers that are sharded, and gathered only where they are needed.
+    """Check `fn(model)`: it adds hooks to an nn.Sequential of sharded layers, each gathered only when it is needed.
 
-    layer.unshard(async_op=True) begins a layer's gather, unless it is here or on its way, and returns at once.
+    layer.unshard(async_op=True) starts a layer's gather, unless it is gathered or in flight, and returns at once.
     """
     seen = checked(PLAY, (fn,), seed).seen
     most = max(step.most for each in seen for _, step in step_of(each))

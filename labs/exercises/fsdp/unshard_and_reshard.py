@@ -1,4 +1,4 @@
-"""unshard_and_reshard: a group of parameters is there, bit for bit, by one collective; and then its memory is freed."""
+"""unshard_and_reshard: one collective gathers a group of parameters, bit for bit; later its memory is freed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,9 +19,10 @@ from labs.exercises.engine.value import One, as_if
 
 @dataclass(frozen=True)
 class Group(World):
-    """Rank r holds rows r·R to (r + 1)·R of each parameter, R = ceil(rows / N), the last ranks less.
+    """A world with a group of parameters.
 
-    `dtype` is the one that the layer computes in; the shards are of dtype `rest`.
+    Let R = ceil(rows / N).  Rank r holds rows r·R to (r + 1)·R of each parameter, and the last ranks hold fewer.
+    The layer computes in `dtype`; the shards are of dtype `rest`.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -30,11 +31,12 @@ class Group(World):
     whole: ClassVar[str] = "the group"
 
     def wholes(self, step: int) -> list[Tensor]:
-        """All of each parameter as it is in this step: every rank knows it, and the learner's function does not."""
+        """Return all parameters as they are in this step; every rank knows them, the learner's function does not."""
         generator = self.generator(step=step)
         return [torch.randn(shape, generator=generator, dtype=F64).to(self.rest) for shape in self.shapes]
 
     def shards(self, step: int, rank: int) -> list[Tensor]:
+        """Return the rows of each parameter that a rank holds."""
         return [
             whole[rank * rows : (rank + 1) * rows].clone()
             for whole in self.wholes(step)
@@ -47,7 +49,7 @@ class Group(World):
 
     @property
     def brought(self) -> int:
-        """Bytes by a rank, padding included."""
+        """The bytes of a rank's shards in the compute dtype, with padding."""
         return sum(-(-rows // self.ranks) * prod(row) for rows, *row in self.shapes) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -69,20 +71,21 @@ def worlds(draw: Draw) -> dict[int, list[Group]]:
         4: [
             group(4, 5, 6, 1, 2, steps=3),  # the last rank has nothing
             group(4, 80, pick((90, 110)), **low),
-            group(4, 8, 4, steps=1),  # nothing to pad: the line of success is of it
+            group(4, 8, 4, steps=1),  # needs no padding: the line of success is about it
         ],
     }
 
 
 def wide(draw: Draw) -> Group:
-    shapes = (*((64, 32),) * 16, (64,))  # many: a copy of one of them is no copy of the group
+    shapes = (*((64, 32),) * 16, (64,))  # many parameters, so that a copy of one is little beside the group
     return draw.world(Group, 4, shapes=shapes, dtype=BF16, rest=F32, steps=4)
 
 
 def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[..., Any]) -> Iterator[Look | None]:
+    """Unshard and reshard the group: yield before each step, and then a look with the states after both calls."""
     fulls = [torch.empty(shape, dtype=world.dtype) for shape in world.shapes]
     names = [f"parameter {number}" for number in range(len(fulls))]
-    views = [full.view(full.shape) for full in fulls]  # what the layer computes with, whatever becomes of fulls
+    views = [full.view(full.shape) for full in fulls]  # the layer computes with these, even if fulls are replaced
     for view in views:
         view.untyped_storage().resize_(0)
     for step in range(world.steps):
@@ -94,7 +97,7 @@ def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[...
         for name, view in zip(names, () if world.held else views, strict=False):
             if there(view):
                 values[name] = view.clone()
-                view.fill_(float("nan"))  # or the same memory might come back with the right numbers in it
+                view.fill_(float("nan"))  # otherwise the same memory might come back with the right numbers
         reshard(fulls)
         dropped = [state(*one, whole=False) for one in zip(fulls, views, given, names, strict=True)]
         changed = not all(there(x) and torch.equal(x, y) for x, y in zip(shards, before, strict=False))
@@ -102,11 +105,17 @@ def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[...
 
 
 def there(x: Tensor) -> bool:
-    """Reading what is not there ends the process."""
+    """Return whether the storage holds all elements; to read others would end the process."""
     return x.untyped_storage().nbytes() >= x.nbytes
 
 
 def state(full: Tensor, view: Tensor, given: str, of: str, whole: bool) -> dict[str, Any]:
+    """Return the state that a call has left of a parameter.
+
+    given: the parameter in words, before the call.
+    of: its name.
+    whole: whether its storage should be full, or else empty.
+    """
     storage = full.untyped_storage()
     same = storage._cdata == view.untyped_storage()._cdata
     sizes = {"nbytes": storage.nbytes(), "expected": whole * view.nbytes}
@@ -122,22 +131,24 @@ def expected(world: Group, step: int | None = None) -> list[dict[str, Tensor]]:
 
 
 def among(one: One, numbers: Tensor) -> Tensor:
-    """Which of those that are wrong."""
+    """Return for each wrong element whether it is one of these numbers."""
     return torch.isin(one.received[one.received != one.expected], numbers)
 
 
 def own(one: One) -> Tensor:
+    """Return the rank's own rows of the parameter."""
     return by_name(one.world, one.world.shards(one.world.step, one.rank))[one.name]
 
 
 def others(one: One) -> Tensor:
+    """Return the elements of all other parameters."""
     return torch.cat(
         [one.expected.flatten()[:0], *(x.flatten() for n, x in one.expected_by_name[0].items() if n != one.name)]
     )
 
 
 def collectives(sent: Sent) -> int:
-    """By any rank."""
+    """Return the most collectives that a rank has called."""
     apart = ("send", "recv", "barrier")
     return max(sum(event.op not in apart for event in sent.seen.of(rank)) for rank in sent.world.members)
 
@@ -186,7 +197,7 @@ PLAY = Play(
         (each_after("reshard"), (NOT_FREED, OTHER_MEMORY, ANOTHER)),
         (on_each_rank, (SHARD_CHANGED, *AFTERMATH)),
         (budgeted(lambda world: Sends(
-            # Once at the least: others may hand it on.
+            # Each rank's rows leave it at least once: other ranks may pass them on.
             least=world.nbytes, enough=lambda rank: 1.02 * (world.n - 1) * world.brought + 64,
             messages=lambda rank: world.n - 1,
         )), (
@@ -218,16 +229,18 @@ PLAY = Play(
         "something is kept from the call": "Which of your variables still refers to what was gathered?",
         "full copies are kept": "One copy travels, and the layer computes with another: what is the third?",
     },
-    wide=wide, most=2.75,  # two of it, and some pieces; a third one makes 3
+    wide=wide, most=2.75,  # two copies of the group, and some pieces; a third copy would make 3
 )
 # fmt: on
 
 
 @answered
 def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any], seed: int) -> str:
-    """`unshard(shards, fulls)` fills the storage of each full from everybody's shards; `reshard(fulls)` empties it.
+    """Check `unshard(shards, fulls)` and `reshard(fulls)`.
 
-    shards: this rank's rows of each parameter, perhaps of another dtype, perhaps none; fulls: [rows, ...], empty.
+    unshard fills the storage of each full from the shards of all ranks; reshard empties it.
+    shards: this rank's rows of each parameter; there may be none, and their dtype may be another.
+    fulls: the parameters, [rows, ...], with empty storages.
     """
     passed = checked(PLAY, (unshard, reshard), seed)
     last = passed.seen[-1]

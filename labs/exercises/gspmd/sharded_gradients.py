@@ -106,7 +106,7 @@ def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
     try:
         run = on_virtual_devices(in_shards, fn, seed)
     except Wrong as wrong:
-        raise wrong.told_by(SHAPES) from None
+        raise wrong.with_row(SHAPES) from None
     refuse(SHARDED, run, f"on {N} devices ", "What is added up, over which devices, and divided by what?")
     sent, n = sum(one.sent for one in run.sent), run.weights
     return f"right on {N} devices; each sends {sent} bytes for weights of {n}: gathered once, reduce-scattered once"

@@ -1,7 +1,7 @@
-"""neighbours: where is a rank on a mesh, and which ranks are along each axis with it?
+"""neighbours: where is a rank on a mesh, and which ranks share each axis with it?
 
-Arithmetic on meshes of one to four axes, of one rank up to some thousand, each asked about many of its ranks: on a
-process whose own number tells nothing about them.
+The function is tried on meshes of one to four axes and of one rank up to some thousand, for many ranks of each.  It
+runs on a process whose own rank tells nothing about the answer.
 """
 
 import random
@@ -15,12 +15,13 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Seen, Sheet, on_paper
 
-MOST = 64  # ranks of a mesh that are asked
+MOST = 64  # ranks of a mesh that the function is called for
 Shape = tuple[int, ...]
 Place = tuple[list[int], list[list[int]]]  # a coordinate, and the group along each axis
 
 
 def place(mesh: Tensor, rank: int) -> Place:
+    """Return the coordinate of a rank, and the group of ranks along each axis."""
     at = (mesh == rank).nonzero()[0].tolist()
     return at, [mesh[(*at[:axis], slice(None), *at[axis + 1 :])].tolist() for axis in range(len(at))]
 
@@ -30,7 +31,7 @@ def right(shape: Shape, rank: int) -> Place:
 
 
 def columns_first(shape: Shape, rank: int) -> Place:
-    """As if the first axis were made of neighbours."""
+    """Return the place on a mesh whose first axis has consecutive ranks."""
     turned = torch.arange(prod(shape)).view(shape[::-1])
     return place(turned.permute(*reversed(range(turned.ndim))), rank)
 
@@ -66,7 +67,7 @@ def whole(found: Any) -> bool:
 
 
 def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen], str | None]:
-    """Whether on all meshes of as many axes this part is what it would be so."""
+    """Return a function that tells whether this part is `other(shape, rank)` on all meshes with as many axes."""
 
     def matches(seen: Seen) -> str | None:
         axes = len(seen.sheet.arguments[0])
@@ -77,12 +78,12 @@ def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen]
 
 
 def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[Seen], str | None]:
-    """Whether each group has become this: of the rank, and the group that is due."""
+    """Return a function that tells whether each group is `change(rank, expected group)`."""
     return part_as_if(1, lambda shape, rank: [change(rank, group) for group in right(shape, rank)[1]])
 
 
 def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], str | None]:
-    """Whether this part is wrong in this way: (found, due)."""
+    """Return a function that tells whether this part is wrong and passes `test(received, expected)`."""
 
     def matches(seen: Seen) -> str | None:
         found, expected = seen.received[part], list(seen.sheet.expected[part])
@@ -92,11 +93,12 @@ def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], s
 
 
 def beyond(sheet: Sheet, found: Place) -> bool:
+    """Return whether a group has a rank that does not exist."""
     return any(rank >= prod(sheet.arguments[0]) for group in found[1] for rank in group)
 
 
 def beside(rank: int, group: list[int]) -> list[int]:
-    """A run of consecutive ranks of the axis's size."""
+    """Return a run of consecutive ranks, as long as the axis."""
     first = rank // len(group) * len(group)
     return list(range(first, first + len(group)))
 
@@ -143,7 +145,7 @@ MISTAKES = (
 
 @answered
 def neighbours(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(shape, rank) -> (coordinate, groups)`: the rank's place on the mesh, and by axis, the ranks along it."""
+    """Check `fn(shape, rank) -> (coordinate, groups)`: the rank's place on the mesh, and the ranks along each axis."""
     asked = sheets(seed)
     on_paper(fn, asked, MISTAKES, "Write the ranks down as rows of the last axis: where is this one?")
     meshes = len({sheet.arguments[0] for sheet in asked})

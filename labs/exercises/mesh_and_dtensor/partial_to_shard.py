@@ -1,8 +1,9 @@
 """partial_to_shard: each rank's piece, as torch.chunk cuts it, of the sum of all summands.
 
-On 1 to 8 ranks: dims that do not divide, shorter than there are ranks, empty; each dim of one, two and three; five
-dtypes; not contiguous; a group of some ranks; two calls in a row.  The summand stays as it was.  What is sent is a
-reduce-scatter, its padding included.
+The function is tried on 1 to 8 ranks: with dims that the ranks do not divide, that are shorter than the number of
+ranks, or that are empty; with each dim of tensors of one to three dims; with five dtypes; with tensors that are not
+contiguous; in a group of some ranks; and in two calls in a row.  The summand must stay as it was.  The function may
+send the bytes of a reduce-scatter, including its padding.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends, alone, made
+from labs.exercises.engine.common_mistakes import Sends, alone, made_of
 from labs.exercises.engine.on_ranks import BF16, F32, I32, I64, Draw, Exercise, Given, checked
 from labs.exercises.engine.value import One, as_if
 
-BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
+BUDGET = (64, 96)  # the shape of the tensor whose bytes stand in the line of success
 EMPTY = "right only where no piece is empty"
 
 
@@ -57,11 +58,12 @@ def dim_of(world: Given) -> int:
 
 
 def longest(world: Given) -> int:
+    """Return the length of the longest piece along the dim."""
     return -(-world.shape[dim_of(world)] // world.n)
 
 
 def pieces(world: Given, whole: Tensor, dim: int | None = None) -> list[Tensor]:
-    """No elements behind the end."""
+    """Return the piece of each rank; those behind the end of the dim have no elements."""
     dim = dim_of(world) if dim is None else dim
     cut = list(whole.chunk(world.n, dim))
     return cut + [whole.narrow(dim, 0, 0)] * (world.n - len(cut))
@@ -73,23 +75,26 @@ def sends(world: Given) -> Sends:
 
 
 def rotated(world: Given) -> Iterator[list[Tensor]]:
+    """Return an iterator over the ways in which every rank has another rank's piece."""
     cut = pieces(world, world.total)
     return (cut[shift:] + cut[:shift] for shift in range(1, world.n))
 
 
 def in_memory_order(world: Given) -> list[Tensor | None]:
-    """Runs of the flat sum, and not pieces along the dim."""
+    """Return runs of the flat sum in place of pieces along the dim; None if a run is too short."""
     cut, flat = pieces(world, world.total), world.total.flatten()
     runs = [flat[i * x.numel() : (i + 1) * x.numel()] for i, x in enumerate(cut)]
     return [run.reshape(x.shape) if run.numel() == x.numel() else None for run, x in zip(runs, cut, strict=True)]
 
 
 def sums_at_other_places(one: One) -> bool:
+    """Return whether all numbers are elements of the sum."""
     whole = one.world.total.flatten().double()
     return bool((one.received.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
 
 
 def of_shape(matches: Callable[[One], bool]) -> Callable[[One], str | bool]:
+    """Return a function that describes a tensor of a wrong shape, if it `matches`."""
     return lambda one: (
         isinstance(one.received, Tensor)
         and one.received.shape != one.expected.shape
@@ -99,11 +104,13 @@ def of_shape(matches: Callable[[One], bool]) -> Callable[[One], str | bool]:
 
 
 def along_another_dim(one: One) -> bool:
+    """Return whether the shape is that of a piece along another dim."""
     others = [dim for dim in range(len(one.world.shape)) if dim != dim_of(one.world)]
     return any(one.received.shape == pieces(one.world, one.world.total, dim)[one.index].shape for dim in others)
 
 
 def padded(one: One) -> bool:
+    """Return whether the piece still has its padding."""
     longer = one.received.numel() > one.expected.numel() and one.received.ndim == one.expected.ndim
     return longer and one.received.shape[dim_of(one.world)] == longest(one.world)
 
@@ -115,7 +122,7 @@ EXERCISE = Exercise(
     summands=lambda world, index: [pieces(world, x)[index] for x in world.xs],
     sends=sends,
     wide=lambda draw: draw.given(4, (256, 128), dtype=F32, args={"dim": 1}),
-    most=4.5, rest=0.25,  # the summand laid out anew and padded, and what arrives
+    most=4.5, rest=0.25,  # room for a padded copy of the summand, and for what is received
     question="Of which summands, and of which of their elements, is this made?",
     forms=(
         Mistake("the whole sum instead of a piece",
@@ -126,7 +133,7 @@ EXERCISE = Exercise(
         Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
     ),
     mistakes=(
-        Mistake("one's own summand", "Where are the others' summands?", made(alone),
+        Mistake("one's own summand", "Where are the others' summands?", made_of(alone),
                 symptom="no error, and numbers that are too small: a summand was taken for the tensor"),
         Mistake("the pieces are rotated", "Which piece is rank r's?", as_if(rotated)),
         Mistake("cut in the order of memory",
@@ -145,7 +152,7 @@ EXERCISE = Exercise(
 
 @answered
 def partial_to_shard(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(summand, dim, group=None) -> piece`: this rank's, along dim, of the sum of all ranks' summands."""
+    """Check `fn(summand, dim, group=None) -> piece`: this rank's piece, along dim, of the sum of all summands."""
     recording = checked(EXERCISE, (fn,), seed).recording
     most = max(recording.sent(rank, 0) for rank in range(4)) / (4 * prod(BUDGET))
     return f"you sent {most:.2f} × the tensor per rank; the least possible is 0.75 ×"

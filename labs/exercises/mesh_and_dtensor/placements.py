@@ -1,14 +1,14 @@
-"""Are these the placements of DDP, ZeRO 1, 2, 3 and HSDP?  A job obeys them: one training step of a few weights.
+"""placements: are these the placements of DDP, ZeRO 1, 2, 3 and HSDP?  A job trains a few weights by them for one step.
 
-What the placements say about P, G and S is all that a strategy is:
+The placements of P, G and S are all that makes a strategy:
 
-    rest        each rank holds its block of P and S
-    forward     P to Replicate(), for backward again                        (what is whole already costs nothing)
-    backward    each rank's gradient is a summand of the mean: Partial()    to G's placements
-    step        G to S's placements; P's block there is updated             back to P's placements
+    between     each rank holds its block of P and S
+    forward     P goes to Replicate(), and once more for backward; nothing is sent if P is whole already
+    backward    each rank's gradient is a summand of the mean, Partial(), and goes to G's placements
+    step        G goes to S's placements; P's block there is updated, and goes back to P's placements
 
-On 6 ranks, ("dp",) of 6 or ("replicate", "shard") of 2 × 3.  The bytes held of each kind and the bytes sent must be the
-strategy's (labs.cost's formulas), the new weights one process's.
+The job has 6 ranks, as ("dp",) of 6 or ("replicate", "shard") of 2 × 3.  The bytes held of each kind and the bytes sent
+must be those of the strategy, by the formulas of labs.cost, and the new weights those of one process.
 """
 
 import random
@@ -34,11 +34,11 @@ from labs.mesh import Mesh
 
 MESHES = {"dp": (6,), "hsdp": (2, 3)}
 AXES = {"DDP": "dp", "ZeRO 1": "dp", "ZeRO 2": "dp", "ZeRO 3": "dp", "HSDP": "hsdp"}
-SHAPES = ((18, 36), (7, 11))  # the first divides along both dims: its bytes are compared; the other's numbers
+SHAPES = ((18, 36), (7, 11))  # the ranks divide both dims of the first weight, whose bytes are compared
 N, REPLICAS, SHARDS = 6, 2, 3
 ALL_REDUCE, HALF = 2 * (N - 1) / N, (N - 1) / N
-# By strategy: P, G and S held, and bytes sent in a step; × the model.  AdamW's S is twice as large as P.
-DUE = {
+# {strategy: (P, G and S held, sent in a step)}, × the bytes of the model.  AdamW's S is twice as large as P.
+EXPECTED = {
     "DDP": (1, 1, 2, ALL_REDUCE),
     "ZeRO 1": (1, 1, 2 / N, 2 * HALF),
     "ZeRO 2": (1, 1 / N, 2 / N, 2 * HALF),
@@ -62,7 +62,7 @@ class Case(shared.Case):
 
 @dataclass
 class Obeyed(Outcome):
-    """By strategy: bytes held of P, G and S of the first weight; the weights after the step, whole."""
+    """The outcome on a rank, per strategy: the bytes of the first weight's P, G and S, and the whole new weights."""
 
     table: Any = None
     held: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -71,7 +71,10 @@ class Obeyed(Outcome):
 
 @answered
 def placements(fn: Callable[..., Any], seed: int) -> str:
-    """`fn() -> {strategy: (P, G, S)}`: the placements of each, along ("dp",); of HSDP along ("replicate", "shard")."""
+    """Check `fn() -> {strategy: (P, G, S)}`: the placements of each kind, per strategy.
+
+    The placements are along ("dp",), and those of HSDP along ("replicate", "shard").
+    """
     case = Case(random.Random(seed).randrange(2**40), N)
     results = job(obey_all, fn, case, ranks=N)
     for rank, outcome in enumerate(results):
@@ -90,21 +93,24 @@ def placements(fn: Callable[..., Any], seed: int) -> str:
 
 
 def updated(case: Case) -> list[Tensor]:
-    """What one process makes of it."""
+    """Return the weights after a step on one process."""
     gradients = zip(*(case.gradients(rank) for rank in range(N)), strict=True)
     return [stepped(w, torch.stack(all_).mean(0)) for w, all_ in zip(case.weights(), gradients, strict=True)]
 
 
 def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
-    """AdamW's first step, without decay: element by element, as all that ZeRO is good for."""
+    """Return a weight after AdamW's first step without decay, which is elementwise, as ZeRO needs it."""
     return weight - 0.1 * gradient / (gradient.abs() + 1e-8)
 
 
 def obey_all(fn: Callable[..., Any], case: Case) -> Obeyed:
+    """Return the outcome of a step of each strategy by the learner's table."""
     with Aftermath() as aftermath:
         found = Obeyed(table=noted(case, fn))
-    aftermath.tell(found)
-    meshes = {axes: mesh_of(axes) for axes in MESHES}  # before the first step: ranks agree on a mesh by messages
+    aftermath.write_to(found)
+    meshes = {
+        axes: mesh_of(axes) for axes in MESHES
+    }  # made before the first step, since ranks agree on a mesh by messages
     for strategy, axes in AXES.items():
         mark("step")
         if obeyable(strategy, found.table):
@@ -120,6 +126,7 @@ def mesh_of(axes: str) -> Mesh:
 
 
 def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[tuple[int, ...], list[Tensor]]:
+    """Train for one step by these placements; return the bytes held of the first weight, and the whole weights."""
     P, G, S = (tuple(kind) for kind in kinds)
     whole, summand = (Replicate(),) * mesh.ndim, (Partial(),) * mesh.ndim
     held, after = (), []
@@ -128,7 +135,7 @@ def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[
         block = weight[layout.block(mesh.get_coordinate()).slices].clone()
         for _ in ("forward", "backward"):
             redistribute(block, layout, whole, mesh)
-        # The last axis first: what is cut along it makes the summands along the others smaller.
+        # The last axis goes first: a cut along it makes the summands along the other axes smaller.
         last = (*summand[:-1], G[-1])
         mine = redistribute(gradient / N, layout.but(summand), last, mesh)
         mine = redistribute(mine, layout.but(last), G, mesh)
@@ -137,13 +144,15 @@ def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[
         own = redistribute(block, layout, S, mesh)
         block = redistribute(stepped(own, mine), layout.but(S), P, mesh)
         if weight.shape == SHAPES[0]:
-            mark("end")  # what comes now is looked at for its numbers
+            mark("end")  # only the numbers matter from here on
         after.append(redistribute(block, layout, whole, mesh))
     return held, after
 
 
 @dataclass(frozen=True)
 class Form:
+    """The form of a table, asked about one strategy."""
+
     strategy: str
     table: Any
 
@@ -180,7 +189,7 @@ FORM = (
             "summand? Can AdamW step with a summand of its moments?",
             lambda form: any(p.is_partial() for kind in (form.kinds[0], form.kinds[2]) for p in kind)
             and f"P and S are {form.kinds[0]} and {form.kinds[2]}"),
-    # The bytes do not tell: to be made whole then or later costs the same.
+    # The bytes do not show it: a gradient that is made whole later costs the same.
     Mistake("the gradient stays a summand", "What does each rank find in .grad after the backward: the mean over all "
             "ranks, or its own part of the sum?",
             lambda form: form.strategy in ("DDP", "HSDP") and any(p.is_partial() for p in form.kinds[1])
@@ -192,7 +201,7 @@ FORM = (
 
 @dataclass(frozen=True)
 class Seen:
-    """What was held of P, G and S, and sent, in bytes; and what is due."""
+    """The bytes of P, G and S that a rank holds, and those that it sends: received and expected."""
 
     strategy: str
     kinds: Sequence[Sequence[Placement]]
@@ -200,18 +209,19 @@ class Seen:
 
     @property
     def expected(self) -> tuple[float, ...]:
-        return tuple(times * prod(SHAPES[0]) * 8 for times in DUE[self.strategy])
+        return tuple(times * prod(SHAPES[0]) * 8 for times in EXPECTED[self.strategy])
 
     def off(self, index: int) -> float:
-        """How many times too much; 1 where it is right."""
+        """Return the received bytes ÷ the expected ones, and exactly 1 if they agree."""
         ratio = self.received[index] / self.expected[index]
         return 1 if abs(ratio - 1) < 1e-9 else ratio
 
-    def said(self, index: int) -> str:
+    def describe(self, index: int) -> str:
+        """Return a sentence about the bytes held of a kind, or about those sent."""
         what = ("each rank holds {:,} bytes of P", "each rank holds {:,} bytes of G", "each rank holds {:,} bytes of S",
                 "a rank sends {:,} bytes in a step")[index]  # fmt: skip
-        said, expected = what.format(self.received[index]), self.expected[index]
-        return f"as the table says, {said}; with {self.strategy} it is {expected:,.0f}"
+        clause, expected = what.format(self.received[index]), self.expected[index]
+        return f"as the table says, {clause}; with {self.strategy} it is {expected:,.0f}"
 
     @property
     def wrong(self) -> int | None:
@@ -219,7 +229,7 @@ class Seen:
 
 
 def kind_is(index: int, more: bool) -> Callable[[Seen], str | bool]:
-    return lambda seen: seen.wrong == index and (seen.off(index) > 1) == more and seen.said(index)
+    return lambda seen: seen.wrong == index and (seen.off(index) > 1) == more and seen.describe(index)
 
 
 def sharded(seen: Seen, index: int) -> list[bool]:
@@ -231,14 +241,15 @@ OBEY = "Follow a gradient through the step: where does it become the mean, and a
 OBEYED = (
     Mistake("nothing is sharded", "Of what does a rank of this strategy keep only a part?",
             lambda seen: seen.strategy != "DDP" and seen.wrong is not None
-            and not any(any(sharded(seen, index)) for index in range(3)) and seen.said(seen.wrong)),
+            and not any(any(sharded(seen, index)) for index in range(3)) and seen.describe(seen.wrong)),
     Mistake("sharded over the wrong axis",
             "Along which axis do the ranks hold the same, and along which do they share?",
             lambda seen: seen.strategy == "HSDP" and any(sharded(seen, index) == [True, False] for index in range(3))
-            and seen.said(seen.wrong),
+            and seen.describe(seen.wrong),
             symptom="HSDP that gathers across nodes, where it should gather inside of them"),
     Mistake("sharded over both axes", "If nothing is there twice, what is the axis of replicas for?",
-            lambda seen: any(sharded(seen, index) == [True, True] for index in range(3)) and seen.said(seen.wrong)),
+            lambda seen: any(sharded(seen, index) == [True, True] for index in range(3))
+            and seen.describe(seen.wrong)),
     Mistake("P is sharded", "What does the next forward begin with, in this strategy?", kind_is(0, more=False)),
     Mistake("P is whole", "What does a rank of this strategy keep of the parameters between two uses?",
             kind_is(0, more=True)),

@@ -1,7 +1,7 @@
-"""Are these the rows that five operations lack in the table of rules?  A job computes by them.
+"""rules: are these the rows that five operations lack in the table of rules?  A job computes with them.
 
 An operation is tried on every layout that its inputs can have along one axis of three ranks.  Its numbers must be those
-of whole tensors; and the rank must send no more than by the course's own row, which allows all that is right.
+of whole tensors, and a rank must send no more than with the course's own row, which allows every layout that is right.
 """
 
 import random
@@ -34,7 +34,11 @@ LINEAR = ("", "each", "first", "together")
 
 @dataclass(frozen=True)
 class Operation:
-    """shapes: of its inputs; letters, linear: the course's row.  No dim is so short that a rank would have no block."""
+    """An operation that labs.dtensor refuses, with the course's own row for it.
+
+    shapes: the shapes of its inputs; each dim is long enough for a block on every rank.
+    letters, linear: the course's row.
+    """
 
     do: Callable[..., Tensor]
     shapes: tuple[tuple[int, ...], ...]
@@ -43,7 +47,7 @@ class Operation:
 
     @property
     def layouts(self) -> list[tuple[Placement, ...]]:
-        """One placement for each input."""
+        """All layouts, each with one placement per input."""
         every = [[Replicate(), *map(Shard, range(len(shape))), Partial()] for shape in self.shapes]
         return list(product(*every))
 
@@ -67,9 +71,11 @@ class Case(shared.Case):
 
 @dataclass
 class Computed(Outcome):
-    """By operation and layout, in the order of TRIED: the whole result, or in words why there is none; bytes sent.
+    """The outcome on a rank.
 
-    enough: bytes, by the course's rows.
+    table: the learner's table.
+    received: (the whole result, or a sentence that says why there is none; bytes sent), in the order of TRIED.
+    enough: the bytes sent with the course's rows, in the same order.
     """
 
     table: Any = None
@@ -81,10 +87,10 @@ class Computed(Outcome):
 
 
 def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
-    """By the learner's rows, and then by the course's."""
+    """Return the outcome of all operations with the learner's rows, and the bytes that the course's rows send."""
     with Aftermath() as aftermath:
         done = Computed(table=noted(case, fn))
-    aftermath.tell(done)
+    aftermath.write_to(done)
     if not any(row.matches(Form(name, done.table)) for name in OPERATIONS for row in FORM):
         done.received, done.enough = list(by_rows(done.table, case)), enough(case)
     done.table = done.table if isinstance(done.table, dict) else show(done.table)
@@ -93,45 +99,48 @@ def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
 
 @cache
 def enough(case: Case) -> list[int]:
-    """The same for every table that is tried in a job."""
+    """Return the bytes that the course's rows send, which are the same for every table that is tried in a job."""
     course = {name: (each.letters, each.linear) for name, each in OPERATIONS.items()}
     return [sent for _, sent in by_rows(course, case)]
 
 
 def by_rows(table: Mapping[str, Any], case: Case) -> Iterator[tuple[Tensor | str, int]]:
+    """Yield (whole result, or a sentence that says why there is none; bytes sent) for all that is TRIED."""
     mesh = Mesh((RANKS,), ("a",))
     RULES.update({name: Rule(*table[name], tensors=len(each.shapes)) for name, each in OPERATIONS.items()})
-    prepare.cache_clear()  # it knows the rows before these
+    prepare.cache_clear()  # it holds results of the rows before these
     for name, layout in TRIED:
         inputs = [laid_out(x, mesh, placement) for x, placement in zip(case.inputs(name), layout, strict=True)]
         with CommunicationWatch() as watch:
             try:
                 y = OPERATIONS[name].do(*inputs)
                 expected = y.spec.block(mesh.get_coordinate()).shape
-                told = (
+                problem = (
                     "" if expected == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {expected}"
                 )
             except (RuntimeError, ValueError) as error:
-                told = str(error).splitlines()[0]
-        matches = torch.tensor(not told)
+                problem = str(error).splitlines()[0]
+        matches = torch.tensor(not problem)
         dist.all_reduce(matches, op=dist.ReduceOp.MIN)
-        found = y.full_tensor() if matches else f"the blocks do not make up the result ({told or 'on another rank'})"
+        found = y.full_tensor() if matches else f"the blocks do not make up the result ({problem or 'on another rank'})"
         yield found, sum(row["sent"] for row in watch.tape)
 
 
 def laid_out(x: Tensor, mesh: Mesh, placement: Placement) -> DTensor:
-    """Of summands, rank r has r + 1 sixths."""
+    """Return a DTensor of this placement; of a sum, rank r has (r + 1) / 6 as its summand."""
     spec = Spec(tuple(x.shape), mesh.shape, (placement,))
     share = (mesh.rank + 1) / 6 if placement.is_partial() else 1
     block = share * x[spec.block(mesh.get_coordinate()).slices]
     return DTensor.from_local(block, mesh, [placement], shape=x.shape)
 
 
-# ---- what is judged --------------------------------------------------------------------------------------
+# ---- the judge -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Form:
+    """The form of a table, asked about one operation."""
+
     name: str
     table: Any
 
@@ -141,7 +150,7 @@ class Form:
 
     @property
     def counts(self) -> list[list[int]]:
-        """Dims of inputs and output, as the letters have them, and as they are."""
+        """[dims of inputs and of the result as in the letters, the right ones]; [] if both are equal."""
         operation = OPERATIONS[self.name]
         written = [[len(dims) for dims in side.split(",")] for side in self.row[0].split("->")]
         expected = [[len(dims) for dims in side.split(",")] for side in operation.letters.split("->")]
@@ -168,7 +177,11 @@ FORM = (
 
 @dataclass(frozen=True)
 class Seen:
-    """An operation; where its numbers are wrong, or more is sent than has to be, in words."""
+    """An operation whose row was tried.
+
+    wrong: a sentence about wrong numbers, or "".
+    more: a sentence about bytes that need not be sent, or "".
+    """
 
     name: str
     row: tuple[str, str]
@@ -176,7 +189,7 @@ class Seen:
     more: str
 
     def ways(self, more: bool) -> list[Way]:
-        """Those that are too many in the learner's row, or that it lacks."""
+        """Return the ways that the learner's row has too many, if `more`; otherwise those that it lacks."""
         own = OPERATIONS[self.name]
         mine, expected = ways(*self.row), ways(own.letters, own.linear)
         return [way for way in (mine if more else expected) if way not in (expected if more else mine)]
@@ -186,7 +199,7 @@ class Seen:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether a way has the right inputs, and another result."""
+        """Whether one of the learner's ways has the right inputs and another result."""
         lacking = {way.inputs for way in self.ways(more=False)}
         return any(way.inputs in lacking for way in self.ways(more=True))
 
@@ -215,7 +228,7 @@ def worded(name: str, layout: tuple[Placement, ...]) -> str:
 
 @answered
 def rules(fn: Callable[..., Any], seed: int) -> str:
-    """`fn() -> {operation: (letters, linear)}`: rows for five operations that labs.dtensor refuses."""
+    """Check `fn() -> {operation: (letters, linear)}`: rows for five operations that labs.dtensor refuses."""
     case = Case(random.Random(seed).randrange(2**40), RANKS)
     results = job(compute_all, fn, case, ranks=RANKS, record=None)
     for rank, outcome in enumerate(results):
@@ -233,17 +246,19 @@ def rules(fn: Callable[..., Any], seed: int) -> str:
 
 
 def wrong_numbers(results: Any, case: Case, step: int) -> str:
+    """Return a sentence about the first rank with wrong numbers, or ""."""
     name, layout = TRIED[step]
     expected = OPERATIONS[name].do(*case.inputs(name))
     for rank, outcome in enumerate(results):
         found, _ = outcome.received[step]
         if isinstance(found, str) or not close(found, expected, 1e-9):
-            told = found if isinstance(found, str) else "the numbers are not those of whole tensors"
-            return f"{worded(name, layout)}: on rank {rank} {told}"
+            problem = found if isinstance(found, str) else "the numbers are not those of whole tensors"
+            return f"{worded(name, layout)}: on rank {rank} {problem}"
     return ""
 
 
 def too_much(results: Any, step: int) -> str:
+    """Return a sentence about the first rank that sends more than the course's row does, or ""."""
     for rank, outcome in enumerate(results):
         mine, expected = outcome.received[step][1], outcome.enough[step]
         if mine > expected:

@@ -1,4 +1,4 @@
-"""The challenge of 05: choose the stops at which a tensor changes its layout, so that the fewest bytes are sent.
+"""The challenge of notebook 05: choose the stops at which a tensor changes its layout, for the fewest bytes sent.
 
 A real job takes each path with `DTensor.redistribute`, and the recording counts the bytes.
 
@@ -25,7 +25,7 @@ from labs.mesh import Mesh
 
 SHAPE, MESH = (24, 16), (2, 2, 2)
 RANKS, ITEM = prod(MESH), 8  # bytes of a float64
-MOST = 12  # stops: more are not needed, and each takes time
+MOST = 12  # stops of a path; more are not needed, and each takes time
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
 Layout = tuple[Placement, ...]
 WAYS: tuple[tuple[Layout, Layout], ...] = (

@@ -1,4 +1,4 @@
-"""How many bytes are P, G and S?  Of models in float32 and in mixed precision, some of whose tensors are frozen."""
+"""bytes_by_kind: the bytes of P, G and S, for models in float32 and in mixed precision, some with frozen tensors."""
 
 import math
 import random
@@ -8,13 +8,13 @@ from typing import Any
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
-Parameters = Sequence[tuple[tuple[int, ...], bool]]  # of each tensor its shape, and whether it is trained
-FULL, LOW = (4, 4, 8, 4), (2, 2, 12, 0)  # bytes of P, G and S per number, and of S per tensor besides
+Parameters = Sequence[tuple[tuple[int, ...], bool]]  # (shape, whether it is trained), for each tensor
+FULL, LOW = (4, 4, 8, 4), (2, 2, 12, 0)  # bytes of P, G and S per number, and further bytes of S per tensor
 
 
 @answered
 def bytes_by_kind(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(parameters, mixed) -> {"P": bytes, "G": bytes, "S": bytes}`, when backward is over."""
+    """Check `fn(parameters, mixed) -> {"P": bytes, "G": bytes, "S": bytes}`: the bytes held when backward is over."""
     draw = random.Random(seed)
     models: list[list[tuple[tuple[int, ...], bool]]] = [
         [((3, 5), True)],
@@ -42,7 +42,12 @@ def by_kind(
     elements: Callable[[tuple[int, ...]], int] = math.prod,
     of_frozen: str = "P",
 ) -> dict[str, int]:
-    """The answer; or a wrong one, by bytes, by elements(shape), or by the kinds that a frozen tensor has."""
+    """Return the right answer; or a wrong one, by other arguments than the defaults.
+
+    full, low: the bytes of each kind, in float32 and in mixed precision.
+    elements: `elements(shape)` counts the numbers in a tensor.
+    of_frozen: the kinds that a frozen tensor has.
+    """
     p, g, s, per_tensor = low if mixed else full
     held = {"P": 0, "G": 0, "S": 0}
     for shape, trained in parameters:

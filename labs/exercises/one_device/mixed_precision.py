@@ -21,15 +21,17 @@ from labs.kit.watch.memory import StorageWatch, timeline
 
 NAMES = ("master", "mean", "square")
 LARGE = 1 << 16  # elements of the parameter whose bytes are measured
-WORK = 40  # bytes per element at work, besides the 16 at rest: the gradient in float32, all three anew, and six more
+WORK = 40  # bytes per element during a step, beyond 16: the gradient in float32, all three tensors anew, and six more
 
 
 @dataclass(frozen=True)
 class Parameters(World):
-    """Updated `updates` times, by other settings and with gradients of another size each time.
+    """Parameters that are updated `updates` times, each time with other settings and larger or smaller gradients.
 
-    scale: of all numbers; second: besides, of the first one's gradient in the second update, None if it has none there.
-    turned: not contiguous.  weighed: its bytes are looked at, and not its numbers.
+    scale: the factor of all numbers.
+    second: a further factor of the first parameter's gradient in the second update; None if it has no gradient there.
+    turned: whether the parameters are not contiguous.
+    weighed: whether the bytes are looked at, and not the numbers.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -45,17 +47,18 @@ class Parameters(World):
         betas = (0.9, 0.95) if odd else (0.8, 0.9)
         return {"lr": self.lr / (1 + odd), "betas": betas, "eps": 1e-8 / (1 + odd), "weight_decay": 0.2 / (1 + odd)}
 
-    def drawn(self, t: int, times: int = 1) -> list[Tensor]:
+    def draw(self, t: int, times: int = 1) -> list[Tensor]:
+        """Return random tensors of the parameters' shapes, `times` larger than the world's scale."""
         generator, scale = self.generator(step=t), self.scale * times
-        drawn = [scale * torch.randn(shape, generator=generator, dtype=F32).to(self.dtype) for shape in self.shapes]
-        return [x.t() if self.turned else x for x in drawn]
+        tensors = [scale * torch.randn(shape, generator=generator, dtype=F32).to(self.dtype) for shape in self.shapes]
+        return [x.t() if self.turned else x for x in tensors]
 
     def parameters(self) -> list[nn.Parameter]:
-        return [nn.Parameter(x) for x in self.drawn(0)]
+        return [nn.Parameter(x) for x in self.draw(0)]
 
     def gradients(self, t: int) -> list[Tensor | None]:
-        """Of update t, from 1; none before it."""
-        first, *others = self.drawn(t, 1 + t % 3) if t else [None] * len(self.shapes)
+        """Return the gradients of update t, which counts from 1; None for all parameters if t is 0."""
+        first, *others = self.draw(t, 1 + t % 3) if t else [None] * len(self.shapes)
         if t == 2:
             first = None if self.second is None else self.second * first
         return [first, *others]
@@ -98,7 +101,7 @@ def script(world: Parameters, remember: Callable[..., Any], step: Callable[..., 
 
 
 def updated(world: Parameters, *functions: Callable[..., Any]) -> Iterator[tuple[str, Parameter]]:
-    """Each parameter after each update, and before the first one."""
+    """Yield each parameter, with words that name it, before the first update and after each."""
     params = [Parameter(world, number, p) for number, p in enumerate(world.parameters())]
     for t in range(world.updates + 1):
         for one in params:
@@ -107,7 +110,7 @@ def updated(world: Parameters, *functions: Callable[..., Any]) -> Iterator[tuple
 
 
 class Parameter:
-    """A parameter, and what is kept for it."""
+    """A parameter, with the optimizer state that the learner's functions keep for it."""
 
     def __init__(self, world: Parameters, number: int, p: nn.Parameter) -> None:
         self.world, self.number, self.p, self.start = world, number, p, p.detach().float()
@@ -129,7 +132,12 @@ class Parameter:
     def by_adamw(
         self, number: Callable[[int], int] = lambda t: t, sign: int = 1, quicker: float = 1, **other: Any
     ) -> Tensor:
-        """Where AdamW takes the master, in float64; with number(t) for update t, and `other` settings."""
+        """Return the master as AdamW computes it in float64; or a wrong one, by other arguments than the defaults.
+
+        number: `number(t)` is the step number that update t uses.
+        sign, quicker: factors of the gradient in the mean, and of the learning rate.
+        other: settings in place of the world's.
+        """
         master = self.start.double()
         mean, square = torch.zeros_like(master), torch.zeros_like(master)
         for t in range(1, self.t + 1):
@@ -142,17 +150,17 @@ class Parameter:
                 master.mul_(1 - lr * settings["weight_decay"]).sub_(lr * mean / (1 - one ** number(t)) / scale)
         return master
 
-    def follows(self, way: Tensor) -> bool:
-        """Whether the master has gone this way, except for float32's rounding, of the way itself and at each step."""
-        if not way.numel():
+    def follows(self, expected: Tensor) -> bool:
+        """Return whether the master has the expected numbers, within float32's rounding of them in each step."""
+        if not expected.numel():
             return True
-        farthest = (way - self.start).abs().max()
-        rounding = 4 * self.t * torch.finfo(F32).eps * torch.maximum(self.start.abs(), way.abs())
-        return bool(((self.master - way).abs() <= 1e-4 * farthest + rounding).all())
+        farthest = (expected - self.start).abs().max()
+        rounding = 4 * self.t * torch.finfo(F32).eps * torch.maximum(self.start.abs(), expected.abs())
+        return bool(((self.master - expected).abs() <= 1e-4 * farthest + rounding).all())
 
 
 def weighed(world: Parameters, remember: Callable[..., Any], step: Callable[..., Any]) -> list[float]:
-    """Bytes per element: the most in two updates, and what is there after each of them."""
+    """Return bytes held per element: the most in two updates, and those after each of them."""
     ends = []
     with StorageWatch() as watch:
         [p] = world.parameters()
@@ -166,34 +174,37 @@ def weighed(world: Parameters, remember: Callable[..., Any], step: Callable[...,
 
 
 def farthest(found: Tensor, expected: Tensor, what: str) -> str:
+    """Return a phrase about the element that differs most."""
     at = int((found - expected).abs().flatten().argmax())
     return f"element {at} of {what} is {instead(found.flatten()[at], expected.flatten()[at])}"
 
 
-def kept(matches: Callable[[Tensor, Parameter], bool], told: str, *names: str) -> Callable[[Parameter], str | None]:
-    """The first of the tensors, or of these, of which it is so."""
+def kept(matches: Callable[[Tensor, Parameter], bool], phrase: str, *names: str) -> Callable[[Parameter], str | None]:
+    """Return a function that describes the first kept tensor, or the first of these names, that `matches`."""
 
     def row(one: Parameter) -> str | None:
         for name in names or NAMES:
             if matches(x := one.kept[name], one):
-                return f"kept[{name!r}] {told.format(show(x), show(one.p), x.flatten()[:1].tolist())}"
+                return f"kept[{name!r}] {phrase.format(show(x), show(one.p), x.flatten()[:1].tolist())}"
         return None
 
     return row
 
 
 def goes(matches: Callable[[Parameter], bool]) -> Callable[[Parameter], str | None]:
-    """Of a master that has not gone the way that it should."""
+    """Return a function that describes a master with wrong numbers, if `matches(parameter)`."""
     return lambda one: (
         None if one.follows(one.expected) or not matches(one) else farthest(one.master, one.expected, "the master")
     )
 
 
 def went(**other: Any) -> Callable[[Parameter], str | None]:
+    """Return a function that describes a master that follows `by_adamw(**other)` instead."""
     return goes(lambda one: one.follows(one.by_adamw(**other)))
 
 
 def apart(one: Parameter) -> str | None:
+    """Return a phrase about a parameter that is not its master, rounded; else None."""
     expected = one.master.to(one.p.dtype)
     return (
         None if torch.equal(one.p, expected) else f"{farthest(one.p, expected, 'the parameter')}, its master, rounded"
@@ -201,6 +212,7 @@ def apart(one: Parameter) -> str | None:
 
 
 def not_three(one: Parameter) -> str | None:
+    """Return a sentence about what is kept, if it is not a dict with the three tensors; else None."""
     if isinstance(one.kept, dict) and all(isinstance(one.kept.get(name), Tensor) for name in NAMES):
         return None
     names = f"a dict of {', '.join(map(repr, one.kept))}" if isinstance(one.kept, dict) else show(one.kept)
@@ -208,6 +220,7 @@ def not_three(one: Parameter) -> str | None:
 
 
 def regraded(one: Parameter) -> bool:
+    """Return whether the gradient is not the one that backward left."""
     found, expected = one.p.grad, one.given
     return expected is not None and (
         found is None or found.dtype is not expected.dtype or not torch.equal(found, expected)
@@ -215,7 +228,7 @@ def regraded(one: Parameter) -> bool:
 
 
 def held(matches: Callable[[float, float, float], str | bool]) -> Callable[[Done], str | bool]:
-    """Of bytes per element: at the most, after one step, after two."""
+    """Return a function that calls `matches` with bytes held per element: the most, after one step, after two."""
     return lambda done: "bytes" in done.facts and matches(*done.facts["bytes"])
 
 
@@ -290,6 +303,9 @@ PLAY = Play(worlds, script, ((on_one_rank, (*as_found(UPDATED), *HELD, *AFTERMAT
 
 @answered
 def mixed_precision(remember: Callable[..., Any], step: Callable[..., Any], seed: int) -> str:
-    """`remember(p)`: {"master", "mean", "square"} in float32; `step(p, kept, t, **settings)`: p follows its master."""
+    """Check `remember(p)` and `step(p, kept, t, **settings)`.
+
+    remember returns {"master", "mean", "square"} in float32; step updates them by AdamW, and p follows its master.
+    """
     rest = checked(PLAY, (remember, step), seed).seen[-1].done[0].facts["bytes"][-1]
     return f"{rest:.2f} bytes per parameter at rest; the least possible is 16"

@@ -90,7 +90,7 @@ def judged(exercise: Listed, sheet: Asked, returned: Any) -> Seen:
         try:
             refuse(table, seen, f"{sheet}: ")
         except Wrong as wrong:
-            named = wrong.also(name)
+            named = wrong.with_name(name)
             if table is not FORM:
                 named.answer = replace(named.answer, picture=schedule(seen.lists))
             raise named from None

@@ -5,7 +5,7 @@ from typing import Any
 
 from labs import pp
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, as_if, form, on_paper, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, as_if, form, on_paper
 
 
 @answered
@@ -51,7 +51,7 @@ BUBBLES = (
     Mistake("p over m, and not p − 1", "With one rank, for whom does it wait?",
             as_if(lambda p, m, v: closed(p + 1, m, v))),
     Mistake("1F1B is given a smaller bubble than GPipe", "What does 1F1B make smaller?",
-            so(lambda found, expected: form(found) == form(expected) and found["1F1B"] < found["GPipe"])),
+            answer_is(lambda found, expected: form(found) == form(expected) and found["1F1B"] < found["GPipe"])),
     Mistake("a fraction of the whole time, and not of the ideal one",
             "The bubble is divided by what the rank would take without it. Which time is that?",
             as_if(lambda p, m, v: {name: x / (1 + x) for name, x in closed(p, m, v).items()})),

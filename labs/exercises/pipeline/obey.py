@@ -309,7 +309,7 @@ def obey(fn: Callable[..., Any], seed: int) -> str:
         seen = checked(PLAY, (fn,), seed).seen
     except Wrong as wrong:
         names = (only for world, only in ONLY.items() if says(rf"\(with .*({world})")(wrong.answer.text))
-        raise wrong.also(next(names, "") if wrong.raised else "") from None
+        raise wrong.with_name(next(names, "") if wrong.raised else "") from None
     same = bits((one.received, one.expected) for each in seen for one in ones(each))
     return (
         f"{len({str(each.world) for each in seen})} lists on 1, 2 and 4 ranks: losses and gradients are one process's"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Seen, Sheet, form, on_paper, plain, so
+from labs.exercises.engine.on_paper import Seen, Sheet, answer_is, form, on_paper, plain
 
 WORDS = ("bubble", "tensor", "gradients", "Python", "memory", "messages")
 
@@ -67,7 +67,8 @@ def at(name: str) -> Callable[[Seen], str | None]:
 # fmt: off
 MISTAKES = (
     Mistake("a word that is not in the list", f"Is each of them one of {', '.join(WORDS)}?",
-            so(lambda found, expected: form(found) == form(expected) and not {*map(str, found.values())} <= {*WORDS})),
+            answer_is(lambda found, expected: form(found) == form(expected)
+                      and not {*map(str, found.values())} <= {*WORDS})),
     Mistake("tensor parallelism's traffic is not seen", "On how many nodes are the 32 ranks that share each layer?",
             at("A")),
     Mistake("the bubble is not seen", "With two stages and one micro-batch, what is (p − 1)/m?", at("B")),

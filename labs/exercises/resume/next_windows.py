@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, as_if, on_paper, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, as_if, on_paper
 
 Order = Callable[[int], list[int]]  # returns the order of an epoch's windows
 JOBS = (  # windows in an epoch, batch, ranks; steps so far
@@ -144,6 +144,6 @@ MISTAKES = (
     Mistake("places in the order, and not windows", "What does order(epoch) say of a place?",
             as_if(lambda order, *job: dealt(lambda epoch: range(len(order(epoch))), *job))),
     Mistake("in another order", "In which order are they read?",
-            so(lambda found, expected: isinstance(found, list) and sorted(map(str, found)) == sorted(map(str,
+            answer_is(lambda found, expected: isinstance(found, list) and sorted(map(str, found)) == sorted(map(str,
             expected)))),
 )

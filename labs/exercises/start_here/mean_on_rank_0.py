@@ -1,4 +1,4 @@
-"""mean_on_rank_0: on rank 0 the mean of all ranks' x, a new tensor, by one message from each other rank."""
+"""mean_on_rank_0: rank 0 computes the mean of all ranks' x, a new tensor, from one message of each other rank."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends, alone, made
+from labs.exercises.engine.common_mistakes import Sends, alone, made_of
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Given, checked
 from labs.exercises.engine.value import as_if
 
 LARGE = 1 << 16
-ENOUGH = 2  # × x, beside it: the sum, and room for a message
+ENOUGH = 2  # × x, beside x itself: the sum, and room for a message
 
 
 def worlds(draw: Draw) -> dict[int, list[Given]]:
@@ -51,7 +51,7 @@ EXERCISE = Exercise(
         least=world.nbytes * (world.n - 1), enough=lambda rank: world.nbytes * (rank > 0),
         messages=lambda rank: rank > 0, ops=("send", "recv"),
     ),
-    # A list of messages, all of them stacked, and the mean: it is a first exercise.
+    # Enough for a list of all messages, a stack of them, and the mean, because it is a first exercise.
     wide=lambda draw: draw.given(4, (LARGE,), dtype=F32), most=9, rest=1,
     question="Which numbers went into this one, and how often?",
     forms=(
@@ -60,12 +60,12 @@ EXERCISE = Exercise(
                 and any(one.near(done.values[""], one.expected) for done in one.seen.done)),
     ),
     mistakes=(
-        Mistake("rank 0 hears nobody", "Which line brings the others' numbers to rank 0?", made(alone),
+        Mistake("rank 0 hears nobody", "Which line brings the others' numbers to rank 0?", made_of(alone),
                 symptom="one rank's own loss in the log, taken for the mean"),
         Mistake("rank 0 is left out", "Which numbers are on rank 0 from the start?",
-                made(lambda times, _: abs(times[0]) < 1e-3 and bool((times[1:].abs() > 1e-3).all()))),
+                made_of(lambda times, _: abs(times[0]) < 1e-3 and bool((times[1:].abs() > 1e-3).all()))),
         Mistake("only one of the other ranks counts", "Who sent each message, and what becomes of the one before it?",
-                made(lambda times, _: len(times) > 2 and (times[1:].abs() > 1e-3).sum() == 1)),
+                made_of(lambda times, _: len(times) > 2 and (times[1:].abs() > 1e-3).sum() == 1)),
         Mistake("the first element for all", "What is the shape of x?", as_if(lambda w: on_rank_0(mean(w).mean(), w))),
     ),
     after=(
@@ -83,7 +83,7 @@ EXERCISE = Exercise(
 
 @answered
 def mean_on_rank_0(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(x)`: on rank 0 the mean of all ranks' x, a new tensor; on the others None.  x stays as it is."""
+    """Check `fn(x)`: on rank 0 it returns the mean of all ranks' x, a new tensor, elsewhere None; x stays as it is."""
     most = checked(EXERCISE, (fn,), seed).most
     return (
         "3 messages on 4 ranks; the least possible is 3. "

@@ -1,4 +1,4 @@
-"""Which part of a tensor is this rank's?  On sizes that divide and do not, down to none at all."""
+"""my_shard: which part of a tensor is this rank's?  Tried on sizes that the ranks divide and others, down to 0."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, as_if, on_paper, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, as_if, on_paper
 
 SIZES = ((8, 4), (8, 3), (10, 4), (9, 4), (2, 4), (0, 3), (7, 1), (1000, 64))
 
 
 @answered
 def my_shard(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(elements, ranks, rank) -> (start, stop)`: as `torch.chunk` cuts; the last shards may be short, or empty."""
+    """Check `fn(elements, ranks, rank) -> (start, stop)`: shards as `torch.chunk` cuts them; the last may be empty."""
     sheets = [
         Sheet((n, ranks, rank), part(n, ranks, rank), f"{n} elements, {ranks} ranks: rank {rank}")
         for n, ranks in SIZES
@@ -52,5 +52,5 @@ MISTAKES = (
             as_if(lambda *job: (part(*job)[0], part(*job)[1] - part(*job)[0]))),
     Mistake("an empty shard that does not end where it starts",
             "What are the start and stop of a shard without elements, after all the others?",
-            so(lambda found, expected: expected[0] == expected[1] and found != expected)),
+            answer_is(lambda found, expected: expected[0] == expected[1] and found != expected)),
 )

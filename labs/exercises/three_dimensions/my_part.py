@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, on_paper, part_as_if, part_so, so
+from labs.exercises.engine.on_paper import Sheet, answer_is, on_paper, part_as_if, part_is
 from labs.mesh import Mesh
 from labs.parallel import AXES
 
@@ -79,7 +79,7 @@ def sheets(seed: int) -> list[Sheet]:
 READS = "Two ranks have the same layers, and each has a part of every matrix. Do they read the same sequences?"
 MISTAKES = (
     Mistake("not all parts, by these names", "Which four does the docstring name?",
-            so(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
+            answer_is(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
     Mistake("the first axis is made of neighbours", "Rank 1 stands beside rank 0: along which axis?",
             part_as_if("layers", lambda *job: columns_first(*job)["layers"]),
             symptom="tensor parallelism between the nodes, and everything slow"),
@@ -105,12 +105,12 @@ MISTAKES = (
     *(Mistake(f"{name}: the last instead of the end", "Which number does range(first, end) end before?",
               part_as_if(name, lambda *job, name=name: first_and(lambda first, end: end - 1, job, name)))
       for name in ("layers", "sequences", "heads")),
-    Mistake("other layers", "Which ranks have the same layers?", part_so("layers")),
+    Mistake("other layers", "Which ranks have the same layers?", part_is("layers")),
     Mistake("other heads", "Along which axis is a layer split, and how many ranks are there along it?",
-            part_so("heads")),
+            part_is("heads")),
     Mistake("another piece", "Over which ranks is a parameter sharded, and where among them is this one?",
-            part_so("piece")),
-    Mistake("other sequences", READS, part_so("sequences")),
+            part_is("piece")),
+    Mistake("other sequences", READS, part_is("sequences")),
 )
 # fmt: on
 

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import AsIf, Sheet, on_paper, part_as_if, part_so, so
+from labs.exercises.engine.on_paper import AsIf, Sheet, answer_is, on_paper, part_as_if, part_is
 from labs.parallel import AXES
 
 SIZES = ((2, 1, 4, 3), (3, 2, 5, 2), (4, 3, 1, 8), (1, 1, 7, 1), (5, 1, 1, 2), (16, 2, 64, 8))
@@ -46,7 +46,7 @@ B = "Added up, the ranks' parts would be the mean of the whole batch. What does 
 C = "How many of the ranks bring the loss, and how many are counted?"
 MISTAKES = (
     Mistake("not three factors, A, B and C", "Which are the keys of the answer?",
-            so(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
+            answer_is(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
     Mistake("A: the other way round", A, instead("A", lambda pp, r, s, tp, m: 1 / m)),
     Mistake("A: the data's ranks count, too", "Gradients are averaged over those: does that change with their number?",
             instead("A", lambda pp, r, s, tp, m: m * r * s)),
@@ -60,6 +60,6 @@ MISTAKES = (
     Mistake("C: as if one rank had it", "All ranks of the last stage have a loss: how many are these?",
             instead("C", lambda *sizes: 1 / prod(sizes[:4]))),
     Mistake("C: nothing is wrong", C, instead("C", lambda *_: 1)),
-    *(Mistake(f"{name}: another factor", question, part_so(name))
+    *(Mistake(f"{name}: another factor", question, part_is(name))
       for name, question in {"A": A, "B": B, "C": C}.items()),
 )

@@ -1,6 +1,6 @@
-"""Layers as flat vectors, for the stages of ZeRO: weight, bias and padding of each lie in one, `full`.
+"""Layers as flat vectors, for the stages of ZeRO: weight, bias and padding of a layer lie in one vector, `full`.
 
-The layer computes with views of it.  Of its N pieces, piece r is rank r's own.
+The layer computes with views of this vector.  It has N pieces, and piece r is rank r's own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,60 +14,60 @@ from torch import Tensor, nn
 from labs.exercises.engine.on_ranks import F32, F64, Draw
 from labs.exercises.engine.scripts import World
 
-LAYERS, WIDE = 10, 64  # of the model whose bytes held are measured: layers, and dimensions of each
-SETTLED = 0.002  # s in which a backend's thread lets go of what it sent
+LAYERS, WIDE = 10, 64  # layers, and dimensions of each, of the model whose bytes held are measured
+SETTLED = 0.002  # s after which a backend's thread has released the tensors that it sent
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
 class Layers(World):
-    """Layer i maps dims[i] numbers to dims[i + 1]."""
+    """A world with a model of layers; layer i maps dims[i] numbers to dims[i + 1]."""
 
     dims: tuple[int, ...] = ()
     micro_batches: int = 1
     steps: int = 2
     tied: bool = False  # the first layer is used once more at the end
-    frozen: bool = False  # the second layer is
-    idle: bool = False  # the last rank has no rows: its gradients are zeros
+    frozen: bool = False  # the second layer is frozen
+    idle: bool = False  # the last rank has no rows, so its gradients are zeros
 
     whole: ClassVar[str] = "a layer"
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each vector: a multiple of N."""
+        """The number of elements of each vector, a multiple of N."""
         return [-(-out * (inside + 1) // self.ranks) * self.ranks for inside, out in pairwise(self.dims)]
 
     @property
     def trained(self) -> list[int]:
-        """The numbers of those that are."""
+        """The numbers of the layers that are trained."""
         return [i for i in range(len(self.sizes)) if not (self.frozen and i == 1)]
 
     @property
     def nbytes(self) -> int:
-        """Of a layer."""
+        """The bytes of a layer, the unit of bytes held."""
         return self.sizes[0] * self.dtype.itemsize
 
     @property
     def gradients(self) -> int:
-        """Bytes, of all that are trained."""
+        """The bytes of the gradients of all trained layers."""
         return sum(self.sizes[i] for i in self.trained) * self.dtype.itemsize
 
     def vectors(self, step: int = 0) -> list[Tensor]:
-        """Of each layer what is there in this step, on every rank."""
+        """Return the parameters of each layer in this step, the same on every rank."""
         generator = self.generator(63, step)
-        drawn = (torch.randn(size, generator=generator, dtype=F64) for size in self.sizes)
-        return [(x * inside**-0.5).to(self.dtype) for x, inside in zip(drawn, self.dims, strict=False)]
+        numbers = (torch.randn(size, generator=generator, dtype=F64) for size in self.sizes)
+        return [(x * inside**-0.5).to(self.dtype) for x, inside in zip(numbers, self.dims, strict=False)]
 
     def parameters(self) -> nn.ParameterList:
         vectors = enumerate(self.vectors())
         return nn.ParameterList(nn.Parameter(x, requires_grad=i in self.trained) for i, x in vectors)
 
     def named(self, fulls: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Those that are trained."""
+        """Return {name: vector} for the layers that are trained."""
         return {f"layer {i}": fulls[i] for i in self.trained}
 
     def batch(self, rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
-        """A rank's micro-batches, each of one or two rows: (inputs, targets)."""
+        """Return a rank's micro-batches, each of one or two rows: (inputs, targets)."""
         generator = self.generator(rank, step)
         rows = (self.micro_batches, 0 if self.idle and rank == self.ranks - 1 else 1 if self.held else 2)
         x, y = (
@@ -77,7 +77,7 @@ class Layers(World):
         return list(zip(x, y, strict=True))
 
     def losses(self, fulls: Sequence[Tensor], rank: int, step: int) -> Iterator[Tensor]:
-        """tanh layers in a row; the mean squared error of each micro-batch, zero where there are no rows."""
+        """Yield the mean squared error of each micro-batch behind tanh layers in a row; 0 if it has no rows."""
         layers = list(zip(fulls, pairwise(self.dims), strict=True))
         for x, y in self.batch(rank, step):
             for full, (inside, out) in layers + (layers[:1] if self.tied else []):
@@ -86,11 +86,12 @@ class Layers(World):
             yield ((x - y) ** 2).sum() / max(1, y.numel())
 
     def backwards(self, fulls: Sequence[Tensor], rank: int, step: int) -> None:
+        """Run the backward of each micro-batch of a rank."""
         for loss in self.losses(fulls, rank, step):
             (loss / self.micro_batches).backward()
 
     def plain(self, fulls: Sequence[Tensor], step: int) -> list[list[Tensor]]:
-        """The gradients of each micro-batch of each rank alone: of each layer that is trained."""
+        """Return [micro-batches of all ranks][trained layers]: the gradients of each micro-batch alone."""
         copies = [full.detach().clone().requires_grad_(i in self.trained) for i, full in enumerate(fulls)]
         trained = [copies[i] for i in self.trained]
         losses = (loss for rank in self.members for loss in self.losses(copies, rank, step))
@@ -102,24 +103,27 @@ class Layers(World):
         return ", ".join([self.who, f"{len(self.sizes)} layers", *words, self.dtype_name])
 
 
-def drawn(draw: Draw, kind: type[Layers], ranks: int, alike: bool = False, **options: Any) -> Any:
-    """alike: all layers have one size."""
+def draw_layers(draw: Draw, kind: type[Layers], ranks: int, alike: bool = False, **options: Any) -> Any:
+    """Return a world with three layers of odd sizes.
+
+    alike: whether all layers have the same size.
+    """
     first, *others = (draw.random.choice(sizes) for sizes in ((5, 7), (8, 9, 11), (6, 10, 13)))
     return draw.world(kind, ranks, dims=(first,) * 4 if alike else (first, *others, first), **options)
 
 
 def wide(kind: type[Layers], **options: Any) -> Callable[[Draw], Layers]:
-    """Always of the same sizes, so that the line of success is."""
+    """Return the function that draws the world of measured bytes; its sizes never change, nor does the ✓ line."""
     return lambda draw: draw.world(kind, 4, dims=(WIDE,) * (LAYERS + 1), **{"dtype": F32} | options)
 
 
 def thaw(full: nn.Parameter, trained: bool = True) -> bool:
-    """Whether somebody has changed its requires_grad; it is as it was again."""
+    """Return whether requires_grad has changed, and set it back to `trained`."""
     changed = full.requires_grad != trained
     full.requires_grad_(trained)
     return changed
 
 
 def means(gradients: list[list[Tensor]]) -> list[Tensor]:
-    """Of each layer, over all of them."""
+    """Return the mean gradient of each layer, over all micro-batches."""
     return [torch.stack(layer).double().mean(0).to(layer[0].dtype) for layer in zip(*gradients, strict=True)]

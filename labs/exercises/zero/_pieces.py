@@ -1,4 +1,4 @@
-"""What the stages of ZeRO have in common: whose piece is this, which gradient has come to it, and what may it cost?"""
+"""Pieces in the stages of ZeRO: whose piece is this, which gradient did it receive, and how much may that cost?"""
 
 import re
 from collections.abc import Sequence
@@ -27,11 +27,12 @@ THAWED = Mistake("requires_grad has changed", "Who decides what is trained?",
 
 
 def side_by_side(vectors: Sequence[Tensor], n: int, index: int) -> Tensor:
-    """Of n pieces of each."""
+    """Return the piece of this index of each vector, side by side in one tensor; each vector has n pieces."""
     return torch.cat([vector.chunk(n)[index] for vector in vectors])
 
 
 def in_anothers_place(one: One) -> str | None:
+    """Return a sentence about the first piece that stands in another's place, or None."""
     found, expected = one.received.chunk(one.n), one.expected.chunk(one.n)
     places = permutations(range(one.n), 2)
     return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], expected[b]))
@@ -45,7 +46,10 @@ ROTATED = Mistake("the pieces are rotated", WHICH_PIECE, in_anothers_place)
 
 @dataclass(frozen=True)
 class Followed:
-    """What has come to one piece of all layers, side by side; gradients: of each micro-batch of each rank alone."""
+    """The gradient that one piece of all layers received, side by side.
+
+    gradients: [micro-batches of all ranks][trained layers], the gradients of each micro-batch alone.
+    """
 
     world: Layers
     index: int
@@ -53,6 +57,7 @@ class Followed:
     gradients: list[list[Tensor]]
 
     def sources(self, index: int) -> list[Tensor]:
+        """Return the piece of this index of each micro-batch's gradients."""
         return [side_by_side(each, self.world.n, index) for each in self.gradients]
 
     @property
@@ -61,7 +66,7 @@ class Followed:
 
     @cached_property
     def origin(self) -> tuple[int, Made] | tuple[None, None]:
-        """Of which piece of the gradients it is made, and how."""
+        """(the piece of the gradients that it is made of, the mixture); (None, None) if it is no mixture."""
         n = self.world.n
         for place in (*range(self.index, n), *range(self.index)):
             if (times := mixture(self.received, self.sources(place))) is not None:
@@ -70,6 +75,7 @@ class Followed:
 
     @property
     def called(self) -> str | None:
+        """The name of the mistake that the coefficients show; None if there are no coefficients."""
         return first_fit(COEFFICIENTS, self.origin[1])[0].name if self.origin[1] else None
 
     @property
@@ -93,21 +99,24 @@ GRADIENT = (
 
 # ---- budgets ---------------------------------------------------------------------------------------------
 
-BUFFERS = 4.5  # layers: the one in flight, and its copies on the way
-SLACK = 1.25  # layers: a buffer that is used again may stay
-ASKS = {
+BUFFERS = 4.5  # × a layer: the layer in flight, and the copies of it that are sent
+SLACK = 1.25  # × a layer: a buffer that is used again may stay
+QUESTIONS = {
     "too many bytes": "How often does each number travel, and who needs it?",
     "a different dtype travels": "Who needs the extra digits?",
 }
 
 
 def travel(world: Layers, whole: float, least: float) -> rows.Sends:
-    """(N - 1) / N of `whole` bytes by each rank are enough, and of `least` by all of them must be."""
+    """Return what a step may send: (N - 1) / N of `whole` bytes per rank are enough.
+
+    All ranks together must send at least (N - 1) × `least` bytes.
+    """
     return rows.Sends((world.n - 1) * least, lambda rank: 1.02 * (world.n - 1) / world.n * whole + 8 * world.n)
 
 
 def held(*called: tuple[str, str]) -> tuple[Mistake, ...]:
-    """What to call, and ask of, what is kept after a step, and what is held in it."""
+    """Return the rows about bytes held after a step and during it, with these names and questions."""
     both = zip(rows.HELD[2:], called, strict=True)
     return tuple(replace(row, name=name, question=question, symptom="") for row, (name, question) in both)
 
@@ -127,6 +136,7 @@ SLIPS = (
 
 
 def checked(play: acts.Play, functions: Functions, seed: int) -> acts.Passed:
+    """Return the measurements of an answer that is right; raise Wrong, with the name of a slip that torch reports."""
     try:
         return acts.checked(play, functions, seed)
     except Wrong as wrong:
@@ -134,6 +144,6 @@ def checked(play: acts.Play, functions: Functions, seed: int) -> acts.Passed:
 
 
 def hinted(wrong: Wrong) -> Wrong:
-    """What torch says of them, by their names."""
+    """Return the verdict with the name and question of a common slip, if torch's error shows one."""
     slip = first_fit(SLIPS, wrong.answer.text)
     return Wrong(wrong.answer.text, slip[0].question, slip[0].name) if slip else wrong

@@ -1,4 +1,4 @@
-"""clip: all gradients of all ranks become `factor` × what they were, by the norm of all of them together."""
+"""clip: all gradients of all ranks are scaled by one factor, from the norm of all of them together."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,32 +17,39 @@ from labs.exercises.engine.scripts import Look, Seen, World
 from labs.exercises.engine.value import One, as_if, as_if_everywhere
 
 NUMBER = 8  # bytes
-TOLERANCE = {F64: 1e-5, F32: 1e-5, BF16: 1e-2}  # torch's own 1e-6 beside the norm must fit
-OF_NORM = 1e-5  # whatever the gradients' dtype: a norm that was added up in bfloat16 is 1e-3 off, or less by luck
+TOLERANCE = {F64: 1e-5, F32: 1e-5, BF16: 1e-2}  # room for the 1e-6 that torch adds to the norm
+OF_NORM = 1e-5  # all dtypes of gradients: a norm that was added up in bfloat16 is 1e-3 off, or less by luck
 
 
 @dataclass(frozen=True)
 class Gradients(World):
-    """Of some shards on each rank, by `larger` larger from rank to rank.  `max_norm` is a multiple of their norm."""
+    """A world whose ranks have gradients of some shards.
+
+    times: max_norm, as a multiple of the norm of all gradients.
+    sizes, scales: the elements of each shard, and the standard deviation of its gradient on rank 0.
+    larger: the growth of that standard deviation from rank to rank.
+    missing: the number of a shard without a gradient.
+    bare: the ranks without any gradient.
+    """
 
     times: float = 1
     sizes: tuple[int, ...] = ()
     scales: tuple[float, ...] = (1, 3, 5)
     larger: float = 1
-    missing: int | None = None  # a shard without a gradient
-    bare: tuple[int, ...] = ()  # ranks without any
+    missing: int | None = None
+    bare: tuple[int, ...] = ()
 
     def of(self, rank: int) -> dict[str, Tensor | None]:
         generator, found = self.generator(rank), {}
         for i, (size, scale) in enumerate(zip(self.sizes, self.scales, strict=True)):
-            drawn = torch.randn(size, generator=generator, dtype=F64) * (scale + self.larger * rank)
+            gradient = torch.randn(size, generator=generator, dtype=F64) * (scale + self.larger * rank)
             there = i != self.missing and rank not in self.bare
-            found[f"the gradient of shard {i}"] = drawn.to(self.dtype) if there else None
+            found[f"the gradient of shard {i}"] = gradient.to(self.dtype) if there else None
         return found
 
     @cached_property
     def squares(self) -> Tensor:
-        """[ranks, shards]: the sum of squares of each."""
+        """The sums of squares: [ranks, shards]."""
         by_rank = [self.of(rank).values() for rank in self.members]
         sums = [[0.0 if x is None else float(x.double().square().sum()) for x in row] for row in by_rank]
         return torch.tensor(sums, dtype=F64)
@@ -60,7 +67,7 @@ class Gradients(World):
         return min(1.0, self.times)
 
     def by(self, norms: Tensor) -> Tensor:
-        """The factors, where these are taken for the norm."""
+        """Return the factors of the gradients if these numbers are taken for the norm."""
         return (self.max_norm / norms.where(norms > 0, 1)).clamp(max=1)
 
     def __str__(self) -> str:
@@ -72,7 +79,7 @@ def worlds(draw: Draw) -> dict[int, list[Gradients]]:
         sizes = tuple(draw.random.randrange(40, 90) for _ in range(3))
         return draw.world(Gradients, ranks, times=times, **{"sizes": sizes} | options)
 
-    # Beside the first shard a hundred small ones, which bfloat16 would not add to it.
+    # The first shard is large, and a sum in bfloat16 would lose the hundred small ones beside it.
     crowded = {"dtype": BF16, "sizes": (1000,) + (8,) * 100, "scales": (1,) + (0.35,) * 100, "larger": 0}
     return {
         3: [case(3, 0.03), case(3, 2.5)],
@@ -89,6 +96,7 @@ def worlds(draw: Draw) -> dict[int, list[Gradients]]:
 
 
 def script(world: Gradients, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Play one call: yield before it, and then a look at the gradients and the norm."""
     given, max_norm = world.of(dist.get_rank()), world.max_norm
     shards = [nn.Parameter(torch.ones(size, dtype=world.dtype)) for size in world.sizes]
     for shard, gradient in zip(shards, given.values(), strict=True):
@@ -107,7 +115,7 @@ def places(gradients: dict[str, Tensor | None]) -> list[int | None]:
 
 
 def scaled(world: Gradients, factors: float | Tensor) -> list[dict[str, Tensor | None]]:
-    """[ranks, shards], or one for all."""
+    """Return the gradients × their factors, which are [ranks, shards], or one number for all."""
     each = torch.as_tensor(factors, dtype=F64).expand_as(world.squares)
     return [
         {name: None if x is None else (x.double() * f).to(x.dtype) for (name, x), f in zip(of.items(), fs, strict=True)}
@@ -128,24 +136,24 @@ def norms(world: Gradients) -> list[dict[str, Tensor]]:
 
 
 def by_some_factor_each(one: One) -> str | bool:
-    """All gradients, on all ranks."""
+    """Return a sentence if each gradient, on all ranks, has been multiplied by some factor of its own; else False."""
     squares, factors = one.world.squares, torch.zeros_like(one.world.squares)
     for rank, i in squares.nonzero().tolist():
         before, found = ([*each.values()][i].double() for each in (one.world.of(rank), one.seen.done[rank].values))
         factors[rank, i] = (found * before).sum() / squares[rank, i]
     some = factors[squares > 0]
-    told = f"The factors are {some.min():.4g} to {some.max():.4g}; {one.world.factor:.4g} is due."
-    return as_if_by(lambda world: factors)(one) and told
+    sentence = f"The factors are {some.min():.4g} to {some.max():.4g}; {one.world.factor:.4g} is due."
+    return as_if_by(lambda world: factors)(one) and sentence
 
 
 def most(seen: Seen) -> int:
-    """Bytes that a rank sent."""
+    """Return the most bytes that a rank sent."""
     return max(seen.sent.values())
 
 
 # fmt: off
 LENGTH = "How long is (3, 4), and how long are (3) and (4)?"
-# What may have been taken for the norm, of the squares [ranks, shards].
+# Wrong norms: {name: (question, the norm from the squares [ranks, shards])}.
 NORMS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "the norm of one rank's shards only":
         ("Where are the other elements of the gradient?", lambda x: x.sum(1, keepdim=True).sqrt()),
@@ -191,7 +199,7 @@ NORM = (
     replace(ROUNDED, matches=lambda one: one.near(one.received, one.expected, 2e-2)),
     Mistake("a different norm", "What was the norm, before you changed anything?", lambda one: True),
 )
-# One number is known to all where no rank sends it to more than all the others.
+# No rank needs to send more than one number to each other rank.
 SENT = (
     Mistake("the gradients travel", "What must the other ranks know about your gradients, to know the norm of all?",
             lambda seen: most(seen) > 8 * NUMBER * len(seen.world.sizes) and f"a rank sent {most(seen):,} bytes"),
@@ -209,7 +217,7 @@ PLAY = Play(
         (wrong(expected, TOLERANCE), GRADIENT),
         (on_each_rank, (Mistake("not in place", "Who else may hold the tensor that was in .grad?",
                                 lambda done: done.facts["replaced"] and "a gradient is right, but another tensor"),)),
-        (wrong(norms, {F64: OF_NORM}, summands=lambda *_: [torch.ones(())]), NORM),  # 0 within OF_NORM, too
+        (wrong(norms, {F64: OF_NORM}, summands=lambda *_: [torch.ones(())]), NORM),  # the norm 0 has a tolerance, too
         (as_a_whole, SENT),
         (on_each_rank, AFTERMATH),
     ),
@@ -220,9 +228,10 @@ PLAY = Play(
 
 @answered
 def clip(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(shards, max_norm) -> norm`: scales all gradients, in place, so that their global norm is at most max_norm.
+    """Check `fn(shards, max_norm) -> norm`: it scales all gradients, in place, to a global norm of at most max_norm.
 
-    shards: this rank's, a list of nn.Parameters; a `.grad` may be None.  norm: what it was before, on every rank.
+    shards: this rank's shards, a list of nn.Parameters; a `.grad` may be None.
+    norm: the global norm before scaling, the same on every rank.
     """
     last = checked(PLAY, (fn,), seed).seen[-1]
     return f"you sent {most(last)} bytes per rank at most, whatever the number of parameters; one number is enough"

@@ -1,4 +1,4 @@
-"""gather_and_drop, stage 3: a layer's parameters are there, bit for bit, while it computes, and only then."""
+"""gather_and_drop, stage 3: a layer's parameters are in memory, bit for bit, while it computes, and only then."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,24 +19,24 @@ from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import as_if
 from labs.exercises.fsdp import unshard_and_reshard as unshard
 from labs.exercises.zero import _pieces as pieces
-from labs.exercises.zero._flat_layers import SETTLED, Layers, drawn, thaw, wide
+from labs.exercises.zero._flat_layers import SETTLED, Layers, draw_layers, thaw, wide
 
 
 @dataclass(frozen=True)
 class Gathered(Layers):
-    """The shards are of dtype `rest`."""
+    """A world whose ranks hold shards of dtype `rest`."""
 
     rest: torch.dtype = F64
 
     @property
     def visits(self) -> list[tuple[int, bool]]:
-        """(layer, whether it is forward): there, and back."""
-        there = [*range(len(self.sizes)), *[0] * self.tied]
-        return [(i, True) for i in there] + [(i, False) for i in reversed(there)]
+        """The visits of a step, forward and back: (layer, whether it is forward)."""
+        order = [*range(len(self.sizes)), *[0] * self.tied]
+        return [(i, True) for i in order] + [(i, False) for i in reversed(order)]
 
     @property
     def gathered(self) -> int:
-        """Bytes, in a step."""
+        """The bytes of all layers that are gathered in a step."""
         return sum(self.sizes[i] for i, _ in self.visits) * self.dtype.itemsize
 
     def shards(self, step: int, rank: int) -> list[Tensor]:
@@ -44,7 +44,7 @@ class Gathered(Layers):
 
 
 def worlds(draw: Draw) -> dict[int, list[Gathered]]:
-    case = partial(drawn, draw, Gathered)
+    case = partial(draw_layers, draw, Gathered)
     return {
         3: [case(3), case(3, tied=True, frozen=True)],
         2: [case(2, rest=F32, dtype=F32), case(2, rest=F32, dtype=BF16)],
@@ -53,7 +53,7 @@ def worlds(draw: Draw) -> dict[int, list[Gathered]]:
 
 
 def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[..., Any]) -> Iterator[Look | None]:
-    """Each layer in turn, forward and back: gather, look, use, drop, look."""
+    """Visit the layers, forward and back: gather, note the state, use, drop, note the state; yield a look per step."""
     fulls, rank = world.parameters(), dist.get_rank()
     shards = nn.ParameterList(map(nn.Parameter, world.shards(0, rank)))
     vectors = [Vector(f"layer {i}", full, i in world.trained) for i, full in enumerate(fulls)]
@@ -81,19 +81,19 @@ def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[...,
 
 
 class Vector:
-    """One layer's, of which `view` is what the layer computes with, whatever becomes of full.data."""
+    """A layer's vector; the layer computes with `view`, even if the learner's function replaces full.data."""
 
     def __init__(self, name: str, full: nn.Parameter, trained: bool) -> None:
         self.name, self.full, self.view, self.trained, self.version = name, full, full.data, trained, full._version
         self.view.untyped_storage().resize_(0)
 
     def use(self, leave_gradient: bool) -> None:
-        self.view.fill_(float("nan"))  # or the same memory might come back with the right numbers in it
+        self.view.fill_(float("nan"))  # otherwise the same memory might come back with the right numbers
         if leave_gradient and self.trained:
-            self.full.grad = torch.zeros_like(self.view)  # backward has been here, and reduce-scatter has not
+            self.full.grad = torch.zeros_like(self.view)  # the state between backward and the reduce-scatter
 
     def state(self, whole: bool) -> dict[str, Any]:
-        """What a call has left; then all is as it should be."""
+        """Return the state that a call has left, and then repair it for the next call."""
         full, found = self.full, unshard.state(self.full, self.view, show(self.view), self.name, whole)
         found |= {"of_dtype": full.dtype == self.view.dtype, "written": full._version != self.version}
         found["thawed"] = thaw(full, self.trained)
@@ -110,6 +110,7 @@ def expected(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]
 
 
 def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
+    """Return the values if each rank filled all pieces with its own shard."""
     return [
         {name: x.chunk(world.n)[r].repeat(world.n) for name, x in expected(world)[r].items()} for r in world.members
     ]
@@ -147,7 +148,7 @@ PLAY = Play(
         )),
         (each_after("drop"), (NOT_FREED, *STATE)),
         (on_each_rank, AFTERMATH),
-        # Once at the least: who sends less than for each gather may hold more.
+        # The least is one gather of each layer: a function that sends less than all visits need holds more instead.
         (budgeted(lambda world: pieces.travel(world, world.gathered, sum(world.sizes) * world.dtype.itemsize)), (
             Mistake("the compute dtype is ignored",
                     "In which dtype does the layer compute, and what do the extra digits cost on the way?",
@@ -156,7 +157,7 @@ PLAY = Play(
         )),
     ),
     question="What does each rank bring, and where does it go?",
-    questions=pieces.ASKS | {"rounded on the way": "In which dtype do the numbers travel?"},
+    questions=pieces.QUESTIONS | {"rounded on the way": "In which dtype do the numbers travel?"},
     wide=wide(Gathered, dtype=BF16, rest=F32, steps=3),
     most=pieces.BUFFERS, rest=pieces.SLACK,
     holds=pieces.held(
@@ -169,9 +170,10 @@ PLAY = Play(
 
 @answered
 def gather_and_drop(gather: Callable[..., Any], drop: Callable[..., Any], seed: int) -> str:
-    """`gather(full, shard)` fills full's storage with everybody's shards, in full's dtype; `drop(full)` empties it.
+    """Check `gather(full, shard)` and `drop(full)`.
 
-    full [n], shard [n / N]: nn.Parameters; between a drop and the next gather, full's storage has 0 bytes.
+    gather fills the storage of `full` with the shards of all ranks, in the dtype of `full`; drop empties the storage.
+    full [n], shard [n / N]: nn.Parameters; between a drop and the next gather, the storage of `full` has 0 bytes.
     """
     passed = pieces.checked(PLAY, (gather, drop), seed)
     last = passed.seen[-1]

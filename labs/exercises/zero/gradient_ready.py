@@ -1,4 +1,4 @@
-"""gradient_ready, stage 2: a gradient goes to its owners as soon as it is there, and is dropped."""
+"""gradient_ready, stage 2: a gradient is reduced to its owners as soon as it is complete, and is then dropped."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look, Seen
 from labs.exercises.zero import _pieces as pieces
-from labs.exercises.zero._flat_layers import LAYERS, SETTLED, TOLERANCE, Layers, drawn, means, thaw, wide
+from labs.exercises.zero._flat_layers import LAYERS, SETTLED, TOLERANCE, Layers, draw_layers, means, thaw, wide
 
 
 def worlds(draw: Draw) -> dict[int, list[Layers]]:
-    case = partial(drawn, draw, Layers)
+    case = partial(draw_layers, draw, Layers)
     return {
         3: [case(3), case(3, micro_batches=3, tied=True)],
         2: [case(2, micro_batches=2), case(2, dtype=F32, frozen=True)],
@@ -29,7 +29,7 @@ def worlds(draw: Draw) -> dict[int, list[Layers]]:
 
 
 def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """A hook at each layer's vector; in each step all backwards."""
+    """Register a hook at each layer's vector and run the backwards: yield before each step, and then a look."""
     rank, fulls, calls = dist.get_rank(), world.parameters(), []
     pieces_of = {name: full.data.chunk(world.n)[rank] for name, full in world.named(fulls).items()}
     shards = nn.ParameterDict({name: nn.Parameter(piece) for name, piece in pieces_of.items()})
@@ -49,7 +49,7 @@ def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
         for full, vector in zip(fulls, world.vectors(step), strict=True):
             full.data.copy_(vector)
         for shard in shards.values():
-            # In odd steps there are zeros, as zero_grad(set_to_none=False) leaves them.
+            # Odd steps begin with a gradient of zeros, as after zero_grad(set_to_none=False).
             shard.grad = torch.zeros_like(shard) if step % 2 and not world.held else None
         calls.clear()
         yield None
@@ -60,7 +60,7 @@ def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def size_of(gradient: Tensor | None) -> list[int]:
-    """Elements of it, and of the memory that it is a view of."""
+    """Return [elements of a gradient, elements of the memory that it is a view of], or [] if there is none."""
     return [] if gradient is None else [gradient.numel(), gradient.untyped_storage().nbytes() // gradient.itemsize]
 
 
@@ -74,6 +74,7 @@ def expected(world: Layers) -> list[dict[str, Tensor]]:
 
 
 def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
+    """Yield, for each wrong gradient, all gradients that its rank received."""
     for where, one in wrong(expected, TOLERANCE)(seen):
         found = torch.cat([*one.done.values.values()])
         yield where, pieces.Followed(seen.world, one.index, found, gradients(seen.world))
@@ -107,7 +108,7 @@ PLAY = Play(
             Mistake("overwritten instead of added",
                     "The gradients of two micro-batches: which of them does the optimizer need?",
                     lambda one: one.called == "only the last micro-batch counts" and one.description),
-            # Both were right where there was no gradient before.
+            # Both are right in steps that begin without a gradient.
             Mistake("not added to what is there", THERE, lambda one: one.world.step % 2 and not one.received.any()),
             Mistake("a moving average", THERE,
                     lambda one: one.world.step % 2 and one.called == "divided by the wrong number" and one.description),
@@ -117,7 +118,7 @@ PLAY = Play(
         (budgeted(lambda world: pieces.travel(world, *[world.gradients * world.micro_batches] * 2)), rows.SENT),
     ),
     question="Which gradients went into this one, and how often?",
-    questions=pieces.ASKS,
+    questions=pieces.QUESTIONS,
     wide=wide(Layers, micro_batches=2, steps=3),
     most=LAYERS / 4 + pieces.BUFFERS, rest=LAYERS / 4 + pieces.SLACK,
     holds=pieces.held(
@@ -130,8 +131,9 @@ PLAY = Play(
 
 @answered
 def gradient_ready(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(full, shard)`, whenever `full.grad` is complete: `shard.grad` gains its shard of the mean; full.grad goes.
+    """Check `fn(full, shard)`, which is called whenever `full.grad` is complete.
 
+    It adds the shard of the mean gradient to `shard.grad`, and drops `full.grad`.
     full [n], shard [n / N]: nn.Parameters; shard.grad is None, or the sum over the micro-batches so far.
     """
     passed = pieces.checked(PLAY, (fn,), seed)

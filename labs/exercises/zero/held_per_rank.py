@@ -1,4 +1,4 @@
-"""What does one rank hold under each stage of ZeRO?  On layers that the number of ranks divides, and on others."""
+"""held_per_rank: the bytes that a rank holds under each stage of ZeRO, for layers that the ranks divide and others."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
-Bytes = tuple[float, ...]  # of P, G and S
+Bytes = tuple[float, ...]  # (P, G, S)
 FLOAT32, MIXED, MEGATRON = (4, 4, 8), (2, 2, 12), (2, 4, 12)
 
 
 @answered
 def held_per_rank(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(stage, layers, ranks, size) -> (P, G, S)`: bytes that one rank holds from backward to the step."""
+    """Check `fn(stage, layers, ranks, size) -> (P, G, S)`: bytes that one rank holds between backward and the step."""
     draw = random.Random(seed)
     jobs = [
         (0, [8, 2, 3], 4, FLOAT32),
@@ -35,7 +35,7 @@ def words(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) ->
 
 
 def by_layer(stage: int, layers: Sequence[int], ranks: int) -> int:
-    """Elements, with the zeros that make every layer a multiple of the ranks; under DDP nothing is cut."""
+    """Return the number of elements, with the padding of each layer to a multiple of the ranks; DDP has none."""
     return sum(n + -n % ranks for n in layers) if stage else sum(layers)
 
 
@@ -47,17 +47,22 @@ def held(
     elements: Callable[[int, Sequence[int], int], int] = by_layer,
     cut: Callable[[int, int], bool] = int.__ge__,
 ) -> Bytes:
-    """The answer; or a wrong one, by `elements`, or by cut(stage, the first one that shards a kind)."""
+    """Return the right answer; or a wrong one, by other arguments than the defaults.
+
+    elements: `elements(stage, layers, ranks)` counts the elements of the model, with padding.
+    cut: `cut(stage, first)` tells whether a stage shards a kind that stage `first` is the first to shard.
+    """
     n = elements(stage, layers, ranks)
     return tuple(b * n / (ranks if cut(stage, first) else 1) for b, first in zip(size, (3, 2, 1), strict=True))
 
 
-def cut_down(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
+def rounded_down(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
     n, shard = sum(layers), sum(layers) // ranks
     return tuple(b * (shard if stage >= first else n) for b, first in zip(size, (3, 2, 1), strict=True))
 
 
 def shards_padded(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
+    """Return the bytes if only the kinds that are sharded have padding."""
     whole, padded = held(0, layers, ranks, size), held(stage, layers, ranks, size)
     return tuple(p if stage >= first else w for w, p, first in zip(whole, padded, (3, 2, 1), strict=True))
 
@@ -67,7 +72,7 @@ MISTAKES = (
     Mistake("the padding is left out", "A layer of 10 elements on 4 ranks: how many elements are in each rank's shard?",
             as_if(held, elements=lambda stage, layers, ranks: sum(layers))),
     Mistake("the remainder of a division is lost", "Who holds the last elements of 10, if 4 ranks hold 2 each?",
-            as_if(cut_down)),
+            as_if(rounded_down)),
     Mistake("all layers are padded as one, and not each by itself",
             "What gets zeros at its end: each layer, or the whole model?",
             as_if(held, elements=lambda stage, layers, ranks: by_layer(stage, [sum(layers)], ranks))),

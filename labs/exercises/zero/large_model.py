@@ -1,4 +1,4 @@
-"""The challenge of 04: train the largest model that fits four ranks of 4 MB each.
+"""The challenge of notebook 04: train the largest model that fits four ranks of 4 MB each.
 
 The judge hands out the layers and the batches, so it knows the model; it trains the same model on one process, and
 compares the losses.  The memory of a rank is its peak from the second batch to the return, whatever the bytes are for:
@@ -50,7 +50,7 @@ def build(width: int, depth: int, seed: int) -> Stack:
 
 
 def alone(width: int, depth: int, seed: int, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """Return the losses of one process."""
+    """Return the losses of one process that trains the same model."""
     model, losses = build(width, depth, seed), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for x, y in data:

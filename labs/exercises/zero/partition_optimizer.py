@@ -1,4 +1,4 @@
-"""partition_optimizer, stage 1: each rank's optimizer has 1/N of the vector; after its step everybody has all of it."""
+"""partition_optimizer, stage 1: each rank updates 1/N of the vector, and after a step all ranks have all of it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from labs.exercises.engine.on_ranks import F32, Draw
 from labs.exercises.engine.scripts import Look, Seen
 from labs.exercises.engine.value import One, as_if
 from labs.exercises.zero import _pieces as pieces
-from labs.exercises.zero._flat_layers import LAYERS, TOLERANCE, Layers, drawn, means, thaw, wide
+from labs.exercises.zero._flat_layers import LAYERS, TOLERANCE, Layers, draw_layers, means, thaw, wide
 
 LEARNING_RATE = 0.1
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Trained(Layers):
-    """In step 0 the optimizers are built."""
+    """A world in which the layers are trained by an optimizer; step 0 builds the optimizers."""
 
     steps: int = 3
     optimizer: str = "SGD"
@@ -40,7 +40,7 @@ class Trained(Layers):
 
 
 def worlds(draw: Draw) -> dict[int, list[Trained]]:
-    case = partial(drawn, draw, Trained)
+    case = partial(draw_layers, draw, Trained)
     return {
         3: [case(3), case(3, optimizer="AdamW", micro_batches=2, tied=True, steps=4)],
         2: [case(2, micro_batches=2), case(2, optimizer="AdamW", frozen=True)],
@@ -53,6 +53,7 @@ def worlds(draw: Draw) -> dict[int, list[Trained]]:
 
 
 def train(world: Trained, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Build the optimizers, and train: yield before each step, and then a look with the vectors."""
     rank, fulls, elements, first = dist.get_rank(), world.parameters(), [], 0
     trained = world.named(fulls)
 
@@ -87,7 +88,10 @@ def place_of(full: Tensor) -> int:
 
 @lru_cache(maxsize=8)
 def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
-    """All layers as one process has them, at first and after each step.  adding: no gradient is ever cleared."""
+    """Return all layers as one process has them, at first and after each step.
+
+    adding: whether no gradient is ever cleared.
+    """
     fulls = [nn.Parameter(x) for x in world.vectors()]
     trained = [fulls[i] for i in world.trained]
     optimizer, found = OPTIMIZERS[world.optimizer](trained), []
@@ -100,6 +104,7 @@ def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
 
 
 def after(world: Trained, step: int, adding: bool = False) -> list[dict[str, Tensor]]:
+    """Return the trained layers after a step, for each rank."""
     return [world.named(states(world.at(0), adding)[step])] * world.n
 
 
@@ -108,19 +113,20 @@ def expected(world: Trained) -> list[dict[str, Tensor]]:
 
 
 def own_piece_only(world: Trained) -> list[dict[str, Tensor]]:
+    """Return the layers if each rank has updated its own piece, and nobody has gathered them."""
     old, new = after(world, world.step - 1)[0], expected(world)[0]
     whose = {name: torch.arange(len(x)) // (len(x) // world.n) for name, x in old.items()}
     return [{name: torch.where(whose[name] == r, new[name], x) for name, x in old.items()} for r in world.members]
 
 
 def first_wrong(one: One) -> int:
-    """Piece."""
+    """Return the index of the first piece that is wrong."""
     pairs = zip(one.received.chunk(one.n), one.expected.chunk(one.n), strict=True)
     return next((c for c, pair in enumerate(pairs) if not one.near(*pair)), 0)
 
 
 def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
-    """From how far plain SGD went: which gradient it followed."""
+    """Yield, for each wrong value, the gradient that plain SGD has followed, from the difference of two steps."""
     world, step = seen.world, seen.world.step - 1
     for where, one in wrong(expected, TOLERANCE)(seen):
         went = [(x - one.done.values[name]) / LEARNING_RATE for name, x in after(world, step)[0].items()]
@@ -129,7 +135,7 @@ def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
 
 
 def optimizers(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
-    """What the learner had made on each rank: elements of each, how many after the first step, and what is its own."""
+    """Yield the facts about the optimizers of each rank, and whether they are replicated and not sharded."""
     alike = {event.op for event in seen.events} <= {"all_reduce"}
     for where, done in on_each_rank(seen):
         whole = sum(done.facts["elements"]) == seen.world.n * done.facts["own"] > 0
@@ -191,7 +197,7 @@ PLAY = Play(
         )),
         (on_each_rank, AFTERMATH),
         (budgeted(lambda world: pieces.travel(world, 2 * world.gradients, 2 * world.gradients * (world.step > 0))), (
-            # With one it was right.
+            # Worlds with one micro-batch come first, and were right.
             Mistake("synchronised at every micro-batch",
                     "When do the other ranks need your gradients, if the optimizer steps once?",
                     lambda sent: sent.world.micro_batches > 1 and sent.too_much),
@@ -199,9 +205,9 @@ PLAY = Play(
         )),
     ),
     question="Which gradients went into this one, and how often?",
-    questions=pieces.ASKS,
+    questions=pieces.QUESTIONS,
     wide=wide(Trained, optimizer="AdamW", steps=4),
-    # The gradients (whole, in stage 1), and of a shard: two moments, perhaps a copy of it, and its gradient.
+    # The gradients, which are whole in stage 1; and the shard's two moments, its gradient, and perhaps a copy of it.
     most=2 * LAYERS + pieces.BUFFERS, rest=2 * LAYERS + pieces.SLACK, holds=pieces.held(COPIES, COPIES),
 )
 # fmt: on
@@ -209,9 +215,10 @@ PLAY = Play(
 
 @answered
 def partition_optimizer(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(full, make) -> step`: `make([params])` is an optimizer; `step()` updates `full`, with 1/N of its state here.
+    """Check `fn(full, make) -> step`: `step()` updates `full`, and each rank has 1/N of the optimizer's state.
 
-    `full` [n], an nn.Parameter, is the same on all ranks; step() is called after backward, on every rank.
+    `make([params])` returns an optimizer.  `full` [n], an nn.Parameter, is the same on all ranks.  step() is called
+    after backward, on every rank.
     """
     passed = pieces.checked(PLAY, (fn,), seed)
     last, state = passed.seen[-1], passed.peaks["S"] / (2 * LAYERS)

@@ -1,4 +1,4 @@
-"""stage_3: the events of one step in their order, and each layer whole only while it computes."""
+"""stage_3: the events of one step in their order, in which each layer is whole only while it computes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from labs.exercises.engine.scripts import Look, Seen, World
 from labs.exercises.engine.value import One
 from labs.group import all_gather, reduce_scatter
 
-DIM, BATCH, LEARNING_RATE = 6, 5, 0.1  # 36 elements per layer: 2 ranks divide them, and 3
+DIM, BATCH, LEARNING_RATE = 6, 5, 0.1  # a layer has 36 elements, which 2 and 3 divide
 
 
 @dataclass(frozen=True)
 class Chain(World):
-    """y = tanh(x @ W) for each layer, and a loss whose gradient is y itself, over the batch."""
+    """A world with layers y = tanh(x @ W), and a loss whose gradient is y, divided by the batch."""
 
     depth: int = 4
 
@@ -29,7 +29,7 @@ class Chain(World):
         return torch.randn(BATCH, DIM, generator=self.generator(rank, step + 1), dtype=F64)
 
     def weights(self, steps: int) -> list[Tensor]:
-        """After so many steps, by plain autograd on the batches of all ranks."""
+        """Return the weights after so many steps, by plain autograd on the batches of all ranks."""
         weights = list(torch.randn(self.depth, DIM, DIM, generator=self.generator(), dtype=F64) / 2)
         for step in range(steps):
             x = torch.cat([self.inputs(rank, step) for rank in range(self.ranks)])
@@ -52,18 +52,19 @@ def worlds(draw: Draw) -> dict[int, list[Chain]]:
 
 
 def loss(y: Tensor) -> Tensor:
-    """The gradient, with respect to y, of half the squares of y, per row."""
+    """Return the gradient, with respect to y, of half the squares of y, per row."""
     return y / BATCH
 
 
 class Layer:
-    """What the learner's function is given.  Each event is noted, and leaves something for those that come after it."""
+    """A layer for the learner's function, which notes each event and keeps the tensors that later events need."""
 
     def __init__(self, number: int, shard: Tensor, events: list[tuple[str, int]]) -> None:
         self._number, self._shard, self._events = number, shard, events
-        self._left: dict[str, Any] = {}  # by the event
+        self._left: dict[str, Any] = {}  # {event: the tensors that it has left}
 
     def _begin(self, what: str, *after: str) -> list[Any]:
+        """Note an event, and return the tensors of the events that it comes after."""
         for event in after:
             if event not in self._left:
                 raise RuntimeError(f"layer {self._number}: {what}() comes after {event}()")
@@ -71,7 +72,7 @@ class Layer:
         return [self._left[event] if event == "gather" else self._left.pop(event) for event in after]
 
     def gather(self) -> None:
-        """All of its parameters, from everybody's shard."""
+        """Gather all parameters of the layer from the shards of all ranks."""
         if "gather" not in self._left:
             self._begin("gather")
             self._left["gather"] = whole = torch.empty(DIM * DIM, dtype=F64)
@@ -95,12 +96,12 @@ class Layer:
         return dz @ whole.view(DIM, DIM).t()
 
     def reduce(self) -> None:
-        """Its gradient goes to the owners; this rank's shard of the mean stays."""
+        """Reduce the gradient to its owners, and keep this rank's shard of the mean."""
         (gradient,) = self._begin("reduce", "backward")
         self._left["reduce"] = reduce_scatter(gradient, None) / dist.get_world_size()
 
     def update(self) -> None:
-        """The optimizer's step, on this rank's shard."""
+        """Update this rank's shard, as the optimizer would."""
         (part,) = self._begin("update", "reduce")
         self._shard -= LEARNING_RATE * part
 
@@ -109,6 +110,7 @@ class Layer:
 
 
 def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Play the steps: yield before each, and then a look with the shards and the events."""
     rank, events = dist.get_rank(), []
     layers = [Layer(n, shard.clone(), events) for n, shard in enumerate(world.shards(0, rank).values())]
     for step in range(world.steps):
@@ -121,7 +123,7 @@ def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class Step:
-    """On one rank: its events, (what, number of the layer)."""
+    """A step on one rank, with its events: (what, number of the layer)."""
 
     def __init__(self, depth: int, events: list[tuple[str, int]], listed: bool) -> None:
         self.layers, self.events, self.listed = range(depth), events, listed
@@ -130,7 +132,7 @@ class Step:
         return sum(event == what and layer in (None, number) for event, number in self.events)
 
     def between(self, begins: str, ends: str) -> Iterator[list[int]]:
-        """After each event: which layers are between these two."""
+        """Yield after each event the layers that have begun and not ended, by the names of these two events."""
         there: list[int] = []
         for what, number in self.events:
             if what == begins and number not in there:
@@ -140,6 +142,7 @@ class Step:
             yield list(there)
 
     def together(self, begins: str, ends: str) -> list[int]:
+        """Return the first layers, more than one, that are between these two events at once; or []."""
         return next((layers for layers in self.between(begins, ends) if len(layers) > 1), [])
 
     def describe(self, matches: Callable[[int], Any], text: str) -> str | None:
@@ -147,6 +150,7 @@ class Step:
 
 
 def describe(layers: list[int], text: str) -> str | None:
+    """Return the text with the names of these layers, or None if there are none."""
     named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
     return text.format(named) if layers else None
 
@@ -161,7 +165,7 @@ def expected(world: Chain) -> list[dict[str, Tensor]]:
 
 
 def not_right(one: One) -> str | None:
-    """Which layers of this rank."""
+    """Return a sentence about the layers of this rank that are wrong."""
     pairs = [(one.done.values[name], value) for name, value in one.expected_by_name[one.index].items()]
     return describe([n for n, pair in enumerate(pairs) if not one.near(*pair)], "Not those of one process: {}.")
 
@@ -172,7 +176,7 @@ EVENTS = (
     *(Mistake(f"a layer without {what}()", "Which layers does the step pass through, and which events does each have?",
               lambda step, what=what: step.describe(lambda layer: not step.count(what, layer), f"{{}} had no {what}()"))
       for what in ("forward", "backward", "reduce", "update")),
-    # What PyTorch calls reshard_after_forward=False.
+    # PyTorch has this as reshard_after_forward=False.
     Mistake("layers stay whole from forward to backward", "Who needs a layer between its forward and its backward?",
             lambda step: step.count("gather") <= len(step.layers) and describe(step.together("gather", "drop"),
             TOGETHER),
@@ -208,7 +212,11 @@ PLAY = Play(
 
 @answered
 def stage_3(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(layers, x, loss)`: one step of stage 3; layers: in the order of forward; loss(y) is the gradient of y."""
+    """Check `fn(layers, x, loss)`: it runs one step of stage 3.
+
+    layers: the layers in the order of forward.
+    loss: `loss(y)` returns the gradient of the loss with respect to y.
+    """
     ((_, last), *_) = each_step(checked(PLAY, (fn,), seed).seen[-1])
     return (
         f"{last.count('gather')} gathers and {last.count('reduce')} reduce-scatters for {len(last.layers)} layers, "

@@ -1,4 +1,4 @@
-"""stages_by_event: what each stage of ZeRO does at each event of a step, as a table from memory."""
+"""stages_by_event: a table from memory of what each stage of ZeRO does at each event of a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Seen, Sheet, as_if, form, on_paper, plain, same
 
-STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/zero/zero.py
+STAGES = {  # {event: what stages 1, 2 and 3 do there}, as in the head of labs/zero/zero.py
     "before_forward": ("", "", "all_gather"),
     "after_forward": ("", "", "drop"),
     "before_backward": ("", "", "all_gather"),
@@ -19,7 +19,7 @@ STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/
 
 @answered
 def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
-    """`fn() -> {event: (stage 1, stage 2, stage 3)}`: "all_gather", "drop", "reduce_scatter" or ""."""
+    """Check `fn() -> {event: (stage 1, stage 2, stage 3)}`, each "all_gather", "drop", "reduce_scatter" or ""."""
     return on_paper(
         fn,
         [Sheet((), STAGES, "the table", secret=True)],
@@ -29,7 +29,7 @@ def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
 
 
 def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
-    """At the first event that is wrong: the stages of which what is found and what is due are so."""
+    """Return a function that names the stages that pass `test(received, expected)` at the first wrong event."""
 
     def matches(seen: Seen) -> str | None:
         found, expected = plain(seen.received), plain(seen.sheet.expected)

@@ -74,16 +74,16 @@ def test_what_a_wrong_sum_is_made_of(times, name):
 
 
 def test_a_row_keeps_its_name_where_it_holds_everywhere():
-    wrong = Wrong("…", "?", "far too slow").also("right only for small tensors")
+    wrong = Wrong("…", "?", "far too slow").with_name("right only for small tensors")
     assert wrong.answer.mistake == "far too slow"
-    assert Wrong("…", "?", "").also("right only here").answer.mistake == "right only here"
+    assert Wrong("…", "?", "").with_name("right only here").answer.mistake == "right only here"
 
 
 def test_an_exercise_asks_its_own_question():
     with pytest.raises(Wrong) as wrong:
         refuse([Mistake("too many bytes", "Who?", lambda seen: True)], None, "")
-    assert wrong.value.asking({"too many bytes": "Which part?"}).answer.question == "Which part?"
-    assert wrong.value.asking({}).answer.question == "Who?"
+    assert wrong.value.with_questions({"too many bytes": "Which part?"}).answer.question == "Which part?"
+    assert wrong.value.with_questions({}).answer.question == "Who?"
 
 
 @pytest.mark.parametrize(
