@@ -75,12 +75,12 @@ class Desk:
             raise request.error
         return request.results
 
-    def played(self, script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
-        """Play the worlds, and in a check's first job a quarter of them before all: the engines' `played`."""
+    def play_worlds(self, script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
+        """Play the worlds, and in a check's first job a quarter of them before all: the engines' `play_worlds`."""
         if self.mine.begins and len(worlds) > 1:
-            scripts.played(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
+            scripts.play_worlds(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
         self.mine.begins = False
-        return scripts.played(script, functions, worlds, judge)
+        return scripts.play_worlds(script, functions, worlds, judge)
 
     def leave(self) -> None:
         with self.changed:
@@ -210,7 +210,7 @@ def together(asked: list[tuple], seed: int | None = SEED) -> list[Any]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(launching, "run", desk.run))
         for engine in (acts, ranks):
-            stack.enter_context(mock.patch.object(engine, "played", desk.played))
+            stack.enter_context(mock.patch.object(engine, "play_worlds", desk.play_worlds))
         for thread in threads:
             thread.start()
         desk.serve()
