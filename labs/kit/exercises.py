@@ -18,7 +18,7 @@ from labs.exercises.one_device.bytes_by_kind import by_kind
 from labs.exercises.plan_a_run.bottlenecks import REPORTS
 from labs.exercises.plan_a_run.exposed import waits
 from labs.exercises.plan_a_run.forecast import Published, Run, published, seconds  # noqa: F401 (a notebook makes a Run)
-from labs.exercises.plan_a_run.fullest_rank import held
+from labs.exercises.plan_a_run.fullest_rank import bytes_held
 from labs.exercises.plan_a_run.mesh_sizes import meshes
 from labs.exercises.resume.interval import young
 from labs.fsdp.parameter_group import ParameterGroup
@@ -85,7 +85,7 @@ def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Cal
 
 
 bytes_by_kind, step_seconds, interval, left_out = by_kind, slots, young, missing_bytes
-mesh_sizes, fullest_rank, exposed, forecast = meshes, held, waits, seconds
+mesh_sizes, fullest_rank, exposed, forecast = meshes, bytes_held, waits, seconds
 
 
 def published_runs() -> list[Published]:

@@ -217,7 +217,7 @@ PLAY = Play(
 
 @answered
 def load_shards(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(index, read, rank, ranks)`: it returns this rank's part of a vector, as one tensor.
+    """Check `fn(index, read, rank, ranks)`: it returns this rank's equal part of a vector, as one tensor.
 
     index: for each file its name and the number of the vector's elements in it, in the vector's order
     read: read(name, start, stop) returns these elements of a file

@@ -52,7 +52,7 @@ class Run:
         """Return the number of micro-batches that come out of a pipeline."""
         return len(self.received["what comes out"])
 
-    def is_due(self, times: float = 1.0) -> bool:
+    def is_expected(self, times: float = 1.0) -> bool:
         return self.is_like({name: times * value for name, value in self.expected.items()})
 
     def is_like(self, other: Arrays) -> bool:

@@ -83,9 +83,9 @@ SHARDED = (
     Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
             symptom="a loss curve that is nearly right, and gets noisier the more devices there are"),
     Mistake("summed, and not averaged", "loss is the mean of a part. Of how many parts is the sum?",
-            lambda run: run.description if run.is_due(N) else ""),
+            lambda run: run.description if run.is_expected(N) else ""),
     Mistake("divided once too often", "Who has divided already?", lambda run: run.description
-        if run.is_due(1 / N) else ""),
+        if run.is_expected(1 / N) else ""),
     Mistake("", "", lambda run: run.description),
     Mistake("all-reduced, where a part is needed", "How much of the sum does each device keep, and how much arrives?",
             lambda run: run.bytes_of("all-reduce") > run.weights and

@@ -80,7 +80,7 @@ def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
             "kept": desk.left(),
             "stale": desk.stale,
             "retained": desk.retained,
-            "due": expected,
+            "losses": expected,
             "summands": summands,
         }
         after = condition(*given)
@@ -137,7 +137,7 @@ def gradients(seen: Seen) -> Iterator[tuple[str, One]]:
 
 def losses(seen: Seen) -> Iterator[tuple[str, One]]:
     """Yield the losses that are wrong, each with a sentence; those of the rank that computes losses come first."""
-    expected_by_name = [{"losses": done.facts["due"]} for done in seen.done]
+    expected_by_name = [{"losses": done.facts["losses"]} for done in seen.done]
     for index in sorted(range(seen.world.n), key=lambda index: expected_by_name[index]["losses"] is None):
         one = One(seen, index, "losses", expected_by_name, 1e-5)
         if not one.right:

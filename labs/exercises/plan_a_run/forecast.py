@@ -208,7 +208,7 @@ def unused(constant: str, one: str, other: str) -> Mistake:
     )
 
 
-def next_to_due(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
+def less_than_expected(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
     """Return a row's test: whether the seconds of a probe are less than this share of the expected ones."""
 
     def matches(seen: Seen) -> str | None:
@@ -258,7 +258,7 @@ MISTAKES = (
     Mistake("tensor parallelism sends nothing", "What does each layer wait for, four times?",
             compared("tp", "base", lambda x: x < 1.01 / 8, "the same on 8 ranks along tp")),
     Mistake("too little travels along tp", "How many all-reduces of x are there in a layer, and what does a ring send?",
-            next_to_due("narrow tp", 0.7, "a step that is nearly all traffic along tp")),
+            less_than_expected("narrow tp", 0.7, "a step that is nearly all traffic along tp")),
     Mistake("the border of a node costs nothing", "Over which wire do 16 ranks along tp send, in nodes of 8?",
             compared("wide tp", "narrow tp", lambda x: x < 1.2, "what is nearly all traffic, on 16 ranks, not 8,")),
     Mistake("gradients cost nothing", "What do 512 copies of the model do after each backward?",
@@ -271,11 +271,11 @@ MISTAKES = (
     Mistake("gradients of the whole model", "Of which parameters has a rank gradients, if tp is 8?",
             compared("far", "near", lambda x: x > 5, "an eighth of the gradients, but between nodes,")),
     Mistake("too little travels along dp", "How many bytes has a gradient here, and what does a ring send?",
-            next_to_due("near", 0.7, "a step that is nearly all gradients")),
+            less_than_expected("near", 0.7, "a step that is nearly all gradients")),
     Mistake("Python is counted once a step", "In how many micro-batches does Python go through each layer?",
             compared("idle", "idle, once", lambda x: x < 8, "of nearly no tokens, a step of 64 micro-batches")),
     Mistake("Python takes no time", "What does a GPU do in the 5 ms that Python takes for a layer?",
-            next_to_due("idle", 0.1, "a step of nearly no tokens")),
+            less_than_expected("idle", 0.1, "a step of nearly no tokens")),
     Mistake("Python's time is added to the GPU's", "What does Python do while the GPU computes: is it waited for?",
             compared("slow Python, much work", "base", lambda x: x > 1.1,
                      "where the GPU computes for longer than Python takes, with Python 10 times as slow, a step")),

@@ -30,11 +30,11 @@ def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
     draw = random.Random(seed)
     sizes = ([draw.randint(1, 9) for _ in range(3)] + [stage, draw.randint(1, 20)] for stage in range(4))
     jobs = [*JOBS, *((draw.randrange(10**11, 10**12), draw.uniform(1e11, 1e12), *each) for each in sizes)]
-    sheets = [Sheet(job, held(*job), WORDS.format(*job)) for job in jobs]
+    sheets = [Sheet(job, bytes_held(*job), WORDS.format(*job)) for job in jobs]
     return on_paper(fn, sheets, MISTAKES, "Which part of the model has a rank, and what does it keep of that?")
 
 
-def held(
+def bytes_held(
     n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float | None = None, a_over: float = 0
 ) -> float:
     """Return the bytes on the first rank; with `alive` or `a_over`, those of a mistake.
@@ -56,37 +56,37 @@ def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 
 # fmt: off
 ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
 MISTAKES = (
-    Mistake("the activations of one micro-batch only", ALIVE, as_if(held, alive=1),
+    Mistake("the activations of one micro-batch only", ALIVE, as_if(bytes_held, alive=1),
             symptom="out of memory in a pipeline that should fit: its activations were divided by pp"),
     Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
-            as_if(lambda *job: held(*job, alive=job[6]))),
+            as_if(lambda *job: bytes_held(*job, alive=job[6]))),
     Mistake("more micro-batches alive than there are", "How many can be alive, if a step has only three of them?",
-            as_if(lambda *job: held(*job, alive=job[3]))),
+            as_if(lambda *job: bytes_held(*job, alive=job[3]))),
     Mistake("activations that tensor parallelism does not split", "With sequence parallelism, what does a rank keep?",
-            as_if(lambda *job: held(*job, a_over=job[3]))),
+            as_if(lambda *job: bytes_held(*job, a_over=job[3]))),
     Mistake("activations that the pipeline does not split", "How many of the layers has this rank?",
-            as_if(lambda *job: held(*job, a_over=job[2]))),
+            as_if(lambda *job: bytes_held(*job, a_over=job[2]))),
     Mistake("activations that data parallelism splits",
             "They are those of a micro-batch of one rank along dp. Does it have fewer, if there are more such ranks?",
-            as_if(lambda *job: held(*job, a_over=job[2] * job[3] * job[4]))),
+            as_if(lambda *job: bytes_held(*job, a_over=job[2] * job[3] * job[4]))),
     Mistake("the first micro-batch is not counted", ALIVE,
-            as_if(lambda *job: held(*job, alive=min(job[3] - 1, job[6])))),
+            as_if(lambda *job: bytes_held(*job, alive=min(job[3] - 1, job[6])))),
     Mistake("the state of more than this rank's part", "Which part of the parameters do tp and pp leave on a rank?",
-            as_if(*(lambda n, a, *sizes, over=over: state(n / over(*sizes[:2]), *sizes[2:4]) + held(0, a, *sizes)
+            as_if(*(lambda n, a, *sizes, over=over: state(n / over(*sizes[:2]), *sizes[2:4]) + bytes_held(0, a, *sizes)
                     for over in (lambda tp, pp: 1, lambda tp, pp: tp, lambda tp, pp: pp)))),
     Mistake("ZeRO shares everything at every stage", "What does stage 1 share, and what stage 2?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
+            as_if(lambda n, a, tp, pp, dp, zero, m: bytes_held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
     Mistake("ZeRO shares too little", "What does stage 2 share besides, and what stage 3?",
-            as_if(*(lambda n, a, tp, pp, dp, zero, m, stages=stages: held(n, a, tp, pp, dp, stages[zero], m)
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, stages=stages: bytes_held(n, a, tp, pp, dp, stages[zero], m)
                     for stages in ((0, 1, 1, 1), (0, 1, 2, 2), (0, 0, 0, 3), (0, 0, 2, 3), (0, 1, 1, 3))))),
     Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
+            as_if(lambda n, a, tp, pp, dp, zero, m: bytes_held(n, a, tp, pp, dp, 0, m))),
     Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
-            as_if(*(lambda n, a, tp, pp, dp, zero, m, least=least: held(n, a, tp, pp, dp, max(zero, least), m)
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, least=least: bytes_held(n, a, tp, pp, dp, max(zero, least), m)
                     for least in (1, 2, 3)))),
     Mistake("the wrong stage for one kind", "State, gradients, parameters: which stage of ZeRO shares which?",
             as_if(*(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
-                    state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m)
+                    state(n / (tp * pp), dp, zero, sizes) + bytes_held(0, a, tp, pp, dp, zero, m)
                     for sizes in ((12, 2, 2), (2, 12, 2))))),
-    Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: held(*job) / 1e9)),
+    Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: bytes_held(*job) / 1e9)),
 )

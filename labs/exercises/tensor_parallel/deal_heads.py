@@ -45,7 +45,7 @@ def worlds(draw: Draw) -> dict[int, list[Deals]]:
 def ask(world: Deals, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield None
     yield Look(
-        facts={"told": [[lists(noted(deal, fn, *deal, rank)) for rank in range(deal.ranks)] for deal in world.deals]}
+        facts={"answers": [[lists(noted(deal, fn, *deal, rank)) for rank in range(deal.ranks)] for deal in world.deals]}
     )
 
 
@@ -65,27 +65,29 @@ def lists(returned: Any) -> list[list[int]] | str:
 class Dealt:
     """The answers that two ranks got about a deal, three lists for each of its ranks, and what the last two should be.
 
-    due_keys: for each rank, the heads of keys and values that its queries read.
-    due_sharers: for each rank, the ranks that were given the same heads of keys and values.
+    expected_keys: for each rank, the heads of keys and values that its queries read.
+    expected_sharers: for each rank, the ranks that were given the same heads of keys and values.
     """
 
-    def __init__(self, deal: Deal, told: list[Any], another_time: list[Any]) -> None:
-        self.deal, self.description, self.alike = deal, told, told == another_time
-        self.no_lists = next((f"rank {r} is told {each}" for r, each in enumerate(told) if isinstance(each, str)), None)
+    def __init__(self, deal: Deal, answers: list[Any], others: list[Any]) -> None:
+        self.deal, self.description, self.alike = deal, answers, answers == others
+        self.no_lists = next(
+            (f"rank {r} is told {each}" for r, each in enumerate(answers) if isinstance(each, str)), None
+        )
         if not self.no_lists:
-            self.queries, self.keys, self.sharers = zip(*told, strict=True)
+            self.queries, self.keys, self.sharers = zip(*answers, strict=True)
             reads = [sorted({query * deal.kv_heads // deal.heads for query in own}) for own in self.queries]
-            self.due_keys = reads
-            self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]
+            self.expected_keys = reads
+            self.expected_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]
 
     def first(self, matches: Callable[[int], str | bool]) -> str | None:
         """Return a sentence about the first rank that matches, or None."""
-        return next((f"rank {r} {told}" for r in range(self.deal.ranks) if (told := matches(r))), None)
+        return next((f"rank {r} {words}" for r in range(self.deal.ranks) if (words := matches(r))), None)
 
 
 def each_deal(seen: Seen) -> Iterator[tuple[str, Dealt]]:
-    for deal, *told in zip(seen.world.deals, *(done.facts["told"] for done in seen.done), strict=True):
-        yield f"{deal}: ", Dealt(deal, *told)
+    for deal, *answers in zip(seen.world.deals, *(done.facts["answers"] for done in seen.done), strict=True):
+        yield f"{deal}: ", Dealt(deal, *answers)
 
 
 def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
@@ -118,14 +120,14 @@ def uneven(dealt: Dealt) -> str | bool:
 def not_read(dealt: Dealt) -> str | None:
     return dealt.first(
         lambda r: (
-            sorted(dealt.keys[r]) != dealt.due_keys[r]
-            and f"has keys and values {dealt.keys[r]}; its queries {dealt.queries[r]} read {dealt.due_keys[r]}"
+            sorted(dealt.keys[r]) != dealt.expected_keys[r]
+            and f"has keys and values {dealt.keys[r]}; its queries {dealt.queries[r]} read {dealt.expected_keys[r]}"
         )
     )
 
 
 def other_sharers(dealt: Dealt, alone: bool = False) -> str | None:
-    found, expected = dealt.sharers, dealt.due_sharers
+    found, expected = dealt.sharers, dealt.expected_sharers
     return dealt.first(
         lambda r: (
             found[r] != expected[r]
@@ -166,7 +168,7 @@ PLAY = Play(
                                               and f"has {dealt.description[r]}")),
             Mistake("ranks that share are not neighbours",
                     "Which ranks have the same heads of keys and values, and are they next to each other?",
-                    lambda dealt: dealt.first(lambda r: (s := dealt.due_sharers[r])[-1] - s[0] >= len(s)
+                    lambda dealt: dealt.first(lambda r: (s := dealt.expected_sharers[r])[-1] - s[0] >= len(s)
                                               and f"shares with {s}"),
                     symptom="groups of ranks that do not fit those of labs/tp/shares.py, or of a node"),
             Mistake("the gradient of shared keys and values is not summed", SHARE,
