@@ -86,6 +86,7 @@ class Disk:
         self.on_disk.append(files)
 
     def note(self, *call: str) -> None:
+        """Note a call, and the power cuts that are possible after it."""
         self.calls.append(call)
         self.cuts += self.cut()
 
@@ -95,6 +96,7 @@ class Disk:
         return [Cut(list(self.calls), now, left, over) for left in each_once(self.states())]
 
     def states(self) -> Iterable[State]:
+        """Yield the states that a power cut may leave; some come more than once."""
         for files in self.on_disk:
             for texts in product(*(file.texts for file in files.values())):
                 yield dict(zip(files, texts, strict=True))

@@ -69,6 +69,7 @@ class Lay:
 
 
 def elements(seen: Seen) -> Iterator[tuple[str, Lay]]:
+    """Yield for each rank with wrong elements a sentence about them, and their places."""
     for place, (where, _) in enumerate(on_each_rank(seen)):
         its = Lay(seen, place)
         if its.at != its.own:
@@ -103,6 +104,7 @@ def as_they_were_saved(world: Saved) -> Iterator[list[range]]:
 
 
 def begun_anew(world: Saved) -> Iterator[list[list[int]]]:
+    """Yield a division as if the vector began anew in each file."""
     yield [[a + i for a, n in world.places for i in range(n) if i in own] for own in world.parts]
 
 

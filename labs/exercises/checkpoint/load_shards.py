@@ -79,6 +79,7 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def ones(seen: Seen) -> Iterator[tuple[str, One]]:
+    """Yield the result of each rank, beside the expected one."""
     expected_by_name = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
     for place, rank in enumerate(seen.world.members):
         yield f"on rank {rank} ", One(seen, place, "", expected_by_name)
@@ -120,6 +121,7 @@ class Reads:
 
 
 def reads(seen: Seen) -> Iterator[tuple[str, Reads]]:
+    """Yield the reads of each rank."""
     for place, (where, done) in enumerate(on_each_rank(seen)):
         yield where, Reads(seen.world, place, done.facts["reads"])
 

@@ -69,6 +69,7 @@ def script(world: Replaced, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def all_left(world: Replaced, fn: Callable[..., Any], first: list[Left]) -> Iterator[tuple[str, Left]]:
+    """Yield the disk after each power cut, in the first call and in calls after a power cut, with words for where."""
     yield from (("", each) for each in first)
     for state in each_once(each.cut.left for each in first):
         there = {name: text for name, text in state.items() if name not in world.beside}
@@ -81,6 +82,7 @@ def all_left(world: Replaced, fn: Callable[..., Any], first: list[Left]) -> Iter
 
 
 def played(world: Replaced, fn: Callable[..., Any], text: str, before: State) -> list[Left]:
+    """Call the function on a disk with these files; return the disk after each power cut."""
     disk = Disk(before)
     fn(disk, world.name, text)
     return [Left(world, text, before, cut) for cut in (*disk.cuts, *disk.cut(over=True))]
@@ -146,10 +148,12 @@ def said(text: str | None) -> str:
 
 
 def describe(matches: Callable[[Left], Any]) -> Callable[[Left], str | None]:
+    """Return a row's test, which describes the disk after the power cut if `matches`."""
     return lambda its: its.description if matches(its) else None
 
 
 def changed(its: Left) -> str | None:
+    """Return a sentence about another file that has changed, or None."""
     left, expected = its.cut.left, its.world.beside.items()
     return first(
         f"{name!r} had {text!r}, and {said(left.get(name))}" for name, text in expected if left.get(name) != text

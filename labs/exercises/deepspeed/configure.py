@@ -44,6 +44,7 @@ def meaning(fn: Callable[..., Any], batch: int, most: int, ranks: int, clip: flo
 
 
 def described(batch: int, most: int, ranks: int, clip: float | None) -> dict[str, Any]:
+    """Return the meaning that the configuration should have."""
     each = batch // ranks
     micro = max(size for size in range(1, most + 1) if each % size == 0)
     sizes = {"sequences": batch, "micro": micro, "accumulation": each // micro}

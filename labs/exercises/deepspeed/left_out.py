@@ -9,6 +9,7 @@ from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
 
 def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    """Return the bytes that a rank holds beyond DeepSpeed's estimate."""
     states = 2 * parameters - 2 * parameters // ranks if float32 else 0
     return states + activations + (4 if float32 else 2) * bucket
 

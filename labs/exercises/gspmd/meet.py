@@ -1,4 +1,4 @@
-"""meet: two letters of an operation are cut, and one of them is chosen: the fewest elements have to move for it.
+"""meet: two letters of an operation are cut, and the one is chosen for which the fewest elements have to move.
 
 Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
 """
@@ -19,6 +19,7 @@ def moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> dict[str, int]
 
 
 def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    """Return the letter for which the fewest elements have to move."""
     elements = moved(dims, cut, sizes)
     return min(elements, key=elements.__getitem__)
 

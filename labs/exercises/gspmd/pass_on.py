@@ -25,11 +25,13 @@ OPERATIONS = (  # inputs, and then the result
 
 
 def passed_on(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    """Return the cuts, with the letter's dim for each other tensor that has it."""
     [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
     return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
 
 
 def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    """Return the cuts as if the dim of the same number were cut in each tensor."""
     number = next(dim for dim in cut if dim is not None)
     return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
 
@@ -72,7 +74,7 @@ PASSED = (
 
 @answered
 def pass_on(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(dims, cut) -> cut`, the dim of each tensor that is cut along with one letter; return the ✓ line.
+    """Check `fn(dims, cut) -> cut`, which passes one letter's cut on to the other tensors; return the ✓ line.
 
     dims: the letters of each tensor
     cut: for each tensor, the number of the dim that is cut, or None

@@ -92,6 +92,7 @@ def of_fresh_ones_alone(run: Run) -> str:
 
 
 def comes_out(run: Run, expected: np.ndarray, at: int = 0) -> str:
+    """Return the error if these values come out from this place on, or ""."""
     found = run.received["what comes out"][at : at + len(expected)]
     return (
         run.description

@@ -59,11 +59,13 @@ def pieces_of_own(run: Run) -> Arrays:
 
 
 def of_one_part(run: Run) -> str:
+    """Return the error if each device has the gradient of its own part of the batch alone, or ""."""
     own = pieces_of_own(run)
     return run.description if any(run.is_like({name: w / by for name, w in own.items()}) for by in (1, N)) else ""
 
 
 def whole(run: Run) -> str:
+    """Return the error if each device has whole gradients, or ""."""
     rows = all(np.shape(run.received[name])[0] == N * len(expected) for name, expected in run.expected.items())
     return run.description if rows else ""
 

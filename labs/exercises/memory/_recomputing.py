@@ -28,6 +28,7 @@ TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the large
 
 
 def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
+    """Return the worlds whose model has several layers."""
     model, pick = partial(draw.world, Model, 1, **budget), draw.random.randint
     return {
         1: [
@@ -40,6 +41,7 @@ def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
 
 
 def one_layer(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
+    """Return the world whose model has a single layer."""
     return {1: [draw.world(Model, 1, depth=1, only="right only with more than one layer", **budget)]}
 
 
@@ -56,6 +58,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 def other_parameters(one: Twice, renamed: bool = False) -> str | None:
+    """Return a sentence if the names of the parameters are others; with `renamed`, if some are gone and some new."""
     before, after = list(parameters(one.plain)), list(parameters(one.received))
     gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
     if before == after or (renamed and not (gone and new)):
@@ -160,6 +163,7 @@ def dear(one: SimpleNamespace) -> str | None:
 
 
 def again(one: SimpleNamespace) -> str:
+    """Return a sentence about the recomputation and its budget."""
     return f"{one.again:.2f} × the layers' forward is computed again; the budget is {one.world.dear:.2f} ×"
 
 
@@ -170,6 +174,7 @@ def both(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace
 
 
 def over(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
+    """Return a row's test, which states both budgets if too much is held and `matches`."""
     return both(lambda one: one.held > one.world.most and matches(one))
 
 
@@ -229,6 +234,7 @@ TABLES = ((on_one_rank, (*as_found((*CHANGED, *NUMBERS)), AFTERMATH[0])),)
 
 
 def budgeted(fn: Callable[..., Any], seed: int, **budget: Any) -> str:
+    """Return the text of the ✓ line for a function that keeps to both budgets, or raise Wrong."""
     found = []
     for worlds in (many_layers, one_layer):
         passed = checked(Play(partial(worlds, **budget), script, TABLES, OUTPUT, raised=RAISED), (fn,), seed)

@@ -1,4 +1,4 @@
-"""offloaded_step: an update overlaps with the fetch of the next parameter's state and the store of the last one's.
+"""offloaded_step: an update overlaps with the fetch of the next parameter's state and the store of the one before.
 
 The check provides the tier: a fetch returns a new tensor, and an update returns another one.  Nothing is judged by the
 clock: an update waits until the next fetch has begun, and a store until the next update has.  A call that waits in
@@ -87,6 +87,7 @@ class Tier:
         self.raised = ""
 
     def play(self, fn: Callable[..., Any]) -> None:
+        """Call the learner's function with this tier, and note its error, its stores and the threads left."""
         before = threading.active_count()
         try:
             fn(list(self.world.expected), *(partial(self.call, name) for name in ("fetch", "update", "store")))
@@ -101,6 +102,7 @@ class Tier:
                 self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.expected), IN_VAIN)
 
     def call(self, name: str, i: int, values: Any = None) -> dict[str, Tensor] | None:
+        """Do what fetch, update or store does, and note it; return the new state, or None."""
         with self.changed:
             self.begun.append((name, i))
             self.changed.notify_all()
@@ -120,10 +122,12 @@ class Tier:
         return made
 
     def count(self) -> None:
+        """Note the parameters whose state is alive, if there are more of them than ever before."""
         with self.changed:
             self.most = max(self.most, [i for i, tensors in self.alive.items() if len(tensors)], key=len)
 
     def look(self, name: str, i: int, values: Any) -> None:
+        """Note an update or a store that was given wrong values."""
         matches = isinstance(values, dict) and isinstance(values.get("master"), Tensor)
         found = values["master"][0].item() if matches else None
         if found != i + GIVES["fetch" if name == "update" else "update"]:
@@ -147,14 +151,17 @@ class Tier:
             time.sleep(GREEDY)
 
     def of(self, name: str) -> list[int]:
+        """Return the parameters for which this call has begun, in order."""
         return [i for called, i in self.begun if called == name]
 
 
 def in_vain(name: str, template: str) -> Callable[[Tier], str | None]:
+    """Return a row's test, which fills the template for the first such call that waited in vain."""
     return lambda tier: first(template.format(i) for called, i in tier.alone if called == name)
 
 
 def given(name: str) -> Callable[[Tier], str | None]:
+    """Return a row's test: the sentence on the first such call that was given wrong values."""
     return lambda tier: first(told for called, told in tier.given if called == name)
 
 
@@ -168,6 +175,7 @@ def too_often(tier: Tier) -> str | None:
 
 
 def unless_it_fails(matches: Callable[[Tier], str | bool | None]) -> Callable[[Tier], str | bool | None]:
+    """Return the row's test for the steps in which no call fails."""
     return lambda tier: None if tier.world.fails else matches(tier)
 
 

@@ -43,6 +43,7 @@ def too_long(matches: Fits = lambda seen: True) -> Fits:
 
 
 def early(seen: Seen) -> str | None:
+    """Return a sentence about the first backward that has forwards after it, or None."""
     return seen.like("[BIW](?=.*F)", ", and forwards come after it")
 
 

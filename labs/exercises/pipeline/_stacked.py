@@ -41,7 +41,7 @@ class Stacked(World):
         return ranks_of(self.lists)[stage]
 
     def stage(self, number: int) -> nn.Sequential:
-        """Return a stage, from tokens, floats or the last stage's output to the next stage's input or logits."""
+        """Return a stage, from tokens, floats or the previous stage's output to the next stage's input or logits."""
         linear = nn.Linear(DIM, DIM)
         linear.bias.requires_grad_(not (self.frozen and number % 2))
         first = [nn.Embedding(VOCABULARY, DIM)] if number == 0 and not self.floats else []

@@ -108,7 +108,7 @@ def condition(order: Sequence[Any], stages: dict[int, Any], xs: list[Tensor], ys
 def in_one(losses: Any) -> Tensor | str | None:
     """Return losses without dims and without a graph in one tensor; describe anything else in a few words.
 
-    No losses are None.
+    The result is None if there are no losses.
     """
     losses = list(losses) if isinstance(losses, Tensor) and losses.ndim else losses
     if not isinstance(losses, Sequence):

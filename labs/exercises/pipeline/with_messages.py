@@ -39,12 +39,14 @@ def sheets() -> list[Asked]:
 
 
 def expected(lists: pp.Lists) -> list[Message]:
+    """Return the messages that the lists need."""
     ranks, stages = ranks_of(lists), stages_of(lists)
     uses = [(x, rank, reader(x, stages)) for rank, order in enumerate(lists) for x in order]
     return [(x, rank, ranks[use.stage]) for x, rank, use in uses if use and ranks[use.stage] != rank]
 
 
 def carried(rank: int, x: Send | Receive) -> Message:
+    """Return the message that a Send or a Receive on a rank carries."""
     return (x.message, rank, x.to) if isinstance(x, Send) else (x.message, x.source, rank)
 
 
@@ -97,6 +99,8 @@ def not_as_given(seen: Seen) -> str | None:
 
 
 def once(kind: type, verb: str) -> Callable[[Seen], str | None]:
+    """Return a row's test: which message is not sent, or received, exactly once."""
+
     def matches(seen: Seen) -> str | None:
         times = Counter(carried(rank, x) for rank, _, x in seen.every if isinstance(x, kind))
         return first(

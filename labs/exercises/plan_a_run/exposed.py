@@ -36,6 +36,7 @@ def exposed(fn: Callable[..., Any], seed: int) -> str:
 
 
 def waits(backward: Seconds, reduce: Seconds) -> float:
+    """Return the seconds that a step waits for its gradients after its last backward."""
     computed = reduced = 0.0
     for one, other in zip(backward, reduce, strict=True):
         computed += one

@@ -62,6 +62,7 @@ def published(seen: bool) -> list[Published]:
 
 
 def run_of(setup: plan.Setup, layout: plan.Layout) -> Run:
+    """Return a published layout as the Run that the exercise gives."""
     config = setup.config
     parameters = config.depth * cost.layer_matrices(config) + config.vocab * config.dim
     tokens = layout.batch * setup.context
@@ -85,6 +86,7 @@ def wire(ranks: int, apart: int) -> float:
 
 
 def seconds(run: Run, flops: float = FLOPS, launch: float = LAUNCH, wire: Wire = wire) -> float:
+    """Return the seconds of a step, by the exercise's formula."""
     compute = 6 * run.parameters * run.tokens / (run.tp * run.pp) / flops
     layers, x = run.layers / run.pp, 2 * run.tokens * run.dim
     tensor = layers * 4 * 2 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
@@ -171,10 +173,12 @@ def judged(runs: Sequence[Published], sheet: Sheet, returned: Sequence[Any]) -> 
 
 
 def of_each(fn: Callable[..., Any], asked: Sequence[tuple[Run, dict[str, Any]]]) -> list[Any]:
+    """Return the answers to all questions, on a rank."""
     return [fn(run, **given) for run, given in asked]
 
 
 def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
+    """Return how well the answers agree with the measurements, and what they say of the probes."""
     probes, of_runs = dict(zip([*PROBES, *GIVEN], found, strict=False)), found[len(PROBES) + len(GIVEN) :]
     predicted = [each.run.tokens_per_gpu / seconds for each, seconds in zip(runs, of_runs, strict=True)]
     groups = defaultdict(list)
@@ -201,6 +205,7 @@ def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) ->
 
 
 def unused(constant: str, one: str, other: str) -> Mistake:
+    """Return the row for a function that ignores one of the constants that it is given."""
     return Mistake(
         f"{constant} is not used",
         "The function is given the constants of other machines: what does it do with them?",

@@ -70,6 +70,7 @@ class Stranger(nn.Module):
 
 
 def cut_alike(config: Config) -> Plan:
+    """Return a plan that cuts the matrices of a Stranger's mixer at the same heads."""
     queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
     return Plan(
         {

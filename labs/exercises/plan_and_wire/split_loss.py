@@ -111,12 +111,14 @@ def parts_of(brought: Sequence[ways.Brought]) -> tuple[Tensor, Tensor, Tensor, l
 
 
 def with_own_targets(brought: Sequence[ways.Brought], relative: bool = False) -> list[Tensor]:
+    """Return losses as if a target's logit were known only on its own rank."""
     total, target, highest, here = parts_of(brought)
     top = highest * relative
     return [(total - top - mine * (target - top)).mean() for mine in here]
 
 
 def over_own_tokens(brought: Sequence[ways.Brought]) -> list[Tensor]:
+    """Return losses that are divided by the number of tokens whose target is on the rank."""
     total, target, _, here = parts_of(brought)
     return [(total - target).sum() / mine.sum().clamp(min=1) for mine in here]
 

@@ -125,6 +125,7 @@ class Trainer:
         self.history = [self.numbers()]
 
     def take(self, steps: int) -> list[Numbers]:
+        """Take some steps; return the history."""
         for _ in range(steps):
             x_BD, y_BD = next(self.loader)
             self.optimizer.zero_grad()
@@ -135,6 +136,7 @@ class Trainer:
         return self.history
 
     def numbers(self) -> Numbers:
+        """Return a copy of all numbers that the training has, by kind and name."""
         found: Numbers = {}
         for name, p in self.model.named_parameters():
             found[Kind.PARAMETER if p.requires_grad else Kind.FROZEN, name] = p
@@ -217,6 +219,7 @@ class Story:
         self.sizes: list[tuple[int, int]] = []
 
     def moments(self) -> Iterator[tuple[str, Moment]]:
+        """Yield each moment at which a function was called, with words for where."""
         trainer, (remember, _) = Trainer(self.world, self.rank), pickle.loads(self.functions)
         for t in range(self.world.saves[0]):
             yield f"at step {t} ", self.saved(trainer, remember, t)
@@ -239,12 +242,14 @@ class Story:
             yield f"at step {t}, after resume, ", one
 
     def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
+        """Call remember after t steps; return the moment."""
         with Aftermath() as after:
             state = noted(f"remember called after {t} steps", remember, *trainer.parts)
         return Moment(t, state, trainer.numbers(), self.expected, self.other, after.left, raised(dumps, state))
 
 
 def raised(call: Callable[..., Any], *args: Any) -> str:
+    """Return the error that a call raises, in words, or "" if it raises none."""
     try:
         call(*args)
     except Exception as error:

@@ -52,6 +52,7 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
 
 
 def describe(one: Moment, key: Key) -> str:
+    """Return a sentence about a number that is not the expected one."""
     what, found, expected = " ".join(key).strip(), one.received.get(key), one.expected[one.t][key]
     if key[0] == Kind.RANDOM:
         return f"{what} is not what it was"
@@ -99,12 +100,14 @@ def always(one: Moment, key: Key) -> bool:
 
 
 def rounded(one: Moment, key: Key) -> bool:
+    """Return whether a number is the expected one, rounded to a smaller dtype."""
     found, expected = one.received.get(key), one.expected[one.t][key]
     tensors = isinstance(found, Tensor) and isinstance(expected, Tensor)
     return tensors and any(torch.equal(found.float(), expected.to(dtype).float()) for dtype in ROUNDED)
 
 
 def sent(seen: Seen) -> str | None:
+    """Return a sentence about the collectives that were called, or None."""
     ops = sorted({event.op for event in seen.events} - {"barrier"})
     return f"right, but it calls {' and '.join(ops)}" if ops else None
 

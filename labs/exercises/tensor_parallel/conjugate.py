@@ -84,6 +84,7 @@ def worlds(draw: Draw) -> dict[int, list[Border]]:
 
 
 def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:
+    """Return a row's test: whether copy gave, in this step, the values that `make` computes."""
     matches = as_if(make)
     return lambda one: one.world.kind == "copy" and one.world.step == step and matches(one)
 

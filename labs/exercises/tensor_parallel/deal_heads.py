@@ -55,6 +55,7 @@ def whole(number: Any) -> int:
 
 
 def lists(returned: Any) -> list[list[int]] | str:
+    """Return the answer as three lists of ints, or a description of another kind of answer."""
     try:
         queries, keys, sharers = (list(map(whole, numbers)) for numbers in returned)
     except (TypeError, ValueError):
@@ -86,6 +87,7 @@ class Dealt:
 
 
 def each_deal(seen: Seen) -> Iterator[tuple[str, Dealt]]:
+    """Yield the answers about each deal, with words for it."""
     for deal, *answers in zip(seen.world.deals, *(done.facts["answers"] for done in seen.done), strict=True):
         yield f"{deal}: ", Dealt(deal, *answers)
 

@@ -57,6 +57,7 @@ def read_by(*axes: str) -> Callable[..., Any]:
 
 
 def first_and(second: Callable[[int, int], int], job: tuple[Any, ...], name: str) -> tuple[int, int]:
+    """Return the first number of an answer, and a second one computed from both."""
     first, end = right(*job)[name]
     return first, second(first, end)
 

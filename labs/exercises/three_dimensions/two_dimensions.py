@@ -103,10 +103,12 @@ def script(world: Layer, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def ys(make: Callable[[Layer], Tensor]) -> Callable[[One], bool]:
+    """Return a row's test: whether y is the one that `make` computes."""
     return lambda one: one.name == Y and as_if(lambda w: w.each(Y, make(w)))(one)
 
 
 def gradients(make: Callable[[Layer], Tensor]) -> Callable[[One], bool]:
+    """Return a row's test: whether the gradient is the one that `make` computes."""
     return lambda one: one.name == GRADIENT and as_if(lambda w: w.each(GRADIENT, make(w)))(one)
 
 

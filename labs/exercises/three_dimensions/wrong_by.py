@@ -37,6 +37,7 @@ def factors(pp: int, replicate: int, shard: int, tp: int, m: int) -> dict[str, f
 
 
 def instead(name: str, *others: Callable[..., float]) -> AsIf:
+    """Return a row's test: whether this factor is one that the others compute."""
     return part_as_if(name, *(lambda sizes, m, other=other: other(*sizes, m) for other in others))
 
 
