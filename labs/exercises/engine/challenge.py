@@ -120,5 +120,5 @@ def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "
 
 
 def chance() -> torch.Generator:
-    """Return a generator that no seed foretells: what a rank brings is drawn on the rank."""
+    """Return a generator without a known seed: the inputs of a rank are drawn on the rank, and cannot be foretold."""
     return torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))

@@ -1,7 +1,7 @@
 """Functions on ranks that are differentiated: an Exercise whose calls go forward and backward.
 
     EXERCISE = both_ways(
-        lambda draw: drawn(draw, Row, [*usual(outer=(32,)), {"biased": False}, …]),
+        lambda draw: draw_worlds(draw, Row, [*usual(outer=(32,)), {"biased": False}, …]),
         question="Which summand of y does this rank make, and who adds what to it?",
         mistakes=(summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", as_if(…)), …),
     )
@@ -189,7 +189,7 @@ def usual(**sizes: Any) -> list[dict[str, Any]]:
     return [{}, {"dtype": F32, "only": ""} | sizes, {"again": True}]
 
 
-def drawn(draw: Draw, kind: type[Split], options: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
+def draw_worlds(draw: Draw, kind: type[Split], options: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
     """Return a world for each set of options, by number of ranks; an unusual option names the mistake there."""
     by_ranks: dict[int, list[Any]] = {}
     for each in options:

@@ -61,7 +61,7 @@ class Play:
 class Passed:
     """The measurements of an answer that is right.
 
-    seen: what was seen after each step of all worlds.
+    seen: the outcomes of each step of all worlds.
     most, rest: the bytes held in a step of the wide world, and after it, in its unit.
     peaks: the peak of each kind of memory, in the same unit.
     """
@@ -169,7 +169,7 @@ def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
     return parts
 
 
-# ---- what is judged where it happens ---------------------------------------------------------------------
+# ---- judged on the rank ----------------------------------------------------------------------------------
 
 
 def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> dict[str, str]:

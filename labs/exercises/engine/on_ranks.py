@@ -31,12 +31,12 @@ from labs.exercises.engine.value import Expected, One
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
-# Ranges of whole numbers: bfloat16 adds up its own exactly; the other two cannot be added up in a smaller float.
+# Ranges of integers: bfloat16 adds up its own exactly; float64 cannot hold those of int64, nor float32 those of int32.
 EXACT = {BF16: (1, 16), I64: (2**54, 2**56), I32: (2**24, 2**26)}
 TOLERANCE = {F64: 1e-12, F32: 1e-5}
 
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
+# ---- worlds ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
     return most
 
 
-# ---- the judges -----------------------------------------------------------------------------------------
+# ---- the judges ------------------------------------------------------------------------------------------
 
 
 def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_name: Expected) -> One:

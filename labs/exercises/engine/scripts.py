@@ -203,9 +203,9 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 def play_worlds(
     script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[Seen], None]
 ) -> tuple[list[Seen], Recording]:
-    """Play a script in all worlds, which have the same number of ranks, and judge what is seen after each step.
+    """Play a script in all worlds, which have the same number of ranks, and judge all ranks after each step.
 
-    Return everything that was seen, and the recording of the job; raise Wrong for the first mistake.
+    Return a Seen for each step, and the recording of the job; raise Wrong for the first mistake.
     """
     ranks = worlds[0].ranks
     try:
@@ -241,7 +241,7 @@ def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
 
 
 def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
-    """Yield what is seen after each step of each world."""
+    """Yield a Seen for each step of each world."""
     number = 0
     for index, world in enumerate(worlds):
         for step in range(world.steps):
@@ -272,7 +272,7 @@ def held_by_step(recording: Recording, world: World, kinds: Sequence[str] = KIND
     return found
 
 
-# ---- what is seen ----------------------------------------------------------------------------------------
+# ---- all ranks of a world --------------------------------------------------------------------------------
 
 
 class Seen:

@@ -100,7 +100,7 @@ class One:
 
 
 def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
-    """Return a function that tells whether a rank received what `other(world)` would expect, and not what is expected.
+    """Return a function that tells whether a rank received the value of `other(world)` instead of the expected one.
 
     other: returns the values of all members; or an iterator over several such lists, which are tried in turn.
     """
@@ -124,7 +124,7 @@ def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
 
 
 def as_if_everywhere(other: Callable[[Any], Expected], tolerance: float = 1e-5) -> Callable[[One], bool]:
-    """Return a function that tells whether all values of all ranks are those that `other(world)` would expect."""
+    """Return a function that tells whether all ranks received all values of `other(world)`."""
 
     def matches(one: One) -> bool:
         within, ranks = max(tolerance, one.tolerance), zip(one.seen.done, other(one.world), strict=True)

@@ -103,7 +103,9 @@ class Gathers(tap.Listener):
         return sum(group.gathered or group.arriving is not None for group in self.groups)
 
     def issued(self, call: tap.Call) -> None:
-        if call.op == "all_gather" and call.outputs[0].dtype is F64:  # other dtypes are what ranks compare
+        if (
+            call.op == "all_gather" and call.outputs[0].dtype is F64
+        ):  # gathers of other dtypes compare values between ranks
             call.notes[self] = self.numbers[call.outputs[0].nbytes]
             self.notes.append(("gather", call.notes[self]))
             self.most = max(self.most, 1 + self.held)

@@ -69,7 +69,7 @@ def worlds(draw: Draw) -> dict[int, list[Group]]:
         3: [group(3, 7, 4, 3), group(3, 1, pick((5, 8)), 2)],
         2: [group(2, pick((3, 5)), 1, **low), group(2, 4, 2, dtype=F32, rest=F32, steps=1)],
         4: [
-            group(4, 5, 6, 1, 2, steps=3),  # the last rank has nothing
+            group(4, 5, 6, 1, 2, steps=3),  # the last rank holds no rows
             group(4, 80, pick((90, 110)), **low),
             group(4, 8, 4, steps=1),  # needs no padding: the line of success is about it
         ],

@@ -21,7 +21,7 @@ from labs.kit.watch.memory import StorageWatch, timeline
 
 NAMES = ("master", "mean", "square")
 LARGE = 1 << 16  # elements of the parameter whose bytes are measured
-WORK = 40  # bytes per element during a step, beyond 16: the gradient in float32, all three tensors anew, and six more
+WORK = 40  # bytes per element during a step, beyond 16: the gradient in float32, new copies of all three, and six more
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,8 @@ class Block(ways.Split):
 def worlds(draw: Draw) -> dict[int, list[Block]]:
     sizes = [{}, {"kv_heads": draw.random.choice((1, 2)), "hidden": 41}]
     sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
-    return ways.drawn(draw, Block, [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)])
+    options = [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)]
+    return ways.draw_worlds(draw, Block, options)
 
 
 def adds_up(one: One) -> bool:

@@ -76,7 +76,7 @@ def worlds(draw: Draw) -> dict[int, list[Loss]]:
     options += [{"vocabulary": 3, "turned": 2}, {"vocabulary": 9, "turned": 3} | high]
     others = (draw.random.choice((6, 7, 8)), 1)  # on six, a gather of one number is more than three all-reduces
     options += [{"ranks": ranks, "vocabulary": ranks * b + ranks // 2} for ranks in others]
-    return ways.drawn(draw, Loss, options)
+    return ways.draw_worlds(draw, Loss, options)
 
 
 def losses(*makes: Callable[..., list[Tensor]]) -> Callable[[One], bool]:

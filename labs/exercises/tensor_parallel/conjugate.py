@@ -80,7 +80,7 @@ def worlds(draw: Draw) -> dict[int, list[Border]]:
     options += [{"shape": shape} for shape in ((2, a, b), (a,), (1,), (0, 3), ())]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
     both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
-    return ways.drawn(draw, Border, [*both, {"kind": "both"}])
+    return ways.draw_worlds(draw, Border, [*both, {"kind": "both"}])
 
 
 def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:

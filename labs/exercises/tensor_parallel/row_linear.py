@@ -49,7 +49,7 @@ def worlds(draw: Draw) -> dict[int, list[Row]]:
     options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, a))]
     options += [{"inputs": inputs} for inputs in ((0, a, 0, 1), (a, 0, b, 0))]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
-    return ways.drawn(draw, Row, options)
+    return ways.draw_worlds(draw, Row, options)
 
 
 def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
