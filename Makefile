@@ -42,7 +42,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu images notebooks doctor progress clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks doctor progress clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -83,6 +83,9 @@ part: $(TESTS)
 
 gpu: $(TESTS)  ## the course on this machine's GPUs, with a report; ARGS="contract tour"
 	$(BIN)/python -m tools.gpu $(ARGS)
+
+count: $(COURSE)  ## the lines of the project, by group
+	@$(BIN)/python -m tools.count
 
 images: $(COURSE)  ## draw the figures used in prose
 	$(BIN)/python -m tools.images
