@@ -1,7 +1,7 @@
 """The plan against published runs.
 
-    python -m bench.published FILE.csv     how near tokens per second and bytes are, and how well layouts are ordered
-    python -m bench published              the relative error of the seconds of a step, for each table of labs/plan
+python -m bench.published FILE.csv     how near tokens per second and bytes are, and how well layouts are ordered
+python -m bench published              the relative error of the seconds of a step, for each table of labs/plan
 """
 
 import sys
