@@ -29,7 +29,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: t
     instead: the sentence of the error that says what to do.
     shape: the shape of the eight numbers as a whole; a matrix if the pieces are vectors that were cut from matrices.
     """
-    if agree.alone:  # in a dry run there are no numbers to compare
+    if agree.alone:  # a dry run has no numbers to compare
         return
     numbers, gradients = torch.linspace(-1, 2, 8), torch.linspace(3, -1, 8)
     for group in optimizer.param_groups:
@@ -69,13 +69,13 @@ def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
-    """Raise ValueError, within this context, if the ndim of a piece is read, as to tell weights from biases.
+    """Raise TypeError, within this context, if the ndim of a piece is read, as to tell weights from biases.
 
     instead: the sentence of the error that says what to do.
     """
 
     def refuse(*_: Any) -> NoReturn:
-        # tuple(shape) asks for the length, too, as a hint, and goes on without it after a TypeError alone
+        # tuple(shape) asks for the length as a hint, and goes on without it only after a TypeError
         raise TypeError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
 
     class Shape(tuple):  # torch.Size cannot be subclassed

@@ -120,7 +120,9 @@ def by_hand():
         pipeline.forward_backward(x, y)
     groups = [dist.new_group([r]) for r in range(2)]
     pipeline = pp.Pipeline([model], pp.gpipe(1, 4), model.loss, groups[rank])
-    with pytest.raises(ValueError, match=r"^21 of 64 targets are -100, .*; say with over= how many count in the whole"):
+    with pytest.raises(
+        ValueError, match=r"^21 of 64 targets are -100, .*; give over=, the number of targets that count in the whole"
+    ):
         pipeline.forward_backward(x, y)
 
 

@@ -1,6 +1,6 @@
 """FSDP: stage 3 of ZeRO, one parameter at a time, and gathered before it is needed.
 
-In this order:
+The files, in the order of reading:
 
     sharded           one parameter: a shard for the optimizer, the full tensor for its layer; in PyTorch, FSDPParam
     parameter_group   the parameters of a layer, gathered and reduced together; in PyTorch, FSDPParamGroup

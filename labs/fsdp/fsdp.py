@@ -205,7 +205,7 @@ class FSDPModule:
         self.require_same_prefetch()
 
     def require_same_prefetch(self) -> None:
-        if self._sharding.shared:  # before the first forward there is no state; that forward compares
+        if self._sharding.shared:  # otherwise the first forward compares
             self._sharding.shared.require_same_prefetch()
 
 

@@ -23,7 +23,7 @@ class LayerOrder(Generic[Member]):
         self.names = names
         self.last: list[Member] = []  # the order of the last forward
         self.now: list[Member] = []  # the order of this forward
-        self.leading: list[Member] = []  # those in `now` whose output requires a gradient
+        self.leading: list[Member] = []  # members of `now` whose output requires a gradient
         self.back: list[Member] = []  # the order of this backward
         self.waiting: dict[Member, None] = {}  # an ordered set, in the order of backward
         self.agreed: dict[str, list[Member]] = {}  # orders that were the same on all ranks when they were compared

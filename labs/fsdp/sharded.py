@@ -57,7 +57,7 @@ class ShardedParameter:
     def __init__(self, homes: list[Home], p: nn.Parameter, mesh: Mesh, policy: MixedPrecisionPolicy, offload: Any):
         self.homes, self.name, self.shape = homes, homes[0].name, p.shape
         self.mesh, self.ranks, self.rank = mesh, mesh.size(-1), mesh.get_local_rank(-1)
-        self.rows = max(1, -(-p.shape[0] // self.ranks))  # of a piece; an empty parameter has one row of padding
+        self.rows = max(1, -(-p.shape[0] // self.ranks))  # rows per piece; an empty parameter has one row of padding
         self.n = self.rows * p.shape[1:].numel()
         self.mine = slice(*(min(rank * self.rows, len(p)) for rank in (self.rank, self.rank + 1)))
         self.placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
@@ -67,7 +67,7 @@ class ShardedParameter:
             own = own.pin_memory()
         self.shard = nn.Parameter(self.distributed(own), p.requires_grad)
         vars(self.shard).update(vars(p))  # keep the attributes that others have set
-        self.hooks = p._backward_hooks  # they get this rank's own gradient; the hooks below get the mean
+        self.hooks = p._backward_hooks  # hooks that get this rank's own gradient; the next line's get the mean
         self.shard._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
         self.use: Tensor | None = None  # the tensor that stands in the module while its layer computes
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
@@ -224,7 +224,7 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, full: Tensor, shard: DTensor) -> Tensor:
-        return full.detach()  # it shares the version; a view returned by a custom function could not be written to
+        return full.detach()  # a detached tensor can be written to, and shares its version; a view could not
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -63,10 +63,10 @@ class Sharding:
         self.call: Call | None = None
         self.depth, self.to_run = 0, set()  # running calls; modules that have yet to run in this turn
         self.leads_back = False  # whether an output of this turn requires a gradient
-        self.place = 0  # of the last forward, in the order of layers
+        self.place = 0  # its index in the order of layers in the last forward
         self.due, self.counted = 0, None  # gradients yet to come in a backward; the id of that backward
         for module in modules:
-            # This hook runs before those that the user registered, which may compute a weight from the parameters.
+            # The hook runs before those that the user registered, which may compute a weight from the parameters.
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 

@@ -27,7 +27,7 @@ ACCUMULATE = 2 + 2 + GRADIENT + GRADIENT  # bytes: write a gradient, read it, re
 OPTIMIZER = GRADIENT + 2 * 12 + WEIGHT + GRADIENT  # bytes: gradient, state, weight; the gradient again for its norm
 LOGIT = 2 + 3 * 4  # bytes: 16 bits; float32, its logarithm and its gradient
 AGAIN = ("all but attention", "full")  # kinds of recomputation that include matrix products
-BACKWARD = 2 / 3  # its fraction of the operations
+BACKWARD = 2 / 3  # the fraction of operations that backward has
 BUCKET = 25 * cost.MiB  # bytes of gradients in one collective
 
 

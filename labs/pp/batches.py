@@ -125,9 +125,7 @@ def require_weighed(y: Tensor | None, loss: Any, over: float | None, group: Proc
     if not isinstance(loss, CrossEntropy):
         way_out = "let the loss be labs.model.CrossEntropy(), as model.loss is"
     elif dist.get_world_size(group) < dist.get_world_size():
-        way_out = (
-            "say with over= how many count in the whole batch, divided by the number of the parts that pipelines read"
-        )
+        way_out = "give over=, the number of targets that count in the whole batch, divided by the number of its parts"
     else:
         return counted(y)
     raise ValueError(

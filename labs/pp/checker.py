@@ -86,7 +86,7 @@ def ranks_of(lists: Lists) -> dict[int, int]:
     return {x.stage: rank for rank, order in enumerate(lists) for x in order}
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------
 
 
 def require_lists(lists: Lists) -> None:
@@ -131,7 +131,7 @@ def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
     for m, s in product(range(microbatches), range(stages)):
         if F(s, m) not in places:
             every = f"each of {microbatches} micro-batches goes forward through each of {stages} stages"
-            rank = ranks.get(s, s % len(lists))  # if its stage is on no rank, name a likely one
+            rank = ranks.get(s, s % len(lists))  # a likely rank, if its stage is on none
             raise WrongSchedule(f"{F(s, m)!r} is missing: {every}", (rank, len(lists[rank])))
         if B(s, m) not in places:
             split = any(isinstance(x, I) for order in lists for x in order)

@@ -37,7 +37,7 @@ class Deferred(TorchFunctionMode):
         super().__init__()
         self.parameters = parameters
         self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # y's edge and gradient, parameters
-        self.stand_in = torch.empty(0, requires_grad=True)  # it replaces the matrices in the graph of I
+        self.stand_in = torch.empty(0, requires_grad=True)  # replaces the matrices in the graph of I
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and torch.is_grad_enabled():

@@ -235,7 +235,7 @@ class Pipeline:
         if edge is not None:  # a stage of frozen layers may have no graph
             torch.autograd.backward(edge, gradient)
         if s > self.first_trained and x.grad is None:
-            raise self.cut_off(s, m, "has no gradient for what it was made of, though stages before are to be trained")
+            raise self.cut_off(s, m, "passes no gradient to its input, though stages before are to be trained")
         if s > 0:  # the stages before may all be frozen
             self.mail.put(B(s, m), torch.zeros_like(x) if x.grad is None else x.grad)
         if later:

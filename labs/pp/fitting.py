@@ -93,6 +93,6 @@ def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGro
         ]
         if len(inputs) > 1:
             raise ValueError(
-                f"stage {number} takes {' and '.join(inputs)}, but gets one tensor, from the stage before it: what is "
-                "to skip a stage would have to travel through it, so make it a part of that tensor, or cut elsewhere"
+                f"stage {number} takes {' and '.join(inputs)}, but gets one tensor, from the stage before it: make "
+                "a tensor that skips a stage a part of that tensor, or cut the model elsewhere"
             )

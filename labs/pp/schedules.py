@@ -84,7 +84,7 @@ def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
 
 def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
     require("zbv", ranks, microbatches, stages_per_rank, exactly=2)
-    p, m = ranks, max(microbatches, 2 * ranks - 1)  # for fewer micro-batches, cut a longer schedule
+    p, m = ranks, max(microbatches, 2 * ranks - 1)  # fewer micro-batches are cut from a longer schedule
     lists = (
         along_a_v(
             rank,
@@ -142,7 +142,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-# ---- how they are written --------------------------------------------------------------------------------
+# ---- building blocks -------------------------------------------------------------------------------------
 
 
 def each(kind: type[Instruction], stages: Iterable[int], rounds: list[range]) -> list[Instruction]:

@@ -1,6 +1,6 @@
 """Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
 
-In this order:
+The files, in the order of reading:
 
     conjugate         the borders of a split layer: the collectives there, forward and backward
     shares            the part of a parameter that each rank holds, cut by features or by heads

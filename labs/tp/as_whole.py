@@ -64,9 +64,7 @@ def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -
         with at_rest(model):
             split.go(model, args, kwargs, split.noting)
             whole.go(model, args, kwargs, partial(whole.as_whole, mesh=mesh, split=split))
-    except (
-        Exception
-    ):  # from here on they cannot be compared: what is wrong with the model itself has been raised before
+    except Exception:  # the rest cannot be compared; the model's own errors were raised before
         pass
     everyones = everybodys(whole.difference(split), mesh.get_group()).values()
     if found := [difference for difference in everyones if difference]:

@@ -44,7 +44,7 @@ RANDOM_NUMBERS = (
     "pieces of different sizes; give it SequenceParallel(), with which each rank draws its own"
 )
 X = (
-    "what goes into {name!r} differs on ranks {first} and {other}, and must be whole there: a shard of the sequence "
+    "the input of {name!r} differs on ranks {first} and {other}, and must be whole there: a shard of the sequence "
     "needs input_layouts=Shard(1), a piece of the features output_layouts=Replicate() where it comes from, and a piece "
     "of the logits LossParallel()"
 )
@@ -272,5 +272,5 @@ def some_tokens(given: Any) -> list[float] | None:
     tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
     tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
     norms = Some.of(torch.stack([(tokens - tokens[:1]).norm(), tokens.norm()])).numbers
-    differ = not norms or norms[0] > rounding(x) * norms[1]  # in a dry run there are no numbers
+    differ = not norms or norms[0] > rounding(x) * norms[1]  # a dry run has no numbers
     return Some.of(x).numbers if differ else None

@@ -57,7 +57,7 @@ class Parts:
         self.versions = {name: p._version for name, p in self.own(model).items()}
 
     def own(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        if agree.alone:  # in a dry run there are no numbers
+        if agree.alone:  # a dry run has no numbers
             return {}
         return {name: p for name, p in model.named_parameters() if name in self.cuts and not hasattr(p, "to_local")}
 

@@ -124,7 +124,7 @@ class RowParallelLinear(nn.Linear):
         if self.bias is None:
             return y
         require_uncut(self, y)
-        return y + self.share(self.bias).to(y.dtype)  # under autocast, a linear's bias has the dtype of its output
+        return y + self.share(self.bias).to(y.dtype)  # autocast gives a linear's bias the dtype of its output
 
 
 class VocabParallelEmbedding(nn.Embedding):

@@ -58,7 +58,7 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
     width = piece(vocabulary, mesh.size(), mesh.get_local_rank())[1]
     if logits_v.shape[-1] != width:
         raise ValueError(
-            f"this rank has {logits_v.shape[-1]} logits per token, but its part of a vocabulary of {vocabulary} is "
+            f"cross_entropy got {logits_v.shape[-1]} logits per token, but this rank's part of {vocabulary} tokens is "
             f"{width}: give the head ColwiseParallel() without output_layouts, and LossParallel its number of outputs"
         )
     losses = SplitCrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)

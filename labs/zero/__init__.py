@@ -1,6 +1,6 @@
 """ZeRO: data parallelism without the spare copies.
 
-In this order:
+The files, in the order of reading:
 
     layers        the modules whose parameters are gathered together, and the places of each parameter
     flattenable   the checks of a model and an optimizer, and what they refuse
@@ -13,7 +13,7 @@ In this order:
 
 Usage:
 
-    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
+    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # in the optimizer's place
     model(x, y).backward()
     zero.step()
 """

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from labs.dropped import Absent
 
 ELSEWHERE = (
-    "under ZeRO the gradient of {name!r} is not in model.parameters(), where every rank would see another: after "
-    "zero.sync() its mean is in zero.shards, and labs.clip.clip_gradients(zero.shards, max_norm, groups=(None,)) clips"
+    "the gradient of {name!r} is not in model.parameters(), where it would differ from rank to rank: after zero.sync() "
+    "its mean is in zero.shards, and labs.clip.clip_gradients(zero.shards, max_norm, groups=(None,)) clips"
 )
 
 

@@ -219,8 +219,8 @@ class FlatLayer:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
-            f"this {type(self.module).__name__} cannot be copied or pickled: what it computes with is in vectors of "
-            "Zero's; average zero.shards, or load zero.full_state_dict() into a model that is not sharded"
+            f"a {type(self.module).__name__} cannot be copied or pickled after Zero has laid its parameters into "
+            "vectors: average zero.shards, or load zero.full_state_dict() into a model that is not sharded"
         )
 
 

@@ -57,7 +57,7 @@ def opened(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
         if isinstance(child, CONTAINERS):
             yield from opened(child)
-        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # these have no forward
+        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # parameter lists have no forward
             yield child
 
 

@@ -19,7 +19,7 @@ Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an
 Stages 2 and 3 have no room to add up full gradients, so they reduce those of each micro-batch; stage 1 reduces once per
 step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 
-    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
+    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # in the optimizer's place
     model(x, y).backward()
     zero.sync()                                                         # needed only to clip the shards' gradients
     zero.step()
@@ -125,7 +125,7 @@ class Zero:
         # The compiler breaks its graphs at these hooks: parameters that are gathered and dropped stay out of them.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
-            # This hook runs before those that the user registered, which may compute a weight from the parameters.
+            # The hook runs before those that the user registered, which may compute a weight from the parameters.
             layer.module.register_forward_pre_hook(partial(before_forward, layer), prepend=True, with_kwargs=True)
             if self.stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)

@@ -351,10 +351,10 @@ def fails(well, otherwise):
         (
             3,
             lambda x: x.double(),
-            "ValueError: 1F3 has made torch.float64 of shape (2, 3), and what crossed this cut before was "
+            "ValueError: 1F3 has made torch.float64 of shape (2, 3), and earlier messages over this cut were "
             "torch.float32 of shape (2, 3): micro-batches must be alike",
         ),
-        (2, lambda x: x[:1], "1F2 has made torch.float32 of shape (1, 3), and what crossed this cut before was"),
+        (2, lambda x: x[:1], "1F2 has made torch.float32 of shape (1, 3), and earlier messages over this cut were"),
         (2, dies, "rank 1 died of SIGKILL"),
     ],
 )

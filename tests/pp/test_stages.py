@@ -358,8 +358,8 @@ def no_gradient():
         ({1: "its output"}, f"1F0 has made a tensor that {no_graph}"),
         ({1: "both"}, f"1F0 has made a tensor that {no_graph}"),
         ({0: "its output"}, f"0F0 has made a tensor that {no_graph}"),
-        ({1: "its input"}, "1F0 has made a tensor that has no gradient for what it was made of, though stages before"),
-        ({2: "its input"}, "2F0 has made a loss that has no gradient for what it was made of, though stages before"),
+        ({1: "its input"}, "1F0 has made a tensor that passes no gradient to its input, though stages before"),
+        ({2: "its input"}, "2F0 has made a loss that passes no gradient to its input, though stages before"),
     ]:
         with pytest.raises(ValueError, match=f"^{text}"):
             cut_off(ON_ONE, cuts)

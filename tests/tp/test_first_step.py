@@ -70,9 +70,9 @@ def but(plan, name):
 
 
 def wrong_plans():
-    refuse(lambda: step(split({**SHARDS, "up": ColwiseParallel()})), "what goes into 'up' differs on ranks 0 and 1")
+    refuse(lambda: step(split({**SHARDS, "up": ColwiseParallel()})), "the input of 'up' differs on ranks 0 and 1")
     for head in (ColwiseParallel(output_layouts=WHOLE), RowwiseParallel(input_layouts=WHOLE)):
-        refuse(lambda head=head: step(split({**SHARDS, "head": head})), "what goes into 'head' differs")
+        refuse(lambda head=head: step(split({**SHARDS, "head": head})), "the input of 'head' differs")
     norm = "'norm.weight' is in a module with SequenceParallel(), but all 2 ranks have the same x"
     refuse(lambda: step(split({**PAIR, "norm": SequenceParallel()})), norm)
     refuse(lambda: step(split(but(SHARDS, "head"))), "parameter 'head.weight' is not split, and its gradient differs")
@@ -114,7 +114,7 @@ def pieces_of_the_logits():
     plan.pop("loss")
     tokens = torch.arange(24).view(2, 12) % 9  # all of them in the first rank's part
     model = parallelize(GPT(SMALL), Mesh((2,), ("tp",)), plan)
-    refuse(lambda: model(tokens, tokens), "what goes into 'loss' differs on ranks 0 and 1")
+    refuse(lambda: model(tokens, tokens), "the input of 'loss' differs on ranks 0 and 1")
 
     class Loss(Model):
         def forward(self, tokens):

@@ -151,7 +151,8 @@ def our_neighbours(crossing: Tensor) -> Iterator[None]:
     def announced(mail: Mail, step: Receive) -> None:
         if (cut := cut_of(step.message)) not in mail.agreed:
             description = torch.empty(2 + MOST_DIMS, dtype=torch.int64, device=mail.device)
-            dist.recv(description, group=mail.group, group_src=step.source)  # it has no numbers, but matches a send
+            # The description has no numbers, but its sender waits for a receive.
+            dist.recv(description, group=mail.group, group_src=step.source)
             mail.agreed[cut] = crossing.dtype, crossing.shape
         receive(mail, step)
 
