@@ -124,8 +124,8 @@ class Mail:
         elif self.agreed[cut] != (x.dtype, x.shape):
             dtype, shape = self.agreed[cut]
             raise ValueError(
-                f"{step.message!r} has made {x.dtype} of shape {tuple(x.shape)}, and earlier messages over this cut were "
-                f"{dtype} of shape {tuple(shape)}: micro-batches must be alike; make another Pipeline for other ones"
+                f"{step.message!r} has made {x.dtype} of shape {tuple(x.shape)}, and earlier messages over this cut "
+                f"were {dtype} of shape {tuple(shape)}: micro-batches must be alike; make another Pipeline for others"
             )
         self.leaving[step.message] = dist.isend(x, group=self.group, group_dst=step.to), x
 
