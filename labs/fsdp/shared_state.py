@@ -45,7 +45,8 @@ class SharedState:
         self.in_backward = False
         self.asked: tuple[int, bool] = (-1, False)
         groups = [group for group in (root.group.group, root.group.replicas) if group]
-        require_all_averaged(self, lambda p: hasattr(p, "to_local"), groups)
+        shards = {p.shard for member in names for p in member.group.parameters}
+        require_all_averaged(self, shards.__contains__, groups)
 
     def forward_begins(self, member: Member) -> None:
         if in_backward():  # a recomputation
