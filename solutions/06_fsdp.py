@@ -1179,11 +1179,11 @@ draw.table(rows)
 # | `model.zero_grad()` behind a forward | may miss the root's shards | finds them | many loops do it there |
 # | `create_graph=True` | a second backward fails | refused | it would read what was dropped |
 #
-# **Read on**: [labs/fsdp/sharding.py](../labs/fsdp/sharding.py), whose head has a table of what became of stage 3,
-# event by event; then [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) and
-# [labs/fsdp/sharded.py](../labs/fsdp/sharded.py). Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully
-# Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
-# Sharded Data Parallel (FSDP2)*.
+# **Read on**: [labs/fsdp/module_events.py](../labs/fsdp/module_events.py), whose head has a table of what became of
+# stage 3, event by event; then [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) and
+# [labs/fsdp/sharded_parameter.py](../labs/fsdp/sharded_parameter.py). Zhao et al., 2023, *PyTorch FSDP: Experiences on
+# Scaling Fully Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started
+# with Fully Sharded Data Parallel (FSDP2)*.
 #
 # **Next.** P, G and S are now divided by the number of ranks, but the activations are what they were.
 # [07 Memory](07_memory.ipynb) counts them, and computes them again.

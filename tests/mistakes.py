@@ -117,13 +117,13 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ("checkpoint/parts.py", "return key not in COUNTERS and all(", "return all("),
     ("checkpoint/randomness.py", '        torch.Generator("cpu").set_state(cpu)\n', ""),
     ("checkpoint/background.py", "rooms.get(piece)", "None"),
-    ("fsdp/sharding.py", "        output = cast(self.policy.output_dtype, output)\n", ""),
+    ("fsdp/module_events.py", "        output = cast(self.policy.output_dtype, output)\n", ""),
     (
-        "fsdp/sharding.py",
+        "fsdp/module_events.py",
         "            if self.reshard_after_backward:\n                self.group.drop()",
         "            self.group.drop()",
     ),
-    ("fsdp/shared_state.py", "            group.kept = None\n", "            pass\n"),
+    ("fsdp/step_state.py", "            group.kept = None\n", "            pass\n"),
     (
         "fsdp/order.py",
         "return self.last[n : n + 1] if self.last[:n] == self.now else []",

@@ -2,16 +2,16 @@
 
 The files, in the order of reading:
 
-    sharded           one parameter: a shard for the optimizer, the full tensor for its layer; in PyTorch, FSDPParam
-    parameter_group   the parameters of a layer, gathered and reduced together; in PyTorch, FSDPParamGroup
-    order             the order of layers: the next one in forward, and the one before in backward
-    shardable         the checks of a model before it is sharded, and what they refuse
-    shared_state      the state that all modules of a model share in a training step; in PyTorch, FSDPStateContext
-    sharding          the events of a training step, for one group of parameters; in PyTorch, FSDPState
-    fsdp              fully_shard, and the methods that it adds to a module
+    sharded_parameter     one parameter: a shard for the optimizer, the full tensor for its layer; in PyTorch, FSDPParam
+    parameter_group       the parameters of a layer, gathered and reduced together; in PyTorch, FSDPParamGroup
+    order                 the order of layers: the next one in forward, and the one before in backward
+    what_can_be_sharded   the checks of a model before it is sharded, and what they refuse
+    step_state            the state that all modules of a model share in a training step; in PyTorch, FSDPStateContext
+    module_events         the events of a training step, for one group of parameters; in PyTorch, FSDPState
+    fsdp                  fully_shard, and the methods that it adds to a module
 
-On a first reading, follow one parameter from its shard to the full tensor and back, in this order of files: sharding,
-parameter_group, sharded.
+On a first reading, follow one parameter from its shard to the full tensor and back, in this order of files:
+module_events, parameter_group, sharded_parameter.
 
 Usage:
 
@@ -24,4 +24,4 @@ Usage:
 # ruff: noqa: F401
 
 from labs.fsdp.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from labs.fsdp.sharded import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from labs.fsdp.sharded_parameter import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.agree import require_equal
+from labs.fsdp.module_events import Sharding, shardings_in
 from labs.fsdp.parameter_group import ParameterGroup
-from labs.fsdp.shardable import homes_of, require_shardable
-from labs.fsdp.sharded import MixedPrecisionPolicy, OffloadPolicy, ShardedParameter
-from labs.fsdp.sharding import Sharding, shardings_in
+from labs.fsdp.sharded_parameter import MixedPrecisionPolicy, OffloadPolicy, ShardedParameter
+from labs.fsdp.what_can_be_sharded import homes_of, require_shardable
 from labs.mesh import Mesh, smaller_group
 
 AS_THEY_ARE, ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()

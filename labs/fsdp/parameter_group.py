@@ -24,7 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys
-from labs.fsdp.sharded import MixedPrecisionPolicy, ShardedParameter
+from labs.fsdp.sharded_parameter import MixedPrecisionPolicy, ShardedParameter
 from labs.group import all_gather, divisor_before, free, start_reduce_scatter
 from labs.mesh import Mesh
 

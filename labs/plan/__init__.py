@@ -5,7 +5,7 @@
     fitted           these constants, fitted on published runs
     layout           a layout: the part of the model, of its state and of the batch that each rank has
     candidates       all layouts, and those that cannot be run
-    dealt            a model's layers, split among the ranks of a pipeline
+    layer_split      a model's layers, split among the ranks of a pipeline
     room             the bytes that a layout holds, by kind
     pace             the time of a step: computation, exposed communication, bubble
     choice           the search

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labs import cost
-from labs.plan.dealt import split_layers
+from labs.plan.layer_split import split_layers
 from labs.plan.layout import Layout, Setup
 from labs.plan.room import kept, parameters, unlike
 

@@ -14,7 +14,7 @@ temporary  a layer that is recomputed, or logits with their gradient; and a cons
 from functools import lru_cache
 
 from labs import cost
-from labs.plan.dealt import split_layers
+from labs.plan.layer_split import split_layers
 from labs.plan.layout import Layout, Setup
 
 ONCE, ADDED_UP = "mixed", "mixed, float32 gradients"  # ONCE: a single micro-batch without shards adds up no gradients

@@ -9,7 +9,7 @@ The files, in the order of reading:
                   FlatParameter
     zero          the events of a training step, and what each stage does there; PyTorch has stage 1 as
                   ZeroRedundancyOptimizer, and stage 3 as FullyShardedDataParallel (FSDP1)
-    scaled        the factors by which ranks multiplied their gradients between sync() and step()
+    scale_check   the factors by which ranks multiplied their gradients between sync() and step()
 
 Usage:
 

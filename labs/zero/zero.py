@@ -30,7 +30,7 @@ The modules' own parameters are views of `full`.  Reduced gradients are those of
 - The optimizer must treat each element by itself, and all elements of a layer alike, as SGD and AdamW do.  Muon and
   LAMB look at matrices and norms, so they are refused.  A scheduler takes `zero.optimizer`.
 - `labs.clip` clips gradients.  `nn.utils.clip_grad_norm_` would use another norm on every rank; ranks notice that one
-  step later (`labs.zero.scaled`).
+  step later (`labs.zero.scale_check`).
 - Whole layers can be frozen or unfrozen later, and single parameters cannot.
 - Buffers, such as running statistics, take the first rank's values at the start and at the end of each `step()`.
 - If a layer is used, but one of its parameters is not, the gradient of that parameter counts as zero, and the
@@ -63,7 +63,7 @@ from labs.zero.flattenable import (
     require_trainable,
 )
 from labs.zero.layers import in_layers, take_out
-from labs.zero.scaled import Scaled, remembered
+from labs.zero.scale_check import Scaled, remembered
 
 
 class Zero:

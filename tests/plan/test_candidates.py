@@ -7,7 +7,7 @@ import pytest
 from labs.model import GPT, PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, layouts, plan, search
 from labs.plan.candidates import Rejected, require
-from labs.plan.dealt import cut_by_work, split_layers
+from labs.plan.layer_split import cut_by_work, split_layers
 from labs.pp import cut
 
 SETUP = Setup(PRESETS["llama3-8b"], CLUSTERS["H100, InfiniBand"].of(32), batch=64, context=8192)

@@ -20,7 +20,7 @@ from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
 from labs.exercises.engine.scripts import Look, Seen, World
 from labs.fsdp import fully_shard
-from labs.fsdp.sharding import Sharding
+from labs.fsdp.module_events import Sharding
 from labs.kit.watch import tap
 from labs.mesh import Mesh
 

@@ -1,6 +1,6 @@
-"""Tests of labs.fsdp.shared_state: after a failed backward, a training continues as if it had not happened.
+"""Tests of labs.fsdp.step_state: after a failed backward, a training continues as if it had not happened.
 
-The reference is the same training without it.  tests/fsdp/test_shardable.py has ranks that use different layers.
+The reference is the same training without it.  Ranks that use different layers: test_what_can_be_sharded.py.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Tests of labs.fsdp.sharding: what people do around a training, and with it."""
+"""Tests of labs.fsdp.module_events: what people do around a training, and with it."""
 
 import gc
 import weakref

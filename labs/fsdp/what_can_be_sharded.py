@@ -11,7 +11,7 @@ from torch import nn
 
 from labs.dropped import Moved
 from labs.dtensor import DTensor
-from labs.fsdp.sharded import MixedPrecisionPolicy
+from labs.fsdp.sharded_parameter import MixedPrecisionPolicy
 from labs.hooks import require_dense
 from labs.mesh import Mesh
 from labs.zero.layers import Home

@@ -34,8 +34,8 @@ from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
 from labs.fsdp.parameter_group import ParameterGroup
-from labs.fsdp.shardable import is_sharded, require_all_sharded
-from labs.fsdp.shared_state import SharedState, in_backward
+from labs.fsdp.step_state import SharedState, in_backward
+from labs.fsdp.what_can_be_sharded import is_sharded, require_all_sharded
 from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
 
 

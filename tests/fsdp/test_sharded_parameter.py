@@ -1,4 +1,4 @@
-"""Tests of labs.fsdp.sharded: in its forward a layer finds whole parameters, also those lent by a caller.
+"""Tests of labs.fsdp.sharded_parameter: in its forward a layer finds whole parameters, also those lent by a caller.
 
 The reference is the same in one process.
 """

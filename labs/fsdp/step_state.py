@@ -18,7 +18,7 @@ from labs.fsdp.parameter_group import ParameterGroup, Reductions
 
 
 class Member(Protocol):
-    """The attributes of a Sharding (labs.fsdp.sharding) that this file uses."""
+    """The attributes of a Sharding (labs.fsdp.module_events) that this file uses."""
 
     group: ParameterGroup
     place: int
