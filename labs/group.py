@@ -23,14 +23,19 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+# The dtypes that gloo can send; others travel as bytes.
+SENT = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64}
+
+
 def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
     """Copy the `x` of the group's first rank into every rank's `x`.
 
     A backend sends a range of memory.  If `x` is a view, its numbers may lie there in another order or between others;
     if `x` is expanded, it has more elements than memory.  So a contiguous copy is sent.
     """
-    numbers = x.contiguous()
-    dist.broadcast(numbers, group=group, group_src=0)
+    numbers = x.resolve_conj().resolve_neg().contiguous()
+    sent = numbers if numbers.dtype in SENT else numbers.flatten().view(torch.uint8)
+    dist.broadcast(sent, group=group, group_src=0)
     if numbers is not x:
         once = tuple(slice(None) if step else slice(1) for step in x.stride())
         # Writing would raise the version of `x`, and a backward that saved it would fail: write only what differs.
@@ -39,9 +44,9 @@ def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
 
 
 def send_buffers(model: nn.Module, group: ProcessGroup | None) -> None:
-    """Overwrite the buffers of `model` with the first rank's."""
+    """Overwrite the buffers of `model` with the first rank's; a DTensor already agrees on all ranks."""
     for buffer in model.buffers():
-        if not buffer.is_meta:
+        if not (buffer.is_meta or buffer.is_sparse or hasattr(buffer, "to_local")):
             broadcast(buffer, group)
 
 
