@@ -24,3 +24,17 @@ Usage:
 
 from labs.tp.styles import ColwiseParallel, LossParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 from labs.tp.tp import Plan, clip_gradients, copies, full_parameters, gpt_plan, parallelize, placements, slices
+
+LACKING = {  # names of torch.distributed.tensor.parallel that users look for here
+    "loss_parallel": "split the head with LossParallel(), whose loss is computed from its parts",
+    "PrepareModuleOutput": "give the last layer of the module the layout, as RowwiseParallel(output_layouts=Shard(1))",
+    "PrepareModuleInputOutput": "give the input's layout to PrepareModuleInput(), and the output's to the last layer",
+    "parallelize_module": "parallelize(model, mesh, plan) splits a model in place",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in LACKING:
+        # `from labs.tp import name` would replace an AttributeError by a sentence of its own.
+        raise ImportError(f"labs.tp has no {name}: {LACKING[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs import tp
 from labs.dtensor import Replicate, Shard
 from labs.kit.launch import run
 from labs.model import GPT
@@ -347,3 +348,11 @@ def bad_trainings():
 
 def test_a_training_that_would_be_wrong_is_refused_in_a_sentence():
     run(bad_trainings, ranks=2)
+
+
+def test_names_of_pytorch_that_are_not_here_lead_out():
+    for name, way in tp.LACKING.items():
+        with pytest.raises(ImportError, match=f"labs.tp has no {name}: ") as told:
+            exec(f"from labs.tp import {name}")
+        assert str(told.value).endswith(way)
+    assert not hasattr(tp, "anything_else")
