@@ -14,7 +14,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     dtensor      a tensor that knows its layout, and computes as if it were whole
     hooks        the moments at which a layer's backward begins and ends, as autograd reports them
     dropped      placeholders for parameters whose memory is freed, so that nobody reads it
-    elementwise  the check that an optimizer treats each element by itself, so that it can update shards
+    optimizer_probe  the check that an optimizer treats each element by itself, so that it can update shards
     ddp          replicas that stay equal: gradients are averaged, in buckets, while backward runs
     zero         data parallelism without redundant copies, stage by stage, a layer at a time
     fsdp         stage 3 parameter by parameter, gathered before it is needed

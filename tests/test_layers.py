@@ -14,7 +14,7 @@ from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 LEVELS = [
     {"rope", "data", "cost", "collectives", "group", "hooks", "dropped", "clip"},
     {"model", "agree"},
-    {"generate", "llama", "memory", "mesh", "ddp", "elementwise"},
+    {"generate", "llama", "memory", "mesh", "ddp", "optimizer_probe"},
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},

@@ -7,7 +7,7 @@ from labs import cost
 from labs.kit.drawing.palette import KINDS, MUTED, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
-from labs.kit.drawing.times import rate, span
+from labs.kit.drawing.times_by_size import rate, span
 
 LEFT, WIDE, APART, BOX, STEP = 16, 340, 16, 30, 34  # pixels: nodes, and the GPUs in one
 TOP, BOTTOM = 66, 262

@@ -13,7 +13,7 @@ A tensor with several names, such as a tied parameter, is one Part under all of 
     a DTensor, as labs.fsdp makes     the block that its placements say, within its slice of tensor parallelism, if any
     in a vector of labs.zero          a range of its elements, which is some blocks
 
-The tensors of a Part are not copies: numbers that are loaded into them are in the training at once.  Tensors that
+The tensors of a Part are not copies: when numbers are loaded into them, the training has these at once.  Tensors that
 `state_dict()` makes anew, such as extra state, are given back with `load_state_dict()`.  Non-persistent buffers are not
 saved.
 """

@@ -83,7 +83,7 @@ def checked(called: Any) -> Any:
 
 
 def require_fit(given: dict[str, Any]) -> None:
-    """Raise ValueError if a rank is not one of the ranks, or if the size of a part does not divide their number."""
+    """Raise ValueError if a rank does not exist, or if a part's size does not divide the number of ranks."""
     ranks = given.get("ranks", getattr(given.get("job"), "ranks", None))
     for name in ("rank", "src", "dst") if ranks else ():
         if name in given and given[name] not in range(ranks):

@@ -116,7 +116,7 @@ def require_equal_parts(job: Job, ranks: int) -> None:
 def torch_step(job: Job, sequence_parallel: bool, uses: int) -> tuple[int, dict[str, int]]:
     """Return bytes sent and collectives, as `tp_step` does.
 
-    uses: how often in a step the gradients of norms on shards are all-reduced
+    uses: the number of all-reduces per step of a norm's gradient, where the norm runs on shards of the sequence
     """
     sent, counts = tp_step(job, sequence_parallel)
     norm = FLOAT * all_reduce(job.config.dim, job.ranks, job.rank).elements

@@ -214,7 +214,7 @@ class Sharding:
             self.shared.order.waiting[self] = None  # even if this rank computes none: another rank may
 
     def reduce_early(self) -> None:
-        """Reduce if all gradients of this backward are computed; the others are reduced as the backward ends.
+        """Reduce once all gradients of this backward are computed; groups that lack some are reduced when it ends.
 
         Every rank reaches this point at the same place in its order of layers, whichever parameters it uses.  Autograd
         runs the newest nodes first, and a module creates the nodes of its parameters as its forward begins.  So these

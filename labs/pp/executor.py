@@ -33,8 +33,8 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from labs.clip import global_norm, shorten
-from labs.elementwise import require_no_scaler
 from labs.hooks import weakly
+from labs.optimizer_probe import require_no_scaler
 from labs.pp.batches import GivenBatches, require_weighed
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred

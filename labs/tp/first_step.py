@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_leaves
 
 from labs import agree
 from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
-from labs.elementwise import require_no_scaler
 from labs.hooks import at_the_very_end_of_backward, differentiable, tensors_in, weakly
 from labs.mesh import Mesh
+from labs.optimizer_probe import require_no_scaler
 from labs.tp.optimizers import require_elementwise
 from labs.tp.own_part import Parts
 from labs.tp.shares import Cut

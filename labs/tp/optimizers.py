@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from labs import elementwise
+from labs import optimizer_probe
 
 LOOK_AT_MORE = {"Adafactor", "Muon", "LBFGS", "Shampoo", "DistributedShampoo", "SOAP"}
 LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
@@ -29,7 +29,7 @@ def require_elementwise(optimizer: Optimizer, own: Mapping[str, nn.Parameter], s
             "tensor parallelism take an optimizer that works element by element, such as AdamW or SGD"
         )
     if split and all(group["params"] for group in optimizer.param_groups) and not any(map(is_sharded, own.values())):
-        elementwise.require_elementwise(optimizer, "Under tensor parallelism take one such as AdamW or SGD")
+        optimizer_probe.require_elementwise(optimizer, "Under tensor parallelism take one such as AdamW or SGD")
     for name, p in own.items():
         state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
         if any(x.ndim and x.shape != p.shape for x in state):

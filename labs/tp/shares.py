@@ -1,7 +1,7 @@
 """The part of a parameter that each rank holds, when a matrix is split over ranks.
 
 Features        cut as torch.chunk cuts: any number of features, with shorter last parts
-Queries, Keys   cut between heads: a rank has whole query heads, and the heads of keys and values that these read
+Queries, Keys   cut between heads: a rank has whole query heads, and the key and value heads that its queries read
 Cut             the parts of one parameter along one dim
 
     8 query heads, 2 of keys and values      2 ranks        4 ranks             8 ranks

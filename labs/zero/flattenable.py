@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from labs import elementwise
+from labs import optimizer_probe
 from labs.hooks import require_dense
 
 ANEW = "load zero.full_state_dict() into a new model, and shard that"
@@ -66,7 +66,7 @@ def require_elementwise(optimizer: Any) -> None:
             if hasattr(optimizer, inside):
                 require_elementwise(getattr(optimizer, inside))
     if isinstance(optimizer, torch.optim.Optimizer) and all(group["params"] for group in optimizer.param_groups):
-        elementwise.require_elementwise(optimizer, "Give Zero an optimizer like SGD or AdamW", shape=(2, 4))
+        optimizer_probe.require_elementwise(optimizer, "Give Zero an optimizer like SGD or AdamW", shape=(2, 4))
 
 
 def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:

@@ -48,9 +48,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
-from labs.elementwise import shapeless
 from labs.group import send_buffers
 from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
+from labs.optimizer_probe import shapeless
 from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
 from labs.zero.flattenable import (

@@ -10,7 +10,7 @@ import pytest
 
 from labs import cost
 from labs.kit import draw, play
-from labs.kit.drawing import times
+from labs.kit.drawing import times_by_size as times
 from labs.kit.explorers import algorithms
 from tests.kit.pictures import RING, SVG, recording
 

@@ -91,7 +91,7 @@ SAID = (
 
 @answered
 def configure(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(batch, most, ranks, clip) -> configuration`, by its meaning and by what DeepSpeed makes of it.
+    """Check `fn(batch, most, ranks, clip) -> configuration`, by its meaning and by DeepSpeed's engine made of it.
 
     batch: the sequences of all ranks in a step
     most: the most sequences that a rank can take at a time

@@ -8,7 +8,7 @@
     )
 
 Tables judge each step in their order.  A table is a function that yields parts of the step, and rows that are tried on
-each of them.  A state that later changes is judged on the rank, by `first_wrong`; `as_found` then makes the table that
+each of them.  `first_wrong` judges, on the rank, a state that will change later; `as_found` then makes the table that
 reports this judgement.
 """
 

@@ -22,7 +22,7 @@ from labs.exercises.engine.case import close
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import F32, F64, Draw
 from labs.exercises.engine.scripts import Look
-from labs.exercises.memory._twice import WITHOUT_GRAPH, Model, Twice, parameters
+from labs.exercises.memory._trained_twice import WITHOUT_GRAPH, Model, Twice, parameters
 
 TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the largest one
 

@@ -1,8 +1,8 @@
 """The challenge of 07: change a GPT so that its step fits into memory, and as little as possible is recomputed.
 
-Both are measured in a real step, as the checks of that notebook do (`Twice`): the bytes held besides parameters and
-gradients, as a multiple of the bytes without recomputation; and the recomputed multiplications, as a multiple of the
-layers' forward.
+Both are measured in a real step, with the class that the checks of the notebook use (`Twice`): the bytes held besides
+parameters and gradients, as a multiple of the bytes without recomputation; and the recomputed multiplications, as a
+multiple of the layers' forward.
 
 The bound: selective recomputation holds 4D + 2KE + H + 2F numbers per token and layer, and recomputes no matrix
 product.  (The output of `down` is not among them: it is the next layer's input minus this layer's.)  To hold one number
@@ -22,7 +22,7 @@ from labs.exercises.engine.challenge import Challenge, Function, Judged, chance,
 from labs.exercises.engine.in_acts import first_wrong
 from labs.exercises.engine.on_ranks import F32, Draw
 from labs.exercises.memory._recomputing import CHANGED, NUMBERS
-from labs.exercises.memory._twice import Model, Twice
+from labs.exercises.memory._trained_twice import Model, Twice
 from labs.model import Config
 
 MOST = 0.56, 0.46, 0.40, 0.34, 0.28  # × the bytes that a step holds without recomputation

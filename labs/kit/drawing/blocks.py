@@ -1,7 +1,7 @@
 """Drawings of which rank holds which block of a tensor on a mesh; a DTensor x is drawn by blocks(x.spec, ("dp", "tp")).
 
 Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
-+0, +1, ... mark summands: a summand has the whole shape, but only a share of each number.
++0, +1, ... mark summands: a summand has the shape of the whole tensor, and all ranks' summands add up to it.
 
     blocks(spec, names)                   one tensor on its mesh
     change(before, after, names, steps)   the same tensor before and after a redistribution, and the steps in between

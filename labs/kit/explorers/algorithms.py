@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from labs.kit.drawing.formulas import Captioned, Line, formula, term
-from labs.kit.drawing.times import amount, by_size, rate, span
+from labs.kit.drawing.times_by_size import amount, by_size, rate, span
 
 Formula = Callable[[int, int, float, float], float]  # (bytes, ranks, latency in s, bandwidth in bytes/s) -> seconds
 

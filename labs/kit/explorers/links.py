@@ -10,7 +10,7 @@ from functools import partial
 
 from labs import cost
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.times import amount, by_size
+from labs.kit.drawing.times_by_size import amount, by_size
 
 # The controls and their values, and where each begins.
 CONTROLS: dict[str, Sequence] = {

@@ -218,7 +218,7 @@ class Finders:
 
 
 def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that a module computes with: its own, and those that its plain attributes are views of."""
+    """Yield the parameters that a module computes with: its own, and those whose views it has as plain attributes."""
     for value in (*module._parameters.values(), *vars(module).values()):
         if isinstance(value, torch.Tensor):
             value = value if value._base is None else value._base

@@ -28,8 +28,9 @@ class Life(weakref.ref):
 class Ledger:
     """A record of births, changes of size and deaths of storages, each with its kind; it keeps no storage alive.
 
-    A storage may die in any thread, in the middle of a line.  Another thread could act before a Python callback ran,
-    so the weak reference appends itself to a list, and every read of the ledger first takes the deaths from that list.
+    A storage may die in any thread, in the middle of a line.  A Python callback may run too
+    late, after another thread has acted.  So the weak reference appends itself to a list, and every read of the ledger
+    first takes note of the storages in that list.
     """
 
     def __init__(self) -> None:

@@ -43,8 +43,8 @@ from torch.utils._pytree import tree_leaves
 
 from labs.kit.watch import tap
 from labs.kit.watch.kinds import Finders
+from labs.kit.watch.late_release import Loans
 from labs.kit.watch.ledger import GATHERED, KINDS, Ledger
-from labs.kit.watch.loans import Loans
 from labs.kit.watch.storages import takes_itself_apart
 
 Tape = dict[str, Any]

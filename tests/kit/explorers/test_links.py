@@ -10,7 +10,7 @@ import pytest
 
 from labs import cost
 from labs.kit import play
-from labs.kit.drawing import times
+from labs.kit.drawing import times_by_size as times
 from labs.kit.explorers import links
 from tests.kit.pictures import SVG, require_legible
 from tests.kit.test_play import saved

@@ -31,7 +31,8 @@ from torch.utils.checkpoint import checkpoint
 from labs.group import all_gather
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.watch import ledger, loans, tap
+from labs.kit.watch import late_release as loans
+from labs.kit.watch import ledger, tap
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.model import GPT, PRESETS
 

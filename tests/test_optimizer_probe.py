@@ -1,4 +1,4 @@
-"""Tests of labs.elementwise with PyTorch's own optimizers, and some that look at more than an element."""
+"""Tests of labs.optimizer_probe with PyTorch's own optimizers, and some that look at more than an element."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from labs.elementwise import require_elementwise, shapeless
+from labs.optimizer_probe import require_elementwise, shapeless
 
 INSTEAD = "Take SGD"
 
