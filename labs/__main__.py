@@ -6,7 +6,7 @@ python -m labs progress [FOLDER ...]        which exercises are passed, and when
 python -m labs challenges [FOLDER ...]      what is open, your best, and what is possible; --no-names for a class
 python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
                                             what a rank of many would hold and send
-python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why; --check FILE.csv
+python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why
 """
 
 import sys

@@ -1,10 +1,9 @@
-"""The commands: `python -m labs plan` for a model on a cluster, and `--check FILE.csv` against published runs.
+"""The command `python -m labs plan`: a plan for a model on a cluster.
 
 python -m labs plan llama3-70b --gpus 32 --batch 512
 python -m labs plan llama3-8b --gpus 8 --software compiled --layout shards=8,batch=2
 python -m labs plan llama3-8b --gpus 12 --node 4 --card "RTX 4090" --context 32k
 python -m labs plan --config model/config.json --gpus 8
-python -m labs plan --check runs.csv
 """
 
 import argparse
@@ -16,7 +15,6 @@ from pathlib import Path
 from labs.llama import read_config
 from labs.model import PRESETS, Config
 from labs.plan.choice import Found, gb, priced, search
-from labs.plan.compare import check
 from labs.plan.fitted import FITTED
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS, Cluster
@@ -43,7 +41,6 @@ def parser() -> argparse.ArgumentParser:
     add("--context", type=tokens, help="tokens of a sequence, like 4096 or 32k (the model's)")
     add("--layout", type=fields, help=f"price one layout, like shards=8,tp=8: {', '.join(Layout._fields)}")
     add("--list", type=int, default=10, metavar="N", help="how many layouts to list (%(default)s)")
-    add("--check", metavar="FILE.csv", help="compare the plan with a table of published runs")
     return parser
 
 
@@ -102,12 +99,9 @@ def config_of(model: str | None, path: str | None, context: int | None) -> Confi
 
 def main(arguments: list[str]) -> int:
     chosen = parser().parse_args(arguments)
-    if sum(each is not None for each in (chosen.model, chosen.config, chosen.check)) != 1:
-        parser().error("give a model, --config config.json or --check FILE.csv: one of them")
+    if sum(each is not None for each in (chosen.model, chosen.config)) != 1:
+        parser().error("give a model or --config config.json: one of them")
     try:
-        if chosen.check:
-            print(check(chosen.check))
-            return 0
         cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
         config = config_of(chosen.model, chosen.config, chosen.context)
         found = search(config, cluster, chosen.batch, chosen.context, chosen.software)

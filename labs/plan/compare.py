@@ -1,4 +1,4 @@
-"""Comparison of the plan with published runs: `python -m labs plan --check FILE.csv`.
+"""Comparison of the plan with published runs: `python -m bench.published FILE.csv`.
 
 check(path)                 returns a Report: the errors of tokens per second and bytes, and the order of layouts
 """

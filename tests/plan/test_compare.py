@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from bench import published
 from labs.plan import command
 from labs.plan.compare import check, completed, predicted, rank_correlation, report
 from labs.plan.published import READERS, read
@@ -82,8 +83,8 @@ def test_another_table_is_refused(tmp_path, capsys):
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no table of runs that the plan knows"):
         check(path)
-    assert command.main(["--check", str(path)]) == 1 and "no table of runs" in capsys.readouterr().err
-    assert command.main(["--check", str(tmp_path / "none.csv")]) == 1
+    assert published.main([str(path)]) == 1 and "no table of runs" in capsys.readouterr().err
+    assert published.main([str(tmp_path / "none.csv")]) == 1 and published.main([]) == 2
 
 
 def test_every_reader_has_a_table():
