@@ -789,9 +789,9 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %% [markdown]
 # ## A job that does not fit
 #
-# So far we have looked at memory. Now it runs out. `budget(size)` lets this process take `size` more bytes, and none
-# beyond that: on Linux it is the operating system that refuses (a hard limit on the process, like that of a card);
-# elsewhere the recorder counts tensors and raises. Here a model with 8 layers gets 96 MiB; this job is *meant* to fail:
+# So far we have looked at memory. Now it runs out. `budget(size)` lets this process's tensors take `size` more bytes:
+# it counts them as the ledger does, on any system, and raises where an operator would hold more. Here a model with 8
+# layers gets 96 MiB; this job is *meant* to fail:
 
 # %%
 MiB = 2**20

@@ -60,7 +60,6 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch would warn in C++ when a name is not found
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "OMP_NUM_THREADS": "1",
-    "MKL_DISABLE_FAST_MM": "1",  # avoids buffers whose size depends on the CPU, since budget.py counts bytes
     "PYTHONWARNINGS": "",  # PyTorch warns during its import: "error" would end this process; ranks get the caller's
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
     "LABS_RANK": "",  # being set keeps labs.kit.launch, which the course imports, from starting a fork server here

@@ -63,8 +63,12 @@ class Finders:
         self.replace(threading.Thread, "start", self.start)
         self.replace(eval_frame, "_callback_from_stance", self.run_compiled)
         self.uncompiled = torch.compiler.set_stance("force_eager")  # the stance is set at once, not by __enter__
+        around = vars(nn.Parameter).get("grad")  # a budget may count within a recording
+        self.set_gradient = around.fset if around else torch.Tensor.grad.__set__
         nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
-        self.undo.append(partial(delattr, nn.Parameter, "grad"))
+        self.undo.append(
+            partial(setattr, nn.Parameter, "grad", around) if around else partial(delattr, nn.Parameter, "grad")
+        )
         return self
 
     def __exit__(self, *failure: Any) -> None:
@@ -126,7 +130,7 @@ class Finders:
     accumulated.only_watches = True  # lets a strategy that replaces its parameters drop this hook
 
     def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
-        torch.Tensor.grad.__set__(parameter, gradient)
+        self.set_gradient(parameter, gradient)
         if gradient is not None and self.ledger.kind(parameter) == "P":
             self.ledger.tag(gradient, "G")
 
