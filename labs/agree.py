@@ -234,7 +234,9 @@ def require_all_averaged(owner: Any, is_averaged: Callable[[Tensor], bool], grou
     @torch.compiler.disable
     def before_step(optimizer: Optimizer, *_: Any) -> None:
         given = [p for group in optimizer.param_groups for p in group["params"]]
-        others = {i: p.grad for i, p in enumerate(given) if p.requires_grad and not is_averaged(p)}
+        # A DTensor is sharded by an owner of its own.
+        unowned = [i for i, p in enumerate(given) if not (is_averaged(p) or hasattr(p, "to_local"))]
+        others = {i: given[i].grad for i in unowned if given[i].requires_grad}
         if optimizer in compared or not others or not any(map(is_averaged, given)):
             return
         compared.add(optimizer)

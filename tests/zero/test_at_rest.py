@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 
 from labs.kit.launch import run
 from labs.zero import Zero
-from tests.test_elementwise import Trust
+from tests.test_optimizer_probe import Trust
 
 STAGES = 1, 2, 3
 NOT_HERE = "the gradient of 'weight' is not in model.parameters()"
