@@ -64,7 +64,7 @@ def judge(fn: Function) -> Judged:
     (found,) = job(on_a_rank, fn, scored, dropping, ranks=1, record=None)
     for most, each in zip((*MOST, "with dropout"), found, strict=False):
         if "mistake" in each:
-            raise Wrong(f"{most}: {each['mistake']}: {each['told']}")
+            raise Wrong(f"{most}: {each['mistake']}: {each['sentence']}")
         if each and each["held"] > most:
             raise Wrong(
                 f"the step holds {each['held']:.3f} × the bytes that it held before, and {most} × is the limit",
