@@ -10,7 +10,7 @@ a pipeline           takes the dtype and shape of messages from the caller: see 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -178,5 +178,21 @@ def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
     answers = {"_recv_meta": announced, "_send_meta": nothing}
     if hasattr(PipelineStage, "_warmup_backward_result"):  # up to PyTorch 2.14
         answers["_warmup_backward_result"] = they_ask_for_shapes
-    with patch.multiple(PipelineStage, **answers):
+    with patch.multiple(PipelineStage, **answers), nobody_votes():
+        yield
+
+
+@contextmanager
+def nobody_votes() -> Iterator[None]:
+    """Let stages ask for shapes, where ranks of a pipeline vote whether to: from PyTorch 2.15 on."""
+    from torch.distributed.pipelining import schedules, stage
+
+    def ask_for_shapes(its: Any, stages: Sequence[Any], *_: Any, **__: Any) -> None:
+        for each in stages:
+            each._inference_mode = stage.InferenceMode.DYNAMIC
+
+    if not hasattr(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state"):
+        yield
+        return
+    with patch.object(schedules._PipelineSchedule, "_initialize_pipeline_distributed_state", ask_for_shapes):
         yield
