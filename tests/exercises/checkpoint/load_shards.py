@@ -49,7 +49,7 @@ def into_one(index, read, rank, ranks):
 
 @answers.right
 def from_element_to_element(index, read, rank, ranks):
-    """Where the last piece ended, the next one begins."""
+    """Begin each piece where the last one ended."""
     ends = list(accumulate(n for _, n in index))
     at, stop, found = (ends[-1] // ranks * r for r in (rank, rank + 1, 0))
     found = [read(index[0][0], 0, 0)] if at == stop else []

@@ -83,7 +83,7 @@ answers.spoil(of_pieces, "right only when the number of ranks divides the size",
 
 @answers.wrong("right only on more than one rank", blind=True, alone=True)
 def with_itself(x, group=None):
-    """Where it is alone, it exchanges with itself."""
+    """Exchange with oneself on one rank."""
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
     theirs = torch.empty_like(pieces[rank])

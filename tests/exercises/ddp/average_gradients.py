@@ -78,7 +78,7 @@ blind("nobody waited", {SUM: "dist.all_reduce(p.grad, async_op=True)"})
 
 @answers.wrong("too many bytes", blind=True)
 def one_vector(model):
-    """Where dtypes are mixed, it has the largest one's."""
+    """Send one vector, in the largest dtype if dtypes are mixed."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([g.flatten() for g in grads])
     dist.all_reduce(flat)

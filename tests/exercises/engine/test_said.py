@@ -143,7 +143,7 @@ def test_a_loop_without_an_end_is_known_by_the_processors_clock(monkeypatch):
         while True:
             try:
                 math.sqrt(2)
-            except Exception:
+            except Exception:  # this answer catches all that it can, and the check must still end it
                 continue
 
     monkeypatch.setattr(launching, "SECONDS", 1.0)

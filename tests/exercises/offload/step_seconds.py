@@ -51,7 +51,7 @@ RETURNED = "sum(fetch[:1]) + slots + sum(store[-1:])"
 
 
 def instead(mistake, returned, **options):
-    """With another last line."""
+    """Note a wrong answer that has another last line."""
     answers.spoil(ss_padded, mistake, {f"return {RETURNED}": returned}, **options)
 
 

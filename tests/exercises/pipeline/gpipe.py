@@ -88,7 +88,7 @@ spoil("a backward before its forward", BOTH, "[B(r, m) for m in every] + [F(r, m
 
 @answers.wrong("the ranks wait in a circle")
 def crossed(ranks, microbatches):
-    """On the last rank its second forward comes before its first: but the backward behind waits for the other."""
+    """Let the last rank begin with its second micro-batch, while rank 0 waits for the backward of its first."""
     *others, last = pp.one_f_one_b(ranks, microbatches)
     if len(last) < 4 or not others:
         return [*others, last]
