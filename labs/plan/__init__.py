@@ -8,6 +8,7 @@
     layer_split      a model's layers, split among the ranks of a pipeline
     room             the bytes that a layout holds, by kind
     pace             the time of a step: computation, exposed communication, bubble
+    results          the result of a search: the layouts that fit, those that do not, and a table of them
     choice           the search
     reasons          the choice in sentences
     published_run    a run that others measured, as a question to the plan
@@ -28,10 +29,11 @@ Every formula is one of `labs.cost`, with its source; `plan.check(FILE.csv)` com
 # ruff: noqa: F401
 
 from labs.plan.candidates import layouts
-from labs.plan.choice import Found, Plan, plan, search
+from labs.plan.choice import plan, search
 from labs.plan.compare import Report, check
 from labs.plan.layout import Layout, Setup
 from labs.plan.machines import CLUSTERS, Cluster
 from labs.plan.pace import Step, seconds
-from labs.plan.reasons import explain, mesh, nearest, warnings
+from labs.plan.reasons import explain, mesh, warnings
+from labs.plan.results import Found, Plan, nearest
 from labs.plan.room import held

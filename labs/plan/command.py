@@ -14,11 +14,12 @@ from pathlib import Path
 
 from labs.llama import read_config
 from labs.model import PRESETS, Config
-from labs.plan.choice import Found, gb, priced, search
+from labs.plan.choice import priced, search
 from labs.plan.fitted import FITTED
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS, Cluster
-from labs.plan.reasons import HEAD, evidence, explain, mesh, row, spent, table
+from labs.plan.reasons import evidence, explain, mesh, spent
+from labs.plan.results import HEAD, Found, gb, row, table
 
 KIND = "H100, InfiniBand"
 

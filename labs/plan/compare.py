@@ -13,12 +13,12 @@ from statistics import mean, median
 
 from labs import cost
 from labs.plan.candidates import pace_reason, powers, pp_reason
-from labs.plan.choice import Plan
 from labs.plan.constants import TIME
 from labs.plan.fitted import WITHOUT
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.published import Case, read
+from labs.plan.results import Plan
 from labs.plan.room import held_by, peak
 
 LEAST_IN_GROUP = 3  # fewer layouts have no meaningful order

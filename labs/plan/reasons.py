@@ -1,10 +1,8 @@
 """The choice in sentences: how the best layout spends its time, and the cost of the alternatives.
 
-table(found)            returns a table of the best layouts, and the numbers of those that do not fit or cannot be run
 evidence(setup)         says on which runs the constants were fitted, and how large their errors are
 explain(found)          explains the choice in sentences
 warnings(plan)          warns of tensor parallelism that crosses nodes, with its cost
-nearest(found)          says, if nothing fits, by how much, and what would help
 """
 
 from collections import Counter
@@ -13,41 +11,12 @@ from math import inf
 
 from labs import cost
 from labs.mesh import Grid
-from labs.plan.candidates import layouts, tp_reason
-from labs.plan.choice import NEAR, Found, Plan, gb, has, quickest
+from labs.plan.candidates import tp_reason
+from labs.plan.choice import quickest
 from labs.plan.fitted import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
-from labs.plan.room import peak
-
-ROWS = 10
-
-
-def table(found: Found, rows: int = ROWS) -> str:
-    setup = found.setup
-    lines = [
-        f"{setup.cluster.gpus} × {setup.cluster.name}, {setup.batch} sequences of {setup.context} tokens in a step: "
-        f"{len(found.feasible):,} layouts fit, {len(found.too_large):,} do not, "
-        f"{len(found.impossible):,} cannot be run"
-    ]
-    if not found.feasible:
-        return "\n".join([*lines, nearest(found)])
-    lines += [HEAD, *map(row, found.feasible[:rows])]
-    return "\n".join(lines)
-
-
-HEAD = f"{'a step':>9} {'tokens/s/GPU':>15} {'MFU':>10} {'held':>9}   layout"
-
-
-def row(each: Plan) -> str:
-    low, high = (number / each.tokens_per_gpu for number in each.range)
-    mfu = f"{low * each.mfu:.0%} to {high * each.mfu:.0%}"
-    return f"{each.seconds:7.2f} s {rounded(each.range):>15} {mfu:>10} {gb(each.peak):>9}   {each.layout}"
-
-
-def rounded(numbers: tuple[float, float]) -> str:
-    """Return a range in words, with two digits each, such as 5,800 to 8,200."""
-    return " to ".join(f"{float(f'{number:.2g}'):,.0f}" for number in numbers)
+from labs.plan.results import NEAR, Found, Plan, gb, has, nearest
 
 
 def evidence(setup: Setup) -> str:
@@ -235,41 +204,6 @@ def fsdp_wins(setup: Setup) -> bool | None:
         each.seconds if each else inf for each in (quickest(setup, **FSDP), quickest(setup, **of_node(setup)))
     )
     return None if fsdp == rival == inf else fsdp < rival
-
-
-# ---- nothing fits ----------------------------------------------------------------------------------------
-
-
-def nearest(found: Found) -> str:
-    """Return sentences on the layout that needs least, the memory that it lacks, and the GPUs that would do."""
-    setup = found.setup
-    if not found.too_large:
-        reasons = Counter(each.reason for each in found.impossible).most_common(1)
-        return f"No layout can be run at all: {reasons[0][0]}." if reasons else "No layout can be run at all."
-    least, card = found.too_large[0], setup.cluster.card
-    says = (
-        f"No layout fits. The nearest is {least.layout}, which holds {gb(least.peak)} on the fullest rank: "
-        f"{least.peak / card:.2f} × the card's {gb(card)}, {gb(least.peak - card)} too much."
-    )
-    return f"{says} {more_gpus(setup)}"
-
-
-def more_gpus(setup: Setup) -> str:
-    for factor in DOUBLINGS[1:]:
-        gpus = factor * setup.cluster.gpus
-        if gpus > setup.cluster.node and gpus % setup.cluster.node:
-            continue
-        for times in (n for n in DOUBLINGS if n <= factor):
-            larger = replace(setup, cluster=setup.cluster.of(gpus), batch=times * setup.batch)
-            each = min(
-                ((peak(larger, each), each) for each in layouts(larger) if isinstance(each, Layout)), default=None
-            )
-            if each and each[0] <= setup.cluster.card:
-                return f"On {gpus:,} GPUs with {larger.batch:,} sequences it would fit: {each[1]} holds {gb(each[0])}."
-    return f"Not even {gpus:,} such GPUs would do: shorten the context, or take larger cards."
-
-
-DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 # ---- the picture -----------------------------------------------------------------------------------------

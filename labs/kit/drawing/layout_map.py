@@ -14,8 +14,8 @@ from labs.kit.drawing.palette import INK, MUTED, SERIES
 from labs.kit.drawing.scatters import HIGH, LEFT, LONG, RADIUS, TOP, Axis, Hovered, Point, panel
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.plan import Found, Plan, plan
-from labs.plan.choice import gb
 from labs.plan.reasons import kinds, spent
+from labs.plan.results import gb
 
 CELL = 12  # pixels: the side of a square in which only one point is shown
 FAR = 2  # times the card: layouts that hold more are counted, but not drawn

@@ -14,8 +14,8 @@ from labs.kit.drawing.tables import Table, table
 from labs.kit.explorers.ahead import Stacked
 from labs.kit.explorers.schedule import sentence
 from labs.model import PRESETS, Config
-from labs.plan.choice import Plan, gb
 from labs.plan.reasons import FSDP, of_node
+from labs.plan.results import Plan, gb
 
 MODELS = {
     "0.4B": Config(50_257, 1024, 24, 16, 16, 2752, context=1024),
