@@ -40,7 +40,8 @@ def search(
             too_large.append(TooLarge(setup, layout, most))
         else:
             feasible.append(Plan(setup, layout, seconds(setup, layout), most))
-    feasible.sort(key=lambda each: (each.seconds, each.peak))
+    # Python 3.12 and later add floats more precisely than 3.11: rounded, equal times are equal on both.
+    feasible.sort(key=lambda each: (round(each.seconds, 9), each.peak))
     too_large.sort(key=lambda each: each.peak)
     return Found(setup, feasible, too_large, impossible)
 
