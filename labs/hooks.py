@@ -1,7 +1,7 @@
 """Hooks that strategies share: they tell when the backward of a layer begins, and when it ends.
 
 differentiable     returns the tensors that may get a gradient, among a layer's inputs or outputs
-Call               one forward of a layer, and its backward
+LayerCall          one forward of a layer, and its backward
 require_counted    refuses ignored targets in a rank's part of a batch, unless the whole batch's count is given
 """
 
@@ -61,7 +61,7 @@ def tensors_in(values: Any, seen: set[int]) -> list[Tensor]:
     return found
 
 
-class Call:
+class LayerCall:
     """One forward of a layer, and its backward.
 
     given: the layer's input tensors.

@@ -63,7 +63,7 @@ def contribute(folder: str | Path, step: int, held: Savable, values: Any, own: A
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavePlan:
     """A save that all ranks agree on.
 
     files, writes: for each rank, its file, and the pieces that it writes there
@@ -90,7 +90,7 @@ class Plan:
         }
 
 
-def agreed_plan(contributions: Mapping[int, Contribution]) -> Plan:
+def agreed_plan(contributions: Mapping[int, Contribution]) -> SavePlan:
     """Make a plan from all ranks' contributions.  Raises ValueError if the ranks differ."""
     compare({rank: each.same for rank, each in contributions.items()}, differ_in_values)
     described = {rank: each.described for rank, each in contributions.items()}
@@ -105,7 +105,7 @@ def agreed_plan(contributions: Mapping[int, Contribution]) -> Plan:
     first, *_ = (each.same for each in contributions.values())
     own = [json.loads(each.own) for each in contributions.values()]
     final = Path(first["folder"]) / f"step-{first['step']}"
-    return Plan(final, first["step"], json.loads(first["values"]), own, index, options, files, writes)
+    return SavePlan(final, first["step"], json.loads(first["values"]), own, index, options, files, writes)
 
 
 def tensors_in(parts: Parts) -> dict[Piece, Tensor]:

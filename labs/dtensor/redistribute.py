@@ -10,7 +10,7 @@ The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints it, a
     Replicate()    Shard(j)       -                 0: each cuts its piece out
     Replicate()    Partial()      -                 0: the first keeps the numbers, the others zeros
 
-    plan            returns the moves along all axes of a mesh, one axis at a time, as a list of `Step`
+    plan            returns the moves along all axes of a mesh, one axis at a time, as a list of `PlannedMove`
     sent            returns the number of elements that a plan sends
     redistribute    carries out the plan on this rank's block
 
@@ -177,7 +177,7 @@ MOVES = Table(
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedMove:
     """A step of a plan: along one axis, given by its number, from one placement to another."""
 
     axis: int
@@ -194,13 +194,13 @@ class Step:
         return f"axis {self.axis}: {self.source!r} → {self.target!r}, {self.move.collective or 'nothing sent'}"
 
 
-def plan(spec: Spec, target: Sequence[Placement]) -> list[Step]:
+def plan(spec: Spec, target: Sequence[Placement]) -> list[PlannedMove]:
     """Return the steps from a spec's placements to others; an axis of one rank needs no step."""
     now, steps = list(spec.placements), []
 
     def go(axis: int, placement: Placement) -> None:
         if now[axis] != placement:
-            steps.append(Step(axis, now[axis], placement))
+            steps.append(PlannedMove(axis, now[axis], placement))
             now[axis] = placement
 
     if any(placement.is_shard() for placement in now):
@@ -219,7 +219,7 @@ def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bo
     )
 
 
-def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> list[tuple[Step, Line]]:
+def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> list[tuple[PlannedMove, Line]]:
     """Return each step of the plan, with the line of ranks in which the rank at this place takes it."""
     now, lines = list(spec.placements), []
     for step in plan(spec, target):

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.step_state import SharedState, in_backward
 from labs.fsdp.what_can_be_sharded import is_sharded, require_all_sharded
-from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
+from labs.hooks import LayerCall, alias, differentiable, require_counted, require_inside, weakly
 
 
 class Sharding:
@@ -60,7 +60,7 @@ class Sharding:
         self.next_in_forward: list[Sharding] | None = None
         self.next_in_backward: list[Sharding] | None = None
         self.shared: SharedState | None = None
-        self.call: Call | None = None
+        self.call: LayerCall | None = None
         self.depth, self.to_run = 0, set()  # running calls; modules that have yet to run in this turn
         self.leads_back = False  # whether an output of this turn requires a gradient
         self.place = 0  # its index in the order of layers in the last forward
@@ -88,7 +88,7 @@ class Sharding:
                 self.call.takes(given)
             else:
                 begins = partial(weakly(self.before_backward), self.group.shard_versions(), self.place)
-                self.call = Call(given, self.group.uses(), begins, weakly(self.after_backward))
+                self.call = LayerCall(given, self.group.uses(), begins, weakly(self.after_backward))
         return args, kwargs
 
     @torch.compiler.disable

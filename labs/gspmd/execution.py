@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from labs.dtensor.algebra import Doing
 from labs.dtensor.placement import Placement
 from labs.dtensor.redistribute import redistribute
-from labs.gspmd.lowering import Program, Step
+from labs.gspmd.lowering import LoweredOperation, Program
 from labs.gspmd.tracing import Value
 from labs.mesh import Mesh
 
@@ -38,7 +38,7 @@ def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
     return [held[value][layouts[value].placements] for value in graph.results]
 
 
-def carry_out(step: Step, held: Held, mesh: Mesh) -> list[Tensor]:
+def carry_out(step: LoweredOperation, held: Held, mesh: Mesh) -> list[Tensor]:
     """Compute the blocks of the outputs of one operation."""
     operation, placed = step.operation, iter(step.inputs)  # a layout per place, since a value may be used in two
     args = tree_map_only(Value, lambda value: held[value][next(placed).placements], operation.args)

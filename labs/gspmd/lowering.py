@@ -25,7 +25,7 @@ from labs.gspmd.tracing import Graph, Operation, Value
 
 
 @dataclass(frozen=True)
-class Move:
+class PlacedMove:
     """The redistribution of a value from one layout to another."""
 
     value: Value
@@ -48,24 +48,24 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoweredOperation:
     """An operation, with the layouts of its inputs and outputs, and the redistributions before and after it."""
 
     operation: Operation
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
-    before: tuple[Move, ...]
-    after: tuple[Move, ...]
+    before: tuple[PlacedMove, ...]
+    after: tuple[PlacedMove, ...]
 
 
 @dataclass(frozen=True)
 class Program:
     graph: Graph
     layouts: Layouts
-    steps: tuple[Step, ...]
+    steps: tuple[LoweredOperation, ...]
 
     @property
-    def moves(self) -> list[Move]:
+    def moves(self) -> list[PlacedMove]:
         return [move for step in self.steps for move in (*step.before, *step.after) if move.collectives]
 
     @property
@@ -100,15 +100,15 @@ def lower(graph: Graph, layouts: Layouts) -> Program:
             layouts[value].but(way.outputs[i] for way in chosen) for i, value in enumerate(operation.outputs)
         )
         before = tuple(
-            Move(value, layouts[value], spec)
+            PlacedMove(value, layouts[value], spec)
             for value, spec in dict.fromkeys(zip(operation.inputs, inputs, strict=True))
             if spec.placements not in copies[value]
         )
         for value, spec in zip(operation.inputs, inputs, strict=True):
             copies[value].add(spec.placements)
         pairs = zip(operation.outputs, outputs, strict=True)
-        after = tuple(Move(value, spec, layouts[value]) for value, spec in pairs if spec != layouts[value])
-        steps.append(Step(operation, inputs, outputs, before, after))
+        after = tuple(PlacedMove(value, spec, layouts[value]) for value, spec in pairs if spec != layouts[value])
+        steps.append(LoweredOperation(operation, inputs, outputs, before, after))
     return Program(graph, layouts, tuple(steps))
 
 
@@ -133,7 +133,7 @@ def cheapest(
         return fits and all(reachable(a.placements[axis], b.placements[axis]) for _, a, b in moves(way))
 
     def cost(way: Way) -> tuple[int, int]:
-        found = [Move(*move) for move in moves(way) if move[1] != move[2]]
+        found = [PlacedMove(*move) for move in moves(way) if move[1] != move[2]]
         return sum(move.sent for move in found), len(found)
 
     return min(filter(possible, ways(operation.letters, operation.linear)), key=cost)

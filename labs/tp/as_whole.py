@@ -59,7 +59,7 @@ Forward = Callable[..., Any]
 
 def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -> None:
     """Raise RuntimeError, on every rank, if the split model computes something else than the whole one."""
-    split, whole = Run(), Run()
+    split, whole = WholeRun(), WholeRun()
     try:
         with at_rest(model):
             split.go(model, args, kwargs, split.noting)
@@ -74,7 +74,7 @@ def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -
             x.register_hook(partial(require_no_softmax, mesh, all_of_it.shape[-1]))
 
 
-class Run:
+class WholeRun:
     """One run of the model: some numbers of each row-parallel layer's output, in order, and the model's outputs."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Run:
 
         return forward
 
-    def as_whole(self, module: Any, mesh: Mesh, split: "Run") -> Forward:
+    def as_whole(self, module: Any, mesh: Mesh, split: "WholeRun") -> Forward:
         def column(input: Tensor) -> Tensor:
             y = F.linear(input, module.weight, module.bias)
             return replace(module.cut, dim=y.ndim - 1).whole(y, mesh)
@@ -152,7 +152,7 @@ class Run:
             return super(laid_over, module).forward
         return next(forward for kind, forward in kinds.items() if isinstance(module, kind))
 
-    def difference(self, split: "Run") -> str | None:
+    def difference(self, split: "WholeRun") -> str | None:
         """Return the first layer at which the two runs differ, in words, or None."""
         for (name, shape, mine), (other, _, its) in zip(self.rows, split.rows, strict=False):
             if name != other:

@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 from labs.agree import Order
 from labs.dropped import Dropped, Moved, Versions
 from labs.group import all_gather, divisor_before, free, reduce_scatter
-from labs.hooks import Call, alias
+from labs.hooks import LayerCall, alias
 from labs.zero.at_rest import AtRest, forget_gradient, own_gradient
 from labs.zero.flattenable import ANEW, NO_HOOKS, is_hooked, refuse_alone
 from labs.zero.layers import Home
@@ -178,7 +178,7 @@ class FlatLayer:
 
     def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):
         self.module, self.order = module, order
-        self.call: Call | None = None  # the call whose forward is running
+        self.call: LayerCall | None = None  # the call whose forward is running
         self.homes: dict[Unit, list[Home]] = {}
         for home in homes:
             self.homes.setdefault(unit_of[home.name], []).append(home)

@@ -49,7 +49,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
 from labs.group import send_buffers
-from labs.hooks import Call, alias, differentiable, require_counted, require_inside, weakly
+from labs.hooks import LayerCall, alias, differentiable, require_counted, require_inside, weakly
 from labs.optimizer_probe import shapeless
 from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
@@ -151,7 +151,9 @@ class Zero:
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
             begins = partial(weakly(self.before_backward, layer), self.updates)
-            layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, weakly(self.after_backward, layer))
+            layer.call = LayerCall(
+                differentiable([args, kwargs]), layer.show(), begins, weakly(self.after_backward, layer)
+            )
         return args, kwargs
 
     def after_forward(self, layer: "FlatLayer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
