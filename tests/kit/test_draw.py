@@ -76,7 +76,7 @@ DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, l
         (lambda: draw.mesh({"a": 2, "b": 2, "c": 2}), "3 axes"),
         (lambda: draw.nodes({"pp": 2, "tp": 3}, node=4), "6 ranks do not fill nodes of 4: give"),
         (lambda: draw.memory(recording(), step=0, names=("one",)), "1 names for 2 panels"),
-        (lambda: draw.memory(Fake(kind="time", seen=range(2), memory=[])), "'time' holds no memory"),
+        (lambda: draw.memory(Fake(kind="time", seen=range(2), memory=[])), "'time' has no bytes held"),
     ],
 )
 def test_wrong_input_is_reported_in_a_sentence(wrong, sentence):

@@ -1,7 +1,8 @@
-"""Drawings of which rank holds which block of a tensor on a mesh; a DTensor x is drawn by blocks(x.spec, ("dp", "tp")).
+"""Drawings of a DTensor: which rank of a mesh holds which block of the tensor.
 
-Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
-+0, +1, ... mark summands: a summand has the shape of the whole tensor, and all ranks' summands add up to it.
+Each rank is drawn as the outline of the whole tensor, in which the block that the rank holds is filled; equal blocks
+have equal tints.  A block under Partial() is labelled +0, +1, ...: such a block is a summand, and the tensor is the
+sum of all ranks' summands.  A DTensor x is drawn by blocks(x.spec, ("dp", "tp")).
 
     blocks(spec, names)                   one tensor on its mesh
     change(before, after, names, steps)   the same tensor before and after a redistribution, and the steps in between
@@ -18,11 +19,11 @@ from labs.kit.drawing.svg import Canvas, width_of
 WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
 CELL = (WIDE + 22, HIGH + 50)
 MARGIN = 64  # pixels left of the blocks, for the labels of the first axis
-Held = tuple[Block, int | None]  # a block, and the number of the summand that it belongs to, if there are summands
+Held = tuple[Block, int | None]  # a block, and the number of its summand, or None without Partial()
 
 
 def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
-    """Draw the block of each rank.
+    """Draw the block of the tensor that each rank holds.
 
     names: the names of the mesh's axes, one or two.
     Raises ValueError for a tensor or a mesh that cannot be drawn flat.
@@ -38,9 +39,9 @@ def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
 
 
 def change(before: Spec, after: Spec, names: Sequence[str], steps: Sequence[str]) -> Drawing:
-    """Draw both placements side by side.
+    """Draw a tensor's blocks before and after a redistribution, side by side.
 
-    steps: a line for each step that leads from one to the other; the lines stand below the blocks.
+    steps: the lines of text below the blocks, one for each step of the redistribution.
     """
     require_flat(before)
     wide, high = size(before)
@@ -74,7 +75,7 @@ def size(spec: Spec) -> tuple[int, int]:
 
 
 def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) -> None:
-    """Draw the ranks as a grid, each with its block."""
+    """Draw the ranks as a grid, each with the block of the tensor that it holds."""
     rows, columns = grid(spec)
     tints: dict[Held, str] = {}
     left = x + MARGIN * (rows > 1)
@@ -92,9 +93,9 @@ def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) 
 
 
 def summand(spec: Spec, place: Sequence[int]) -> int | None:
-    """Return the number of the summand that this place of the mesh holds, counted along the axes with Partial().
+    """Return the number of the summand that the rank at this place of the mesh holds.
 
-    Returns None where no axis has Partial().
+    Summands are counted along the mesh axes with Partial(); without such an axis, the function returns None.
     """
     number = None
     for placement, ranks, at in zip(spec.placements, spec.mesh, place, strict=True):
@@ -104,7 +105,7 @@ def summand(spec: Spec, place: Sequence[int]) -> int | None:
 
 
 def tensor(canvas: Canvas, x: float, y: float, whole: Sequence[int], held: Held, tint: str, rank: int) -> None:
-    """Draw the outline of the whole tensor, the block in it, and below it the rank that holds the block."""
+    """Draw the outline of the whole tensor, the block that a rank holds, and below them the number of that rank."""
     block, number = held
     (high, wide), (top, left), (tall, broad) = (flat(shape) for shape in (whole, block.offset, block.shape))
     top = top if len(whole) > 1 else 0
@@ -130,7 +131,7 @@ def shape_of(block: Block) -> str:
 
 
 def noted(specs: Sequence[Spec]) -> int:
-    """Return the height of the note in pixels, 0 where the specs need none."""
+    """Return the height in pixels of the note that explains summands, or 0 if no placement is Partial()."""
     return 20 * any(placement.is_partial() for spec in specs for placement in spec.placements)
 
 
@@ -151,7 +152,7 @@ def headline(spec: Spec, names: Sequence[str]) -> str:
 
 
 def sentences(spec: Spec) -> list[str]:
-    """Return a sentence for each rank: which slice of the tensor it holds."""
+    """Return one sentence per rank, which names the slice of the tensor that the rank holds."""
     lines = []
     for rank, place in enumerate(product(*map(range, spec.mesh))):
         block, number = spec.block(place), summand(spec, place)
@@ -164,6 +165,6 @@ def sentences(spec: Spec) -> list[str]:
 def require_flat(spec: Spec) -> None:
     if len(spec.mesh) not in (1, 2) or len(spec.shape) not in (1, 2):
         raise ValueError(
-            f"a tensor of {len(spec.shape)} dims on a mesh of {len(spec.mesh)} axes cannot be drawn flat: give one or "
-            "two of each"
+            f"a tensor of {len(spec.shape)} dims on a mesh of {len(spec.mesh)} axes cannot be drawn flat: give a "
+            "tensor of one or two dims on a mesh of one or two axes"
         )

@@ -1,10 +1,10 @@
-"""Bars of the bytes that each rank holds, by kind, beside the memory sizes of common GPUs (cards).
+"""Bars of the bytes that a rank holds, by kind, beside the memory sizes of common GPUs (cards).
 
-    cards(held, fits, caption)                     a bar for each name, a line for each card, a table below
-    cards(held, fits, caption, measured, card=80)  a job's measurements as thin bars below those of a formula
+    cards(held, fits, caption)                     a bar for each name, a line for each GPU, a table below
+    cards(held, fits, caption, measured, card=80)  a job's measurements as thin bars below the bars of a formula
 
-All bars share one scale, which the longest bar sets.  The cards are lines in a shaded strip of that scale; a strip
-that is too narrow for all of them shows only the highlighted card.
+All bars share one scale, which the longest bar sets.  Each GPU's memory is a line in a shaded strip of that scale.  If
+the strip is too narrow for all GPUs, only the highlighted GPU has a line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ GB = 10**9
 CARDS = (24, 40, 80, 141)  # GB of memory of an RTX 4090, an A100, an H100 and an H200
 LONG, COLUMN = 520, 76  # pixels: the longest bar, and a column of the table
 THICK, THIN = 24, 12  # pixels: the height of a bar
-SMALL = 2 * GB  # no cards are drawn if the longest bar is shorter: on their scale it would be a dot
+SMALL = 2 * GB  # if the longest bar is shorter, no GPUs are drawn: beside 24 GB, such a bar would be a dot
 NOTE = "Each kind at its most. The stem, and the number: the most of all at one moment. GB: 10⁹ bytes."
 GREY = "Grey: what an operation needs for itself while it runs, and gives back."
 STAY = "Thin: measured. These bars stay as they are, whatever the formula is asked."
@@ -27,9 +27,9 @@ STAY = "Thin: measured. These bars stay as they are, whatever the formula is ask
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with the bytes of a formula, or a thin one with measured bytes.
+    """A bar with the bytes that a formula predicts, or a thin bar with measured bytes.
 
-    full_name: the name that is clear without the bars around it.
+    full_name: the bar's name in words that are clear without the other bars.
     """
 
     name: str
@@ -57,13 +57,13 @@ def cards(
     measured: Mapping[str, Bytes] | None = None,
     card: int = max(CARDS),
 ) -> Drawing:
-    """Draw bars, cards, and a table of the smallest numbers of ranks.
+    """Draw bars of the bytes held, lines for the GPUs, and a table of how many ranks each GPU size needs.
 
-    held: {name: bytes by kind, and "peak"}.
-    fits: {name: {card in GB: the smallest number of ranks whose peak fits it}} for some of the names; None if no
-        number of ranks fits.
-    measured: like held; the bar of a name that is also in held stands below that one.
-    card: the card to highlight, in GB.
+    held: the predicted bytes, as {name: {kind: bytes, ..., "peak": bytes}}.
+    fits: {name: {memory of a GPU in GB: the smallest number of ranks whose peak fits into it}} for some of the names;
+        None in place of a number if no number of ranks fits.
+    measured: the measured bytes, in the form of `held`; a name's measured bar stands below its predicted bar.
+    card: the GPU to highlight, by its memory in GB.
     """
     bars = [*bars_of(held, measured or {})]
     longest = max(bar.long for bar in bars)
@@ -90,7 +90,7 @@ def cards(
 
 
 def bars_of(held: Mapping[str, Bytes], measured: Mapping[str, Bytes]) -> Iterable[Bar]:
-    """Yield the bars from the top down."""
+    """Yield the bars from the top of the figure to the bottom."""
     for name in {**held, **measured}:
         if name in held:
             yield Bar(name, name, held[name])
@@ -105,7 +105,7 @@ def height(bars: Sequence[Bar]) -> float:
 
 
 def rows(canvas: Canvas, left: float, y: float, bars: Sequence[Bar], scale: float) -> float:
-    """Draw the bars, and their peaks at the right; return the y at which they end."""
+    """Draw the bars and, at the right, their peaks in bytes; return the y at which the last bar ends."""
     for bar in bars:
         y += 2 if bar.measured else 12
         middle, peak = y + bar.high / 2, bar.held["peak"]
@@ -118,7 +118,7 @@ def rows(canvas: Canvas, left: float, y: float, bars: Sequence[Bar], scale: floa
 
 
 def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale: float, thin: bool = False) -> float:
-    """Draw the kinds side by side, and a stem at the peak: above a thick bar, below a thin one.
+    """Draw one bar: its kinds of bytes side by side, and a stem at the peak, above a thick bar or below a thin bar.
 
     Returns the x at which the bar or its stem ends.
     """
@@ -137,7 +137,7 @@ def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale
 
 
 def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[int], scale: float, card: int) -> None:
-    """Draw the strip of the cards, and a line for each card that is on the scale."""
+    """Draw the shaded strip, and in it a line for each GPU whose memory is on the scale."""
     there = [each for each in shown if scale * each * GB <= LONG]
     if there:
         canvas.rect(left, y, scale * max(there) * GB, high, fill=SOFT, stroke="none", radius=0)
@@ -152,7 +152,7 @@ def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[in
 
 
 def table(canvas: Canvas, left: float, y: float, fits: Mapping[str, Mapping[int, int | None]], card: int) -> float:
-    """Draw the smallest number of ranks on which each name fits a card; return the y at which the table ends."""
+    """Draw a table of the smallest number of ranks that fits, for each name and GPU; return the y where it ends."""
     canvas.text(left, y, "smallest number of ranks that fits:", size=12, anchor="start", fill=MUTED)
     for row, (name, by_card) in enumerate(fits.items()):
         canvas.text(left - 10, y + 46 + 20 * row, name, anchor="end")

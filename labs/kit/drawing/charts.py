@@ -17,13 +17,13 @@ from labs.kit.drawing.tables import clock, short, show
 def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
     """Draw ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
 
-    along: an axis whose groups are marked: each has its tint and a letter.
-    Raises ValueError for any other number of axes, and for an `along` that is not one of them.
+    along: the axis whose process groups are marked, each with a tint and a letter of its own.
+    Raises ValueError for a mesh of more than two axes, and for an `along` that is not an axis.
     """
     if len(axes) not in (1, 2):
         raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
     if along and along not in axes:
-        raise ValueError(f"along={along!r}: the axes are {', '.join(axes)}")
+        raise ValueError(f"along={along!r} is not an axis of the mesh: choose one of {', '.join(axes)}")
     (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]
     title = "mesh " + " × ".join(f"{name} {extent}" for name, extent in axes.items())
     places = [divmod(rank, columns) for rank in range(rows * columns)]
@@ -59,11 +59,12 @@ def chart(
     caption: str = "",
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> Drawing:
-    """Draw the values of a formula as bars, one per name; {kind: value} in place of a value stacks a bar by kind.
+    """Draw the values of a formula as bars.
 
-    unit: "B" for bytes, "s" for seconds, or any other.
-    kind: the colour of single values, a key of KINDS or of TIMELINE.
-    words: names of parts that replace their kinds in the picture: {"waiting": "work done again"}.
+    values: {name: value} draws one bar per name; {name: {kind: value}} stacks a name's bar by kind.
+    unit: "B" for bytes, "s" for seconds, or the name of another unit.
+    kind: the kind that gives the bar of a single value its colour, a key of KINDS or of TIMELINE.
+    words: the words that replace the name of a kind in the picture: {"waiting": "work done again"}.
     """
     colours = KINDS | TIMELINE
     stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
@@ -91,7 +92,7 @@ def chart(
 
 
 def amount(value: float, unit: str) -> str:
-    """Return a value with its unit, in the prefix that suits it: "1.56 MiB", "12.3 ms"."""
+    """Return a value with its unit, under the prefix that suits its size: "1.56 MiB", "12.3 ms"."""
     if unit == "B":
         return short(value)
     if unit == "s":

@@ -1,4 +1,4 @@
-"""A drawing of ranks that wait for each other: each points at the rank that it waits for, and names the call."""
+"""A drawing of a deadlock: ranks on a circle, with an arrow from each rank to the rank that it waits for."""
 
 import math
 
@@ -12,7 +12,7 @@ SIZE = 11.5
 
 
 def circle(standstill: Standstill, text: str = "") -> Drawing:
-    """Draw the ranks on a circle, and beside it a line for each wait.
+    """Draw the ranks of a deadlock on a circle, and beside it two lines of text for each rank that waits.
 
     text: the lines that a plain terminal shows instead of the picture.
     """

@@ -1,4 +1,4 @@
-"""Drawings of the pieces that ranks hold and of the messages between them; the same data gives the same picture.
+"""Drawings of a collective: the messages between ranks, round by round, and the pieces of a tensor that ranks hold.
 
 A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number
 `piece` to rank `destination`. A collective, seen from above, is a list of messages.
@@ -26,12 +26,12 @@ CELL = (58, 30)
 
 
 def own(ranks: int, pieces: int) -> Holdings:
-    """Return the start of a reduction: each rank holds its own tensor, cut into `pieces` pieces."""
+    """Return the holdings before a reduction: each rank holds its own tensor, cut into `pieces` pieces."""
     return [{piece: {rank} for piece in range(pieces)} for rank in range(ranks)]
 
 
 def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
-    """Return the holdings after the messages of one round; a piece that arrives is added to the receiver's own."""
+    """Return the holdings after the messages of one round; a piece that arrives is added to the receiver's piece."""
     new = [{piece: set(whose) for piece, whose in mine.items()} for mine in held]
     for _, source, destination, piece in messages:
         new[destination].setdefault(piece, set()).update(held[source].get(piece, set()))
@@ -41,9 +41,10 @@ def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
 def sends(recording) -> list[Message]:
     """Return the sends of a recorded job as messages.
 
-    Pieces of tensors of one size are numbered by their place in the tensor; all others are named by their bytes.
-    A send's round is one more than the latest round among the sends that its rank had finished when it began: its
-    own sends, and those that it had received.
+    If every send is a piece of a tensor, and all tensors have one size, pieces are numbered by their place in the
+    tensor; otherwise, a piece is named by its bytes.  A send that a rank begins before any other send or receive has
+    ended on that rank is of round 0.  Any later send is one round after the latest message that its rank had sent or
+    received when the send began.
 
     recording: a labs.kit.record.Recording of kind "communication".
     """
@@ -67,14 +68,14 @@ def sends(recording) -> list[Message]:
 
 
 def numbers(sent: Sequence) -> dict[tuple[int, int], int]:
-    """Return {part: number} if all tensors have one size and every send is a piece of one; otherwise {}."""
+    """Return {piece of a tensor: its number} if each send is a piece and all tensors have one size; otherwise {}."""
     parts = [event.part for event in sent if event.part and event.bytes_in < event.part[1]]
     alike = len(parts) == len(sent) and len({memory for _, memory in parts}) == 1
     return {part: number for number, part in enumerate(sorted(set(parts)))} if alike else {}
 
 
 def by_round(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return the messages of each round, in order; rounds are numbered from 0."""
+    """Return one list of messages per round, in the order of the rounds, which are numbered from 0."""
     count = 1 + max((message[0] for message in messages), default=-1)
     return [sorted(message for message in messages if message[0] == number) for number in range(count)]
 
@@ -108,7 +109,7 @@ def spoken(piece: int | str) -> str:
 
 
 def sentences(messages: Sequence[Message]) -> list[str]:
-    """Return the messages in words, a line per round."""
+    """Return the messages in words, as one line per round."""
     return [
         f"Round {number + 1}: " + ", ".join(f"rank {s} sends {spoken(p)} to rank {d}" for _, s, d, p in sent) + "."
         for number, sent in enumerate(by_round(messages))
@@ -145,7 +146,7 @@ def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Messag
 
 
 def shorten(start, end, by: float):
-    """Return the segment without its first and last `by` pixels."""
+    """Return the ends of the line from `start` to `end` without its first and last `by` pixels."""
     (x0, y0), (x1, y1) = start, end
     share = by / math.dist(start, end)
     dx, dy = share * (x1 - x0), share * (y1 - y0)
@@ -156,8 +157,8 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | N
     """Draw one round of a collective: its messages, and the pieces that each rank holds after it.
 
     round: the round to draw; 0 is the start, before any message.
-    held: the holdings at the start; if left out, each rank holds its own tensor.
-    Raises ValueError when there is no such round.
+    held: the pieces that the ranks hold at the start; if left out, each rank holds its own tensor.
+    Raises ValueError if the collective has no such round.
     """
     rounds = by_round(messages)
     if not 0 <= round <= len(rounds):
@@ -179,7 +180,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | N
 
 
 def holdings(held: Holdings) -> list[str]:
-    """Return the holdings in words, a line per rank."""
+    """Return the pieces that the ranks hold in words, as one line per rank."""
     return [
         f"Rank {rank} holds "
         + (
@@ -192,7 +193,7 @@ def holdings(held: Holdings) -> list[str]:
 
 
 def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
-    """Draw one row per rank and one column per piece; `new` has the (rank, piece) of the cells that just arrived."""
+    """Draw one row per rank and one column per piece; `new` is the (rank, piece) of each piece that just arrived."""
     width, height = cell
     for rank, mine in enumerate(held):
         if named:
@@ -204,7 +205,7 @@ def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=froze
 
 
 def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = False) -> None:
-    """Draw a cell with one stripe for each rank whose data is in it, and its label; an empty cell is dashed."""
+    """Draw the cell of a piece: a stripe for each rank whose data is summed in it, and a label; dashed if empty."""
     x, y, width, height = box
     if not whose:
         canvas.rect(*box, fill=PAPER, stroke="#B0B5BC", dash="3 3")
@@ -218,7 +219,7 @@ def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = F
 
 
 def label(piece: int, whose: Sequence[int], ranks: int) -> str:
-    """Return the label of a cell: "b2" for piece 2 of rank 1, "a+b" for a sum of two, "Σ2" for the sum of all ranks."""
+    """Return a piece's label: "b2" for piece 2 of rank 1, "a+b" for a sum of two ranks, "Σ2" for a sum of all ranks."""
     if not whose:
         return ""
     letters = [chr(ord("a") + rank) for rank in whose]

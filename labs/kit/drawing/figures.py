@@ -1,7 +1,8 @@
 """Figures of measurements, as PNG: bars and curves; memories.py draws memory over time, timelines.py draws timelines.
 
-Measurements differ from run to run, so a notebook test does not compare the pictures.  The text beside each gives only
-numbers that stay the same (of ranks, events, curves), and the alternative text gives the rest.
+Measurements differ from run to run, so a notebook test does not compare these pictures.  The text beside a picture
+gives only numbers that are the same in every run, such as the number of ranks; the alternative text gives what was
+measured.
 """
 
 import io
@@ -21,7 +22,7 @@ LEGEND = {"columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5, "font
 
 def axes(width: float, height: float, rows: int = 1, columns: int = 1):
     """Return a matplotlib figure of this size in inches, and its axes, without pyplot and its global state."""
-    # Matplotlib reports on stderr at its first use that it builds a list of fonts; no reader of a cell needs that line.
+    # Matplotlib reports on stderr at its first use that it builds a list of fonts: keep that line out of the cell.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.figure import Figure as Canvas
 
@@ -42,9 +43,9 @@ def finish(canvas, text: str, alt: str) -> Figure:
 
 
 def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> tuple[float, float]:
-    """Return the start and end, in seconds, of a step over these ranks, or of the whole recording if step is None.
+    """Return when a step of a job starts and ends, in seconds, or when the whole recording does if step is None.
 
-    ranks: the ranks that count; all of them when left out.
+    ranks: the ranks whose step counts; all ranks when left out.
     """
     if step is None:
         ends = [item.end for item in (*recording.events, *recording.spans)]
@@ -56,7 +57,7 @@ def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> t
 
 
 def phases(recording, rank: int, start: float, end: float) -> list:
-    """Return the phases of a rank within these times: its spans, except steps and spans inside another span."""
+    """Return a rank's phases between `start` and `end`: its outermost spans, without the spans that are steps."""
     found = []
     for span in recording.spans:  # in order of their start
         inside = span.rank == rank and span.name != "step" and start <= span.start < span.end <= end
@@ -77,7 +78,7 @@ def named(kind: str) -> str:
 
 
 def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw bytes by kind, one stacked bar per name, such as the predicted above the measured.
+    """Draw the bytes held by kind as stacked bars, such as a bar of predicted above a bar of measured bytes.
 
     held: {"predicted": {"P": bytes, ...}, "measured": {...}}; a key that is not in KINDS, such as "peak", becomes a
         mark above the bar.
@@ -108,15 +109,15 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def fitting(labels: Sequence[str], pixels: float, size: float = 12) -> str:
-    """Return the first of the labels that fits into so many pixels, or "" if none does."""
+    """Return the first label that is at most `pixels` wide, or "" if every label is wider."""
     return next((label for label in labels if width_of(label, size) + 8 < pixels), "")
 
 
 def curves(series: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Figure:
-    """Draw the losses of several runs, step by step. The first is the reference: a wide pale band under the others.
+    """Draw the loss curves of several runs; the first run's curve is the reference, a wide pale band under the others.
 
     series: {"one process": losses, "DDP": losses}.
-    marks: levels to compare with, such as {"unigram entropy": 3.1}.
+    marks: losses to compare the curves with, such as {"unigram entropy": 3.1}.
     """
     canvas, (panel,) = axes(WIDE, 3.4)
     for number, (name, values) in enumerate(series.items()):

@@ -1,7 +1,7 @@
-"""Drawings of files: which rank reads which part of them, and which files a folder holds at one moment.
+"""Drawings of checkpoints: which rank reads which part of a file, and which files exist at one moment of a save.
 
-reads(size=24, saved=4, loading=3)     the parts of the files that each loading rank reads
-folder(moments, 3)                     the files of a folder at one moment, and the checkpoint loaded after a crash
+reads(size=24, saved=4, loading=3)     the part of each file that each loading rank reads
+folder(moments, 3)                     a folder's files at one moment, and the checkpoint that is loaded after a crash
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ GONE = "#8C959F"
 
 
 def reads(size: int, saved: int, loading: int) -> Drawing:
-    """Draw a vector of `size` elements that `saved` ranks wrote in equal parts and `loading` ranks read in equal parts.
+    """Draw a checkpoint's vector of `size` elements, saved by `saved` ranks and loaded by another number of ranks.
 
-    Each band is one read: a slice of one file.
+    Each rank saves or loads an equal part of the vector.  Each band in the drawing is one read of a slice of one file.
     """
     files, parts = shares(size, saved), shares(size, loading)
     pieces = [
@@ -51,15 +51,15 @@ def reads(size: int, saved: int, loading: int) -> Drawing:
 
 
 def shares(size: int, ranks: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of `ranks` equal parts; if `ranks` does not divide `size`, the last parts are shorter."""
+    """Return the (start, stop) of each rank's part of `size` elements; the last parts are shorter, or empty."""
     each = -(-size // ranks)
     return [(min(size, each * rank), min(size, each * (rank + 1))) for rank in range(ranks)]
 
 
 def folder(moments: Sequence[Moment], number: int) -> Drawing:
-    """Draw the folder at one of the moments, and name the checkpoint that is loaded after a crash at that moment.
+    """Draw a checkpoint folder at one moment of a save, and name the checkpoint that is loaded after a crash then.
 
-    A dashed file does not exist yet, or no longer exists.
+    A file with a dashed outline does not exist at that moment.
     """
     moment, paths = moments[number], sorted({path for each in moments for path in each.files})
     loads = f"a crash now: {f'{moment.newest} is loaded' if moment.newest else 'there is nothing to load'}"

@@ -1,7 +1,7 @@
-"""A picture under the formula that it shows; each term of the formula knows which controls change it.
+"""A picture below its formula; each term of the formula knows which controls (sliders) change it.
 
     sent = ["sent: ", term("2 (N − 1)/N", "ranks"), " × ", term("1 MB", "megabytes")]
-    formula(chart, sent)                the picture under one line of words and terms, or under several
+    formula(chart, sent)                the picture below one or several lines of words and terms
 
 When a control moves, `labs.kit.play` highlights the terms that it changes.  A saved notebook highlights none.
 """
@@ -13,9 +13,9 @@ from html import escape
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a formula.
+    """A term of a formula.
 
-    controls: the controls that change it, each the name of an argument of the picture.
+    controls: the controls that change the term, each the name of an argument of the function that draws the picture.
     """
 
     words: str
@@ -27,9 +27,9 @@ Line = Sequence[str | Term]
 
 @dataclass(frozen=True)
 class Captioned:
-    """A picture with its formula, which draws itself as the last expression of a cell."""
+    """A picture below its formula, which is displayed as the last expression of a cell."""
 
-    picture: object  # anything of `labs.kit.draw`
+    picture: object  # a picture that a function of `labs.kit.draw` returned
     lines: tuple[Line, ...]
 
     @property
@@ -37,7 +37,7 @@ class Captioned:
         return self.lit()
 
     def lit(self, control: str | None = None) -> str:
-        """Return the HTML with those terms highlighted that this control changes."""
+        """Return the formula and its picture as HTML; the terms that `control` changes are highlighted."""
         lines = "".join(f"<div>{''.join(spoken(part, control) for part in line)}</div>" for line in self.lines)
         return f'<div style="line-height:1.6">{lines}</div>{self.picture.html}'
 
@@ -50,17 +50,17 @@ class Captioned:
 
 
 def term(words: str, *controls: str) -> Term:
-    """Return a part of a formula that these controls change."""
+    """Return a term of a formula that changes with these controls (sliders)."""
     return Term(words, controls)
 
 
 def formula(picture: object, *lines: Line) -> Captioned:
-    """Return the picture under its formula: lines of words and terms."""
+    """Return a picture below its formula, whose lines consist of words and terms."""
     return Captioned(picture, tuple(map(tuple, lines)))
 
 
 def spoken(part: str | Term, control: str | None) -> str:
-    """Return a part as HTML; a highlighted term is underlined as well, so that colour is not the only sign."""
+    """Return a part of a formula as HTML; a highlighted term is underlined, so that colour is not the only sign."""
     if isinstance(part, str):
         return escape(part)
     words = escape(part.words)

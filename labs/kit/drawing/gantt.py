@@ -1,11 +1,11 @@
 """Drawings of pipeline schedules: which rank runs which instruction when, and how many activations it holds meanwhile.
 
     schedule(lists, F=1, B=2, send=0.1)         the schedule as labs.pp simulates it
-    schedule(lists, recording=job.recording)    the same, and below it the schedule as a job ran it (overlays.py)
-    schedule(wrong)                             the part that can run, the first wrong instruction, and the reason
+    schedule(lists, recording=job.recording)    the simulated schedule above the recorded one (overlays.py)
+    schedule(wrong)                             the instructions that can run, the first wrong one, and the reason
 
-A block is an instruction, and the number in it is its micro-batch.  On a rank with several stages, the blocks of later
-stages are paler.
+Each block is an instruction, and the number in it is the instruction's micro-batch.  On a rank with several stages, the
+blocks of later stages are paler.
 """
 
 from dataclasses import dataclass
@@ -22,21 +22,22 @@ from labs.pp.checker import WrongSchedule, is_list, microbatches_of, stages_of
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Cost, Simulation, as_far_as_it_goes, simulate
 
-LONG, WIDEST = 700, 48  # pixels: the longest time axis, and the widest that the shortest block may be
-LEFT, ROW, HELD, APART = 76, 26, 40, 8  # pixels: left of the axis, a rank's row, its activations, between two rows
+LONG, WIDEST = 700, 48  # pixels: the longest time axis, and the largest width of the shortest instruction's block
+LEFT, ROW, HELD, APART = 76, 26, 40, 8  # pixels: left margin, row of a rank, plot of its activations, gap between rows
 NAMES = {"F": "forward", "B": "backward", "I": "input's gradient", "W": "weights' gradients"}
 Legend = list[tuple[str, str]]  # (fill, name), ...
 
 
 def schedule(lists: Lists, recording: Any = None, step: int | None = None, **costs: Cost) -> Picture:
-    """Draw which rank runs which instruction when, and the number of micro-batches whose activations it holds.
+    """Draw which rank runs which instruction of a pipeline schedule when, and how many activations each rank holds.
 
-    If the lists cannot be run, draw the instructions that can, the first wrong one, and the reason.
+    If the schedule cannot be run, draw the instructions that can, the first wrong one, and the reason.
 
-    recording: the recording of a job that ran the lists, its pipeline wrapped in labs.kit.record.instructions.
+    lists: the schedule, as one list of instructions per rank.
+    recording: the recording of a job that ran the schedule, its pipeline wrapped in labs.kit.record.instructions.
     step: the recorded step to show, the last when left out.
-    costs: F, B, I, W and send, the arguments of labs.pp.simulate.  With a recording they are in seconds, and F, B, I
-        and W default to the recorded times.
+    costs: F, B, I, W and send, the arguments of labs.pp.simulate.  With a recording, these costs are in seconds, and
+        F, B, I and W default to the recorded times.
     """
     if recording is not None:
         return overlay(lists, recording, step, costs)
@@ -44,14 +45,14 @@ def schedule(lists: Lists, recording: Any = None, step: int | None = None, **cos
         return draw_simulation(simulate(lists, **costs))
     except WrongSchedule as error:
         if not (is_list(lists) and all(map(is_list, lists)) and any(lists)):
-            raise  # there is nothing to draw
+            raise  # the argument is no list of lists of instructions, so there is nothing to draw
         return draw_refused(lists, error, costs)
 
 
 def draw_simulation(of: Simulation, now: float | None = None) -> Drawing:
     """Draw the blocks of a simulated schedule over time, and below them the activations that each rank holds.
 
-    now: a moment to mark.
+    now: the moment to mark on the time axis, if any.
     """
     axis, title, legends = axis_of(of, of.time), headline(of), legends_of(of.lists)
     top = 44 + 22 * len(legends)
@@ -74,7 +75,7 @@ def draw_simulation(of: Simulation, now: float | None = None) -> Drawing:
 
 
 def draw_refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
-    """Draw the part of a wrong schedule that can run, frame the wrong instructions, and give the reason."""
+    """Draw the instructions of a wrong schedule that can run, frame the wrong instructions, and give the reason."""
     of = before(lists, error, costs)
     axis = axis_of(of, max(of.end.values(), default=0) or 1)
     reason, legends = wrap(str(error), 96), legends_of(of.lists)
@@ -97,7 +98,7 @@ def draw_refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> 
 
 
 def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simulation:
-    """Simulate the instructions that can run without the first wrong one."""
+    """Simulate the instructions of a wrong schedule that can run without the first wrong instruction."""
     orders = [[*takewhile(lambda x: isinstance(x, Instruction), order)] for order in lists]
     stages = stages_of(orders)
     orders[error.rank] = orders[error.rank][: error.place]
@@ -109,9 +110,9 @@ def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simula
 
 @dataclass(frozen=True)
 class Axis:
-    """The time axis."""
+    """The time axis of a drawn schedule."""
 
-    scale: float  # pixels per unit
+    scale: float  # pixels per unit of time
     end: float
 
     def x(self, moment: float) -> float:
@@ -124,7 +125,7 @@ def axis_of(of: Simulation, end: float) -> Axis:
 
 
 def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
-    """Draw a row for each rank: a grey bar, and over it the instructions that the rank computes."""
+    """Draw a row for each rank: a grey bar for waiting, and over it the instructions that the rank computes."""
     fills = Fills(of.lists)
     size = 12 if all(room(of, x, axis) > width_of(str(x.microbatch), 12) + 2 for x in of.end) else 10
     for rank, order in enumerate(of.lists):
@@ -139,7 +140,7 @@ def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
 
 
 def framed(canvas: Canvas, x: float, y: float, label: str) -> None:
-    """Draw a dashed frame around a wrong instruction."""
+    """Draw a wrong instruction as a dashed frame with its name."""
     long = max(ROW, width_of(label, 12) + 12)
     canvas.rect(x, y - 2, long, ROW + 4, stroke=WRONG, line=2.5, dash="5 3")
     canvas.text(x + long / 2, y + ROW / 2, label, size=12, weight="bold", fill=WRONG)
@@ -150,14 +151,14 @@ def room(of: Simulation, x: Instruction, axis: Axis) -> float:
 
 
 def draw_activations(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
-    """Draw, for each rank and on one scale, the number of micro-batches whose activations are alive, over time."""
+    """Draw for each rank, over time, the number of micro-batches whose activations the rank holds."""
     most = [max((number for _, number in series), default=0) for series in of.alive]
     unit = (HELD - 6) / max(1, *most)
     for rank, series in enumerate(of.alive):
         base = top + HELD * (rank + 1)
         canvas.text(16, base - HELD / 2, f"rank {rank}", anchor="start")
         points, before = [(LEFT, base)], 0
-        for moment, number in {**dict(series), of.time: 0}.items():  # the last of several changes at one moment counts
+        for moment, number in {**dict(series), of.time: 0}.items():  # several changes at one moment: the last counts
             points += [(axis.x(moment), base - unit * before), (axis.x(moment), base - unit * number)]
             before = number
         canvas.area(*points, fill=KINDS["A"], line=0.8)
@@ -166,9 +167,9 @@ def draw_activations(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> 
 
 
 def ticks(canvas: Canvas, y: float, axis: Axis) -> None:
-    """Draw the time axis below the rows."""
+    """Draw the time axis below the rows of the ranks."""
     steps = (digit * 10.0**power for power in range(-9, 12) for digit in (1, 2, 5))
-    step = next(step for step in steps if axis.scale * step >= 44)  # pixels, room for the numbers
+    step = next(step for step in steps if axis.scale * step >= 44)  # at least 44 pixels per number of the axis
     for number in range(int(axis.end / step + 1e-9) + 1):
         x = axis.x(number * step)
         canvas.line((x, y - 5), (x, y + 1), stroke=MUTED)
@@ -177,7 +178,7 @@ def ticks(canvas: Canvas, y: float, axis: Axis) -> None:
 
 
 def legends_of(lists: Lists) -> list[Legend]:
-    """Return the lines of the legend: one for the instructions, and one for the stages if ranks have several."""
+    """Return the legend's lines: one for the kinds of instructions, and one for the stages if a rank has several."""
     kinds = {type(x).__name__ for order in lists for x in order}
     first = [(INSTRUCTIONS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
     first.append((TIMELINE["waiting"], "the rank waits"))
@@ -187,7 +188,7 @@ def legends_of(lists: Lists) -> list[Legend]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Return numbers as ranges: "0–3, 5"."""
+    """Return integers as ranges in words: "0–3, 5" for 0, 1, 2, 3 and 5."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
@@ -214,7 +215,7 @@ def headline(of: Simulation) -> str:
 
 
 def sentences(of: Simulation) -> list[str]:
-    """Return a sentence for each rank: its instructions, and the most activations that it holds."""
+    """Return one sentence per rank, with its instructions and the most micro-batches whose activations it holds."""
     most = [max((number for _, number in series), default=0) for series in of.alive]
     return [
         f"Rank {rank} runs {' '.join(map(repr, order))}; at most {number} micro-batches' activations are alive."

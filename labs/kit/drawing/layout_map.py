@@ -2,9 +2,10 @@
 
     layouts(plan.search(llama, cluster, batch=512))
 
-A line joins the layouts that no other layout beats in both: a sensible choice is one of them.  A layout that the card
-cannot hold is grey, right of the wall, and its tooltip says how many bytes are missing.  Where points lie on each
-other, the fastest is shown.
+A line joins the layouts that no other layout beats in both bytes and time: a sensible choice is one of them.  A
+vertical line is the memory of the GPU (the card): a layout right of this line does not fit, is grey, and its tooltip
+says how many bytes are missing.  Where the points of several layouts would cover each other, only the fastest layout is
+shown.
 """
 
 import math
@@ -18,18 +19,18 @@ from labs.plan.reasons import kinds, spent
 from labs.plan.results import gb
 
 CELL = 12  # pixels: the side of a square in which only one point is shown
-FAR = 2  # times the card: layouts that hold more are counted, but not drawn
-DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # the marks on the axes: these, times powers of ten
+FAR = 2  # layouts that need more than FAR times the memory of the GPU are counted, but not drawn
+DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # the axes have marks at these digits times powers of ten
 BESTS, TOO_LARGE = "none is better in both", "too large"
 
 
 def layouts(found: Found) -> Hovered:
-    """Draw the map, with a tooltip on each point.
+    """Draw the map of the layouts that a search found, with a tooltip on each layout's point.
 
-    Raises ValueError if no layout fits; `plan.nearest` says what would help.
+    Raises ValueError if no layout fits into the GPU's memory; `plan.nearest` names the changes that would help.
     """
     if not found.feasible:
-        raise ValueError("no layout fits, so there is none to draw: see plan.nearest(found)")
+        raise ValueError("no layout fits into the GPU's memory, so there is none to draw: see plan.nearest(found)")
     card = found.setup.cluster.card
     grey = [plan(found.setup, each.layout) for each in found.too_large if each.peak <= FAR * card]
     x = axis([each.peak / 1e9 for each in (*found.feasible, *grey)], LEFT, LONG)
@@ -67,7 +68,7 @@ def kind(each: Plan) -> str:
 
 
 def seconds(each: Plan) -> float:
-    """Return the seconds of a step; for a layout that is too large, the seconds on a card that had room for it."""
+    """Return the seconds of a step of a layout; one that is too large is timed on a GPU with enough memory."""
     return each.step.seconds if each.peak > each.setup.cluster.card else each.seconds
 
 

@@ -1,12 +1,12 @@
-"""Figures of the bytes held over time by kind, one panel per rank, all on one scale.
+"""Figures of the bytes that ranks hold over time, by kind: one panel per rank, all panels on one scale.
 
 memory(recording)                      the whole recording, a panel per rank
 memory(recording, step=2, ranks=[0])   one step of one rank
 memory(ddp, zero, step=2, ranks=[0], names=("DDP", "stage 1"))
 
-Names ask for a comparison: each panel but the first has the outline of the first behind it, and says how much lower its
-peak is.  All phases of a step are drawn equally wide: watching the memory slows many small operations down more than a
-few large ones, so true widths would mean nothing.
+If names are given, the panels are compared: every later panel shows the outline of the first panel behind its own
+areas, and says how much lower its peak is.  All phases of a step are drawn equally wide: recording the memory slows
+many small operations down more than a few large ones, so true durations would mislead.
 """
 
 import math
@@ -20,23 +20,23 @@ from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
 Series = list[tuple[float, dict[str, float]]]  # (x, bytes by kind), ...
-HEADROOM = 1.35  # × the highest peak: leaves room for the label above it
+HEADROOM = 1.35  # the y axis ends at this multiple of the highest peak, so that the peak's label has room
 
 
 def memory(
     *recordings, step: int | None = None, ranks: Sequence[int] | None = None, names: Sequence[str] = ()
 ) -> Figure:
-    """Draw the bytes held by kind, one panel for each rank of each recording, with a mark at its highest total.
+    """Draw the bytes held over time by kind, one panel for each rank of each recording, with a mark at the peak.
 
     recordings: labs.kit.record.Recordings of kind "memory".
     step: the step to show, the whole job when left out.
     ranks: the ranks to show, all when left out.
-    names: one name per panel, if the panels are to be compared with the first.
-    Raises ValueError when a recording holds no memory or has no such step, or the number of names is wrong.
+    names: one name per panel, if the panels are to be compared with the first panel.
+    Raises ValueError if a recording is not of kind "memory" or has no such step, or the number of names is wrong.
     """
     for each in recordings:
         if each.kind != "memory":
-            raise ValueError(f'a recording of kind {each.kind!r} holds no memory: run(..., record="memory") does')
+            raise ValueError(f'a recording of kind {each.kind!r} has no bytes held: use run(..., record="memory")')
     shown = [(each, rank) for each in recordings for rank in (each.seen if ranks is None else ranks)]
     if names and len(names) != len(shown):
         raise ValueError(f"{len(names)} names for {len(shown)} panels: give one for each rank of each recording")
@@ -58,7 +58,7 @@ def memory(
             ghost(panel, lines[0])
         panel.stackplot(*stacked(series), colors=KINDS.values(), step="post", linewidth=0, zorder=2)
         xs = [x for x, _ in series]
-        # The outline shows a short peak, whose area is too narrow to be seen.
+        # The outline makes a short peak visible, whose area is too narrow to be seen.
         panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)
         peak(panel, series, top(lines[0]) if names else top(series), scale)
     for panel in panels[: len(shown)]:
@@ -75,9 +75,9 @@ def memory(
 
 
 def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
-    """Return the series of each (recording, rank) over one x axis, and label that axis: time, or a step's phases."""
+    """Return the bytes of each (recording, rank) over one x axis, and label that axis: time, or a step's phases."""
     found = [parts(recording, rank, step) for recording, rank in shown]
-    if any(names != found[0][0] for names, _ in found):  # if the phases differ, only the ends of a step are comparable
+    if any(names != found[0][0] for names, _ in found):  # if phases differ, only a step's ends are comparable
         found = [([""], [moments[0], moments[-1]]) for _, moments in found]
     names, longest = found[0][0], max(moments[-1] - moments[0] for _, moments in found)
     factor, unit = clock(longest)
@@ -101,9 +101,9 @@ def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
 
 
 def parts(recording, rank: int, step: int | None) -> tuple[list[str], list[float]]:
-    """Return the names of a step's phases, and the moments when each begins and the last ends.
+    """Return the names of a step's phases, and the moments when each phase begins and the last phase ends.
 
-    A whole job is a single part, without a name.
+    A whole job counts as a single phase without a name.
     """
     start, end = window(recording, step, [rank])
     found = [] if step is None else phases(recording, rank, start, end)
@@ -111,7 +111,7 @@ def parts(recording, rank: int, step: int | None) -> tuple[list[str], list[float
 
 
 def cut(series: Series, start: float, end: float) -> Series:
-    """Return the part of the series from start to end, with an entry at both ends."""
+    """Return the bytes held between `start` and `end`, with an entry at both of these moments."""
     before = [held for moment, held in series if moment <= start]
     inside = [(moment, held) for moment, held in series if start < moment < end]
     first = [(start, before[-1] if before else {})]
@@ -119,7 +119,7 @@ def cut(series: Series, start: float, end: float) -> Series:
 
 
 def stacked(series: Series) -> tuple[list[float], list[list[float]]]:
-    """Return the x values, and the MiB of each kind at each of them."""
+    """Return the x values of a series, and for each kind of bytes its MiB at each x."""
     return [x for x, _ in series], [[held.get(kind, 0) / 2**20 for _, held in series] for kind in KINDS]
 
 
@@ -132,14 +132,14 @@ def top(series: Series) -> float:
 
 
 def ghost(panel, series: Series) -> None:
-    """Draw the outline of another panel's areas behind this one's."""
+    """Draw the outline of another panel's total bytes behind the areas of this panel."""
     xs = [x for x, _ in series]
     panel.fill_between(xs, totals(series), step="post", color=SOFT, linewidth=0, zorder=1)
     panel.step(xs, totals(series), where="post", color=MUTED, linewidth=0.9, linestyle=(0, (3, 2)), zorder=1)
 
 
 def peak(panel, series: Series, before: float, scale: float) -> None:
-    """Draw a stem at the highest total, and above it the total in MiB and the amount by which it is below `before`."""
+    """Draw a stem at the panel's peak, and above it the peak in MiB and how far the peak is below `before`."""
     from matplotlib.markers import CARETDOWN
 
     highest = top(series)

@@ -13,22 +13,25 @@ from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
 LEFT, TALL, APART = 150, 40, 12
-MOST, ROOM = 64, 840  # the largest number of ranks, and the pixels that all of them may take together
+MOST, ROOM = 64, 840  # the largest number of ranks that are drawn, and the pixels that all ranks together may take
 
 
 def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawing:
-    """Draw a line for each axis of more than one rank; ranks with the same tint and letter are a group along it.
+    """Draw a line of ranks for each mesh axis of more than one rank, with the process groups along that axis.
 
+    Ranks with the same tint and letter are one process group.
+
+    axes: {name of an axis: its number of ranks}.
     node: the number of ranks per node.
-    rank: the rank whose groups alone are filled in; all groups when left out.
-    Raises ValueError if `node` does not divide the number of ranks, or there are too many ranks to read.
+    rank: the rank whose process groups are filled in; all groups are when left out.
+    Raises ValueError if `node` does not divide the number of ranks, or if there are too many ranks to read.
     """
     mesh = Mesh(tuple(axes.values()), tuple(axes))
     ranks, lines = prod(axes.values()), [axis for axis, size in axes.items() if size > 1]
     if ranks % node:
-        raise ValueError(f"{ranks} ranks do not fill nodes of {node}: give the nodes a size that divides {ranks}")
+        raise ValueError(f"{ranks} ranks do not fill nodes of {node}: give a `node` that divides {ranks}")
     if ranks > MOST:
-        raise ValueError(f"{ranks} ranks do not fit side by side: give at most {MOST}")
+        raise ValueError(f"{ranks} ranks do not fit side by side: give a mesh of at most {MOST} ranks")
     wide = min(56, ROOM / ranks)
     size = 12 if wide > 20 else 10
     across = [LEFT + number * wide + number // node * APART for number in range(ranks)]
@@ -45,7 +48,7 @@ def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawin
         y = 54 + TALL * line
         leaves = any(len({each // node for each in group}) > 1 for group in mesh.groups_of(axis))
         canvas.text(12, y + 11, f"{axis} {axes[axis]}", size=13, anchor="start", weight="bold")
-        colour = "#A84800" if leaves else MUTED  # a darker KINDS["comm"], so that words in it can be read
+        colour = "#A84800" if leaves else MUTED  # KINDS["comm"], but darker, so that words in this colour can be read
         canvas.text(12, y + 26, "between nodes" if leaves else "inside a node", size=12, anchor="start", fill=colour)
         for letter, group in enumerate(mesh.groups_of(axis)):
             lit = rank is None or rank in group

@@ -1,8 +1,9 @@
-"""A figure of a schedule as a job ran it, below the same schedule as simulated, on one time axis.
+"""A figure of a pipeline schedule as simulated, and below it the same schedule as a job ran it, on one time axis.
 
     overlay(lists, job.recording, step=2, costs={})
 
-A recording differs from run to run, so this is a figure, and its text gives only numbers that stay the same.
+A recording differs from run to run, so the result is a figure (PNG), which a notebook test does not compare; the text
+beside the figure gives only numbers that are the same in every run.
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,12 @@ from labs.pp.simulation import Cost, Simulation, simulate
 
 
 def overlay(lists: Lists, recording: Any, step: int | None, costs: Mapping[str, Cost]) -> Figure:
-    """Draw the simulated schedule and the recorded step of it, two lanes for each rank.
+    """Draw a simulated pipeline schedule and a recorded step of the same schedule, as two lanes per rank.
 
+    lists: the schedule, as one list of instructions per rank.
     step: the recorded step, the last when left out.
-    costs: F, B, I, W and send, in seconds; F, B, I and W default to the medians of the recorded times, per stage.
+    costs: the seconds of F, B, I, W and send in the simulation; F, B, I and W default to the medians of the recorded
+        times, per stage.
     """
     ran = recording.schedule(lists, step)
     both = {"simulated": simulate(lists, **medians(ran) | costs), "recorded": ran}
@@ -57,7 +60,7 @@ def medians(ran: Simulation) -> dict[str, Cost]:
 
 
 def bars(of: Simulation, rank: int) -> list[Bar]:
-    """Return the bars of a rank: a grey one, and over it one for each instruction."""
+    """Return the bars of a rank: a grey bar for waiting, and over it a bar for each instruction."""
     fills = Fills(of.lists)
     blocks = [Bar(of.start[x], of.end[x], fills[x], (str(x.microbatch),)) for x in of.lists[rank]]
     return [Bar(0, of.time, TIMELINE["waiting"]), *blocks]

@@ -1,12 +1,12 @@
-"""One colour for each thing, in every figure and every widget.
+"""The colours of every figure and every widget: one thing has one colour everywhere.
 
     KINDS        the bytes on a rank: P parameters, G gradients, S optimizer state, A activations, comm, temporary
     TIMELINE     the activities of a rank: compute, communication, waiting
-    COLLECTIVES  communication by its op: pale for ops that gather, dark for ops that scatter
+    COLLECTIVES  collectives by their op: pale for ops that gather, dark for ops that scatter
     INSTRUCTIONS the instructions of a pipeline: forward, backward and its two halves; `paler` shades a rank's stages
     RANKS        pale tints for the rank whose data a cell holds; a label in the cell names the rank as well
-    SERIES       curves on one pair of axes: the first is the reference, a wide pale band below the others
-    WRONG        the frame and the words of an error
+    SERIES       curves in one plot: the first colour is for the reference, a wide pale band below the other curves
+    WRONG        the frame and the text of an error
 
 KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey added; RANKS begins with the pale
 scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021).  Readers with any kind of colour vision can tell
@@ -70,6 +70,6 @@ def ink(fill: str) -> str:
 
 
 def paler(colour: str, share: float) -> str:
-    """Return the colour mixed with white; `share` is the share of white, 0 to 1."""
+    """Return a colour mixed with white; `share` is the share of white, from 0 to 1."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(channel + share * (255 - channel)):02X}" for channel in channels)

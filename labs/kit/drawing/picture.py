@@ -1,7 +1,7 @@
 """A picture that a cell shows with its alternative text, even in a notebook that is not trusted.
 
-JupyterLab shows no SVG of an untrusted notebook, and drops the alternative text of a PNG.  So text/html has both as
-data URIs in an `<img>`, which also shrinks with the window.
+JupyterLab shows no SVG output of an untrusted notebook, and drops the alternative text of a PNG output.  So a picture
+is an HTML `<img>` with a data URI and an alternative text, which every notebook shows; it also shrinks with the window.
 """
 
 from base64 import b64encode
@@ -13,12 +13,12 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that draws itself as the last expression of a cell.
+    """An image that is displayed as the last expression of a cell.
 
-    data: the bytes of the file.
-    text: the words that a plain terminal shows.
-    alt: the words for a reader who cannot see the picture.
-    width, height: pixels.
+    data: the bytes of the image file, SVG or PNG.
+    text: the text that a plain terminal shows instead of the image.
+    alt: the text for a reader who cannot see the image.
+    width, height: the size of the image in pixels.
     """
 
     data: bytes
@@ -35,7 +35,7 @@ class Picture:
         return f'<img alt="{escape(self.alt)}" {size} src="{source}">'
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to a file."""
+        """Write the picture to a file, as SVG or PNG."""
         Path(path).write_bytes(self.data)
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Picture:
 
 
 class Drawing(Picture):
-    """A drawing from data, as SVG: the same data gives the same bytes, and a notebook test compares them."""
+    """A drawing from data, as SVG: equal data gives equal bytes, which a notebook test compares."""
 
     mime = "image/svg+xml"
 
@@ -56,6 +56,6 @@ class Drawing(Picture):
 
 
 class Figure(Picture):
-    """A figure of measurements, as PNG: a notebook test compares only the text beside it."""
+    """A figure of measurements, as PNG: a notebook test compares only the text beside the image."""
 
     mime = "image/png"

@@ -1,9 +1,10 @@
-"""A drawing of a tensor-parallel plan on its model: each rank's part of each weight, and each border's collectives.
+"""A drawing of a tensor-parallel plan on its model: which rank holds which part of a weight, and the collectives.
 
     plan(gpt_plan(config), GPT(config), ranks=4)
 
-The table has a row for each pattern of the plan.  A weight is drawn as in x @ W, with inputs down and outputs across;
-so its columns are upright stripes, and its rows are flat ones.
+The drawing is a table with a row for each pattern of module names in the plan.  A weight W is drawn as in x @ W, with
+its input features from top to bottom and its output features from left to right: a part of its columns is an upright
+stripe, and a part of its rows is a flat stripe.
 """
 
 from collections.abc import Mapping
@@ -21,9 +22,9 @@ from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, Row
 from labs.tp.shares import Cut
 from labs.tp.styles import Style, border
 
-WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: a weight, a row without one, between two rows, the head
+WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: width and height of a weight, other rows, gap, header
 RULE, SENT = "#D0D4D9", "#A84800"  # colours: the lines between rows, and the names of collectives
-BORDERS = {  # the borders of labs.tp.conjugate: the collectives of the forward and of the backward
+BORDERS = {  # {function of labs.tp.conjugate: (its collective in forward, its collective in backward)}
     "copy": ("", "all-reduce"),
     "reduce": ("all-reduce", ""),
     "gather": ("all-gather", "reduce-scatter"),
@@ -31,13 +32,22 @@ BORDERS = {  # the borders of labs.tp.conjugate: the collectives of the forward 
     "join": ("all-gather", ""),
     "split": ("", "all-gather"),
 }
-GRADIENTS = "all-reduce of gradients"  # the gradients of the module's own parameters
+GRADIENTS = "all-reduce of gradients"  # the collective that sums the gradients of a replicated parameter
 HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends forward", "sends backward")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A pattern of the plan, the number of modules that match it, and the weight of the first one with its cut."""
+    """One pattern of a tensor-parallel plan, and what the table says about it.
+
+    name: the pattern of module names.
+    style: the parallel style that the plan gives to these modules.
+    modules: the number of modules that match the pattern.
+    weight: the shape of the first module's weight.
+    cut: how that weight is split over the ranks; None for a replicated weight.
+    enters, leaves: words for the module's input and output.
+    forward, backward: the names of the collectives in the forward and in the backward.
+    """
 
     name: str
     style: Style
@@ -62,7 +72,7 @@ class Row:
 
 
 def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing:
-    """Draw the table of a plan that splits this model over this many ranks.
+    """Draw the table of a tensor-parallel plan that splits a model over `ranks` ranks.
 
     Raises ValueError if the plan does not fit the model.
     """
@@ -91,7 +101,7 @@ def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing
 
 
 def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Row]:
-    """Return a row for each pattern, in the order of their modules in the model."""
+    """Return a table row for each pattern of a plan, in the order in which the model has the modules."""
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     fits = {pattern: Plan({pattern: style}).rows(model) for pattern, style in plan.items()}
     blocks = {name for pattern, style in plan.items() if isinstance(style, PrepareModuleInput)
@@ -113,9 +123,9 @@ def in_block(name: str, blocks: set[str]) -> bool:
 
 
 def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
-    """Return the row with its input, its output and its collectives.
+    """Return a table row completed with the module's input, its output and its collectives.
 
-    inside: whether the module is in a block whose own row has the border at the input.
+    inside: whether the module is in a block whose input is prepared for all of its modules, in a row of its own.
     """
     style: Any = row.style
     match style:
@@ -141,7 +151,7 @@ def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
 
 
 def name_of(source: Placement, target: Placement) -> str:
-    """Return the name that the border between two placements has in labs.tp.conjugate."""
+    """Return the name of the function of labs.tp.conjugate that turns one placement of an activation into another."""
     return border(source, target, None).func.__name__
 
 
@@ -159,13 +169,13 @@ def x(layout: Placement) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the words in each column of HEAD; the column of the weight has none, since the weight is drawn."""
+    """Return a row's words, one entry per column of HEAD; the weight's entry is empty, since the weight is drawn."""
     name = f"{row.name} ({row.modules})" if row.modules > 1 else row.name
     return name, "", *row.words
 
 
 def columns(found: list[Row]) -> list[float]:
-    """Return the x at which each column begins, and the x at which the card ends."""
+    """Return the x at which each column of the table begins, and the x of the drawing's right edge."""
     widths = [
         max(width_of(head, 12), *(width_of(cells(row)[number], 13) for row in found))
         for number, head in enumerate(HEAD)
@@ -174,7 +184,7 @@ def columns(found: list[Row]) -> list[float]:
 
 
 def picture(canvas: Canvas, left: float, top: float, row: Row, ranks: int) -> None:
-    """Draw the weight, cut as the plan says; draw nothing for a module without a weight."""
+    """Draw the weight of a table row, split as the plan says; draw nothing for a module without a weight."""
     if not row.weight:
         return
     if row.cut is None:

@@ -1,9 +1,9 @@
-"""A drawing of points on two logarithmic axes, each with a tooltip.
+"""A scatter plot on two logarithmic axes, with a tooltip on each point.
 
     scatter([Point(3100, 2950, "pipeline", "64 GPUs, tp 2"), …], across="measured", up="predicted", diagonal=True)
 
-The tooltips are an image map over the image: an SVG in an `<img>` does not show its own, and an untrusted notebook
-shows an SVG only in an `<img>`.  So this picture keeps its size, and does not shrink with the window.
+The tooltips are an HTML image map over the image.  An untrusted notebook shows an SVG only in an `<img>`, where the
+SVG's own tooltips do not appear.  An image map fits one size only, so this picture does not shrink with the window.
 """
 
 import math
@@ -17,7 +17,7 @@ from labs.kit.drawing.palette import MUTED, SERIES
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 
-LEFT, TOP, LONG, HIGH = 86, 84, 620, 360  # pixels: the place and the size of the panel
+LEFT, TOP, LONG, HIGH = 86, 84, 620, 360  # pixels: the place and the size of the plot
 RADIUS = 4
 GRID = "#E3E6EA"
 
@@ -51,10 +51,10 @@ class Hovered(Drawing):
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis, `long` pixels from `start`.
+    """A logarithmic axis of `long` pixels that begins at pixel `start`.
 
-    least, most: the powers of ten at its two ends.
-    marks: the values that the axis labels.
+    least, most: the powers of ten at the two ends of the axis.
+    marks: the values at which the axis has a label.
     """
 
     least: float
@@ -68,7 +68,7 @@ class Axis:
 
 
 def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", diagonal: bool = False) -> Hovered:
-    """Draw the points, with one colour per series.
+    """Draw the points of a scatter plot, with one colour per series.
 
     across, up: the labels of the axes.
     diagonal: whether both axes have the same range, with a line at x = y.
@@ -78,7 +78,7 @@ def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", di
         raise ValueError("a scatter needs at least one point, and logarithmic axes need coordinates above 0")
     xs, ys = ([point[place] for point in points] for place in (0, 1))
     x, y = axis(xs + ys * diagonal, LEFT, LONG), axis(ys + xs * diagonal, TOP + HIGH, -HIGH)
-    series = sorted({point.series for point in points})  # so that a series has one colour in all pictures of a notebook
+    series = sorted({point.series for point in points})  # sorted, so that a series keeps its colour
     title = caption or f"{up} by {across}"
     counts = "; ".join(f"{sum(point.series == name for point in points)} {name}" for name in series)
     canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, f"{len(points)} points: {counts}.")

@@ -4,12 +4,12 @@
     canvas.rect(...); canvas.text(...); canvas.line(...); canvas.arrow(...)
     canvas.drawing()  ->  Drawing, which draws itself as the last expression of a cell
 
-Coordinates are in pixels from the top left corner. Drawings lie on a white card, so that they look the same on
-light and dark pages. They have no ids, scripts, style sheets or fonts to load: a drawing can be shown
-many times on one page, as a file, and as an image.
+Coordinates are in pixels from the top left corner.  Every drawing has a white background, so that it looks the same on
+light and dark pages.  A drawing has no ids, scripts, style sheets or fonts to load, so that it can be shown many times
+on one page, as a file, and as an image.
 
-The SVG is written by hand because drawsvg writes floats with all their digits, of which the last differ between
-machines, and arrow heads as markers with ids.  With drawsvg this file would not be shorter.
+The SVG is written by hand because the package drawsvg writes floats with all their digits, the last of which differ
+between machines, and arrow heads as markers with ids.  This file would not be shorter with drawsvg.
 """
 
 import math
@@ -40,14 +40,14 @@ class Canvas:
         self._add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=line)
 
     def text(self, x, y, words, size=13.0, anchor="middle", weight="", fill=INK, style="") -> None:
-        """Draw one line of text; `y` is its vertical middle, `anchor` is start, middle or end."""
+        """Draw one line of text; `y` is the middle of its height, and `anchor` is "start", "middle" or "end"."""
         if words == "":
             return
         attributes = dict(x=x, y=y + 0.35 * size, font_size=size, text_anchor=anchor)
         self._add("text", escape(str(words)), **attributes, font_weight=weight, font_style=style, fill=fill)
 
     def lines(self, x, y, words: list[str], size=13.0, leading=1.35, **style) -> None:
-        """Draw several lines of text, the first at `y`."""
+        """Draw several lines of text below each other, the first line at `y`."""
         for number, line in enumerate(words):
             self.text(x, y + number * leading * size, line, size, **style)
 
@@ -60,9 +60,11 @@ class Canvas:
         self._add("path", d=path, fill=fill, stroke=stroke, stroke_width=line, stroke_linejoin="round")
 
     def arrow(self, start: Point, end: Point, bend=0.0, stroke=INK, line=2.0, head=8.0, at=0.5) -> Point:
-        """Draw a curve from start to end that bows to its left by `bend` of its length; return its point at `at`.
+        """Draw an arrow from `start` to `end`, and return the point at the fraction `at` of its length.
 
-        The head is a separate triangle, not an SVG marker: markers need ids, which clash on a page.
+        bend: how far the arrow bows to its left, as a fraction of its length.
+
+        The arrow head is a triangle, not an SVG marker: markers need ids, and two drawings on one page may share an id.
         """
         (x0, y0), (x1, y1) = start, end
         control = ((x0 + x1) / 2 + bend * (y1 - y0), (y0 + y1) / 2 - bend * (x1 - x0))
@@ -77,7 +79,7 @@ class Canvas:
         return x, y
 
     def drawing(self, text: str = "") -> Drawing:
-        """Return the finished picture; `text` is its plain form, the title and description when left out."""
+        """Return the finished drawing; `text` is for plain terminals, the title and description when left out."""
         width, height = number(self.width), number(self.height)
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}">'
@@ -99,13 +101,14 @@ class Canvas:
 
 
 def number(value: float) -> str:
-    """Return the number with one decimal at most.
+    """Return a coordinate as text with one decimal at most.
 
-    The sines of two machines may differ in their last digit; the tiny shift makes both round to the same side of a tie.
+    Two machines' sines may differ in the last digit.  A tiny shift before rounding gives the same text on both
+    machines.
     """
     return f"{round(value + 1e-6, 1) + 0.0:g}" if abs(value) < 1e5 else f"{value:.0f}"
 
 
 def width_of(words: str, size: float) -> float:
-    """Return a generous estimate of the width of a line of text, in pixels, for the wider of the usual fonts."""
+    """Return an estimate of the width of a line of text in pixels, wide enough for all usual fonts."""
     return 0.63 * size * len(words)

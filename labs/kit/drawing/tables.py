@@ -5,13 +5,13 @@
     traffic(results.recording, step=2)
     size(1_638_400)  ->  "1,638,400 B (1.56 MiB)"
 
-A ledger compares values that are the same on every machine: bytes, counts, shapes. Times and losses, the rows in a
-unit of NOISY, differ from run to run: they have no verdict and stand below the table, one per line, so that their
-digits never move a column of the part that is compared.
+A ledger compares values that are the same on every machine: bytes, counts, shapes.  Times and losses (rows whose unit
+is in NOISY) differ from run to run.  A ledger gives no verdict on such rows and prints them below the table, one per
+line, so that their digits never change the width of a column that a notebook test compares.
 
-The tables are written by hand: rich sets a table for HTML as preformatted text, without header cells for screen
-readers; great_tables has no plain text, and makes random ids; humanize writes "512 Bytes", and has no bytes with a
-thousands separator.
+The tables are written without a package.  rich sets a table for HTML as preformatted text, without header cells for
+screen readers.  great_tables has no plain text, and makes random ids.  humanize writes "512 Bytes", and has no
+thousands separator for bytes.
 """
 
 import math
@@ -27,24 +27,24 @@ Value = int | float | str | None
 
 
 def size(count: float) -> str:
-    """Return bytes as an exact number, and rounded if there are many: "512 B", "1,638,400 B (1.56 MiB)"."""
+    """Return a number of bytes exactly and, if it is large, rounded as well: "512 B", "1,638,400 B (1.56 MiB)"."""
     exact = f"{count:,.0f} B" if float(count).is_integer() else f"{count:,.1f} B"
     return exact if abs(count) < 1024 else f"{exact} ({short(count)})"
 
 
 def short(count: float) -> str:
-    """Return bytes, rounded: "1.56 MiB"."""
+    """Return a rounded number of bytes with its unit: "1.56 MiB"."""
     power = min(4, int(math.log2(max(1, abs(count))) // 10))
     return f"{count:,.0f} B" if power == 0 else f"{count / 1024**power:,.2f} {'KMGT'[power - 1]}iB"
 
 
 def clock(seconds: float) -> tuple[float, str]:
-    """Return the factor and the name of the unit that suits a span of time."""
+    """Return the unit that suits a duration, as (number of these units per second, name of the unit)."""
     return next(((f, name) for f, name in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "µs"))
 
 
 def show(value: Value, unit: str = "") -> str:
-    """Return one value as a cell shows it."""
+    """Return one value of a table as text."""
     if value is None:
         return "–"
     if isinstance(value, bool | str):
@@ -62,7 +62,7 @@ def show(value: Value, unit: str = "") -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text below a header; column i is aligned to the right if `numeric[i]`."""
+    """A table of text below a header; column i is aligned to the right if `numeric[i]`."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -106,14 +106,14 @@ class Table:
 
 
 def unbroken(words: str) -> str:
-    """Return text for HTML in which no line breaks between a number and its unit."""
+    """Return text for HTML whose lines never break between a number and its unit."""
     return re.sub(r"(?<=\d) (?=[^\s(–=])", "\N{NO-BREAK SPACE}", escape(words))
 
 
 def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
-    """Return a table of these rows, each a mapping from column to value; all have the same columns.
+    """Return a table of rows, each a mapping {column: value} with the same columns.
 
-    Raises ValueError when there is no row, or a row's columns differ from the first row's.
+    Raises ValueError if there is no row, or if the columns of a row differ from those of the first row.
     """
     rows = list(rows)
     if not rows:
@@ -121,7 +121,7 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
     header = tuple(rows[0])
     for number, row in enumerate(rows):
         if tuple(row) != header:
-            raise ValueError(f"row {number} has the columns {tuple(row)}, the first row has {header}")
+            raise ValueError(f"row {number} has the columns {tuple(row)}: give it those of the first row, {header}")
     numeric = tuple(all(type(row[name]) in (int, float, type(None)) for row in rows) for name in header)
     return Table(header, tuple(tuple(show(row[name]) for name in header) for row in rows), numeric, caption)
 
@@ -129,7 +129,7 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
 def traffic(recording: Any, step: int | None = None) -> Table:
     """Return a table of the bytes that all ranks sent, by op, in one step or in the whole job if step is None.
 
-    If the job had a link, the table also has the bytes inside nodes and across nodes.
+    If the job emulated the links of a cluster, the table also has the bytes sent inside nodes and across nodes.
     """
     events = [event for rank in recording.seen for event in recording.select(rank, step)]
     rows = []
@@ -145,7 +145,7 @@ def traffic(recording: Any, step: int | None = None) -> Table:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a ledger: a prediction and one or two measurements (ours, native), all in `unit`."""
+    """One row of a ledger: a prediction and one or two measurements (ours, native), all in `unit`."""
 
     name: str
     predicted: Value
@@ -174,14 +174,14 @@ class Ledger:
         return not any("differs" in self.verdict(row) for row in self.rows if not row.noisy)
 
     def verdict(self, row: Row) -> str:
-        """Return the verdict on a row; one that differs between ours and native names both."""
+        """Return the verdict on a row; if ours and native differ in their verdict, return both verdicts."""
         words = [verdict(row.predicted, value, self.within) for value in row.measured]
         if len(words) == 1 or words[0] == words[1]:
             return words[0]
         return f"ours {words[0]}; native {words[1]}"
 
     def table(self) -> Table:
-        """Return the compared rows as a table, with the noisy rows as notes below it."""
+        """Return the compared rows as a table, with the rows that differ from run to run as notes below the table."""
         sides = max((len(row.measured) for row in self.rows), default=1)
         names = ("measured",) if sides == 1 else ("ours", "native")
         rows = [
@@ -212,7 +212,7 @@ class Ledger:
 def ledger(
     rows: Mapping[str, Sequence[Value]] | Iterable[Sequence[Value]], within: float = 0.10, caption: str = ""
 ) -> Ledger:
-    """Compare measurements with predictions.
+    """Return a ledger: a table that compares measurements with predictions.
 
     rows: {name: (predicted, measured)}, {name: (predicted, ours, native)}, or a list of such rows with the
         name first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, or a unit of NOISY
@@ -237,7 +237,7 @@ def _row(name: str, *values: Value) -> Row:
 
 
 def verdict(predicted: Value, measured: Value, within: float) -> str:
-    """Return the verdict on a measurement; a difference that is small enough is rounded up to one of STEPS."""
+    """Return the verdict on a measurement; a relative difference up to `within` is rounded up to one of STEPS."""
     if predicted is None or measured is None:
         return "–"
     if predicted == measured:
@@ -252,6 +252,6 @@ def verdict(predicted: Value, measured: Value, within: float) -> str:
 
 
 def note(row: Row, names: tuple[str, ...]) -> str:
-    """Return a noisy row as one line: "step: predicted 10.00 ms, measured 12.31 ms"."""
+    """Return a ledger row without a verdict as one line: "step: predicted 10.00 ms, measured 12.31 ms"."""
     named = zip(("predicted", *names), (row.predicted, *row.measured), strict=False)
     return f"{row.name}: " + ", ".join(f"{name} {show(v, row.unit)}" for name, v in named if v is not None)

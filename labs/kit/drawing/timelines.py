@@ -2,11 +2,11 @@
 
 timeline(recording)                                       the whole job
 timeline(recording, step=2)                               one step
-timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, from the same moment on
-timeline(ours, native, step=(3, 1), names=...)            likewise, with a different step of each job
+timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, both from second 0 on
+timeline(ours, native, step=(3, 1), names=...)            two jobs, with a different step of each job
 
 Each rank has, from top to bottom: a thin band with the names of its phases; one lane for each collective that was in
-flight at the same time; and a lane that shows when it computed, or waited (hatched).
+flight at the same time; and a lane that shows when the rank computed and when it waited (hatched).
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ from labs.kit.drawing.palette import COLLECTIVES, INK, KINDS, PAPER, SOFT, TIMEL
 from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
-BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels: phases, a lane, activity, between ranks, a job's name
+BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels: phases, a lane, compute, between ranks, a job's name
 LANES = 6  # if more collectives are in flight at once, the lanes are thinner and have no labels
 LONG = WIDE * SHOWN - 70  # pixels of the x axis
-MARGIN = 1.01  # × the longest time: the last bars end before the edge
+MARGIN = 1.01  # the x axis ends at this multiple of the longest job, so that the last bars end before the edge
 EDGE = "#8A8F98"
 SHORT = {
     "all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "broadcast": "bc",
@@ -31,10 +31,10 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Bar:
-    start: float  # s after the beginning of the figure
+    start: float  # seconds after the beginning of the figure
     end: float
     fill: str
-    labels: tuple[str, ...] = ()  # the first that fits is drawn
+    labels: tuple[str, ...] = ()  # the first label that fits into the bar is drawn
     op: str = ""
     hatch: str = ""
 
@@ -42,20 +42,23 @@ class Bar:
 def timeline(
     *recordings, step: int | Sequence[int] | None = None, names: Sequence[str] = (), until: float | None = None
 ) -> Figure:
-    """Draw what each rank did when, on its job's one clock; several jobs stand above each other and start together.
+    """Draw when each rank computed, communicated and waited; the ranks of one job share a clock.
 
-    A rank's third all-gather of the step, or of the job, is labelled "all-gather 3", or "ag 3" if there is less room.
+    Several jobs are drawn one above the other, all from second 0 on.  A rank's third all-gather of the step, or of the
+    job, is labelled "all-gather 3", or "ag 3" if there is less room.
 
     recordings: labs.kit.record.Recordings.
     step: the number of the step to show, or one number per recording; the whole job when left out.
     names: one name per recording.
-    until: show only the time up to this many seconds after the beginning.
-    Raises ValueError when there is no such step, or the number of steps or names is wrong.
+    until: the last moment to show, in seconds after the beginning; the whole step or job when left out.
+    Raises ValueError if a recording has no such step, or if the number of steps or names is wrong.
     """
     names = names or [""] * len(recordings)
     steps = list(step) if isinstance(step, Sequence) else [step] * len(recordings)
     if len(steps) != len(recordings):
-        raise ValueError(f"step has {len(steps)} numbers for {len(recordings)} recordings: give one for each, or one")
+        raise ValueError(
+            f"step has {len(steps)} numbers for {len(recordings)} recordings: give one number for each, or one for all"
+        )
     windows = list(map(window, recordings, steps))
     longest = max(end - start for start, end in windows)
     factor, unit = clock(longest)
@@ -90,7 +93,7 @@ def timeline(
 
 
 def summary(recording, name: str, step: int | None, factor: float, unit: str) -> tuple[str, str]:
-    """Return two descriptions of a recording: one that is the same in every run, and one with the measured times."""
+    """Return two descriptions of a recording: one that is equal in every run, and one with the measured times."""
     events = [event for event in recording.events if step in (None, event.step)]
     begin = f"{name}: " if name else ""
     waits = {rank: sum(event.waited for event in events if event.rank == rank) for rank in recording.seen}
@@ -99,13 +102,13 @@ def summary(recording, name: str, step: int | None, factor: float, unit: str) ->
 
 
 def cut(bars: Sequence[Bar], end: float) -> list[Bar]:
-    """Return the bars without their parts before the beginning or after `end`."""
+    """Return the bars of a timeline cut off at second 0 and at `end`."""
     inside = (replace(bar, start=max(0.0, bar.start), end=min(bar.end, end)) for bar in bars)
     return [bar for bar in inside if bar.start < bar.end]
 
 
 def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) -> None:
-    """Draw the bars of one lane, and the labels that fit."""
+    """Draw the bars of one lane of a timeline, and the labels that fit into them."""
     pixels = LONG / panel.get_xlim()[1]
     for hatch in ("", "////"):
         alike = [bar for bar in bars if bar.hatch == hatch]
@@ -122,7 +125,7 @@ def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) 
 
 
 def lanes(recording, rank: int, step: int | None, start: float, end: float) -> list[tuple[float, list[Bar]]]:
-    """Return (height, bars) of each lane of a rank, from top to bottom."""
+    """Return the (height, bars) of each lane of a rank's timeline, from top to bottom."""
     calls = on_the_way(recording, rank, step, start, end)
     height = LANE * min(1.0, LANES / max(1, len(calls)))
     span = recording, rank, start, end
@@ -130,18 +133,18 @@ def lanes(recording, rank: int, step: int | None, start: float, end: float) -> l
 
 
 def band(recording, rank: int, start: float, end: float) -> list[Bar]:
-    """Return the phases of a rank as bars, or its steps if it marked no phases."""
+    """Return the phases of a rank as bars of the timeline, or its steps if the job marked no phases."""
     steps = [span for span in recording.spans if span.rank == rank and span.name == "step"]
     return [Bar(s.start - start, s.end - start, SOFT, (s.name,)) for s in phases(recording, rank, start, end) or steps]
 
 
 def on_the_way(recording, rank: int, step: int | None, start: float, end: float) -> list[list[Bar]]:
-    """Return the lanes with a rank's communication: each call is in the first free lane, and receives are below.
+    """Return the lanes of a rank's communication: each call takes the first free lane; receives come last.
 
-    The calls of the step are numbered, separately for each op; calls of other steps have no label.
+    Calls of the shown step are numbered, separately for each op; calls of other steps have no label.
     """
     seen, above, below = Counter(), [], []
-    for event in recording.events:  # in order of their start
+    for event in recording.events:  # sorted by their start
         if event.rank != rank or event.start >= end or event.end <= start:
             continue
         op, labels = called(event), ()
@@ -159,7 +162,7 @@ def on_the_way(recording, rank: int, step: int | None, start: float, end: float)
 
 
 def called(event) -> str:
-    """Return the op that the event stands for: on gloo, labs.group builds a reduce-scatter from an all-to-all."""
+    """Return the op that an event is part of: on gloo, labs.group builds a reduce-scatter from an all-to-all."""
     return "reduce_scatter" if event.issuer.endswith("start_reduce_scatter") else event.op
 
 
@@ -168,7 +171,7 @@ def fill_of(op: str) -> str:
 
 
 def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
-    """Return bars for the times in which a rank computed, and over them bars for those in which it waited."""
+    """Return bars for the times in which a rank computed, and over them bars for the times in which it waited."""
     waits = [wait for event in recording.events if event.rank == rank for wait in event.waits]
     return [
         *(Bar(each.start, each.end, TIMELINE["compute"]) for each in band(recording, rank, start, end)),

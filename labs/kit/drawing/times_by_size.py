@@ -1,4 +1,4 @@
-"""A drawing of seconds by size on two logarithmic axes: a flat line is all latency, a slope is all bandwidth.
+"""A drawing of an all-reduce's seconds by its size: on two logarithmic axes, latency is flat and bandwidth a slope.
 
     by_size("8 ranks", {"ring": seconds, ...}, 1e6)     a line for each, and a dot on it at 1 MB
 
@@ -19,10 +19,10 @@ Seconds = Callable[[float], float]  # bytes -> seconds
 
 
 def by_size(title: str, lines: Mapping[str, Seconds | None], size: float, none: str = "") -> Drawing:
-    """Draw a line for each name, and beside the panel its time at `size`.
+    """Draw a line of seconds by bytes for each name, and beside the plot the name's time at `size` bytes.
 
-    lines: {name: seconds by bytes}; None for a name without a line.
-    none: the words beside the panel for a name without a line.
+    lines: {name: function from bytes to seconds}; None for a name without a line.
+    none: the words beside the plot for a name without a line.
     """
     labels = {name: span(seconds(size)) if seconds else none for name, seconds in lines.items()}
     alt = "; ".join(f"{name}: {label}" for name, label in labels.items())
@@ -42,7 +42,7 @@ def by_size(title: str, lines: Mapping[str, Seconds | None], size: float, none: 
 
 
 def inside(seconds: Seconds) -> Iterator[Point]:
-    """Yield the points of a line that lie within the panel."""
+    """Yield the points of a line that lie within the plot."""
     low, high = SIZES
     for step in range(10 * (high - low) + 1):
         size = 10 ** (low + step / 10)
@@ -88,6 +88,6 @@ def span(seconds: float) -> str:
 
 
 def scaled(value: float, units: dict[str, float]) -> str:
-    """Return the value with three digits, in the largest unit of which it is one or more."""
+    """Return a value with three digits, in the largest unit that is not larger than the value."""
     name = next((name for name, unit in units.items() if value >= 0.9995 * unit), [*units][-1])
     return f"{float(f'{value / units[name]:.3g}'):,g} {name}"

@@ -39,5 +39,5 @@ def test_the_map_shows_what_none_beats_and_what_the_card_cannot_hold():
 
 def test_where_nothing_fits():
     nothing = plan.search(PRESETS["llama3-405b"], H100.of(8), batch=16, context=4096)
-    with pytest.raises(ValueError, match="no layout fits, so there is none to draw"):
+    with pytest.raises(ValueError, match="no layout fits into the GPU's memory, so there is none"):
         draw.layouts(nothing)
