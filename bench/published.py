@@ -1,24 +1,29 @@
 """The plan against published runs.
 
 python -m bench.published FILE.csv     how near tokens per second and bytes are, and how well layouts are ordered
-python -m bench published              the relative error of the seconds of a step, for each table of labs/plan
+python -m bench published              the relative error of the seconds of a step, for each table of the course
+
+A file has the columns of labs/plan/published.csv, which labs/plan/published.md explains.
 """
 
 import sys
 from pathlib import Path
 
 from bench.figure import Figure, figure
-from labs import plan
+from labs.plan import Report, check
+from labs.plan.published import RUNS, rows_of
 
-TABLES = Path(plan.__file__).parent / "tables"
+
+def reports(path: str | Path) -> list[Report]:
+    """Return a report on each table of a file."""
+    return [check(table, path) for table in dict.fromkeys(row["table"] for row in rows_of(path))]
 
 
 def figures(quick: bool) -> list[Figure]:
     """Return the errors for each table; they are exact, and `quick` leaves none out."""
-    reports = {path.stem: plan.check(path) for path in sorted(TABLES.glob("*.csv"))}
     return [
-        figure(f"plan, {name}: error of a step's seconds", report.time_errors, unit="")
-        for name, report in reports.items()
+        figure(f"plan, {report.table}: error of a step's seconds", report.time_errors, unit="")
+        for report in reports(RUNS)
         if len(report.time_errors) > 1
     ]
 
@@ -28,7 +33,7 @@ def main(paths: list[str]) -> int:
         print("give the table of runs: python -m bench.published FILE.csv", file=sys.stderr)
         return 2
     try:
-        print(*map(plan.check, paths), sep="\n\n")
+        print(*(report for path in paths for report in reports(path)), sep="\n\n")
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

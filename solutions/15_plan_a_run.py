@@ -31,11 +31,9 @@ recall.ask("15")
 # Is it right? It has no number in it. Here is one model and one cluster, and all that a planner has to choose from.
 
 # %%
-import csv
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median, quantiles
 from textwrap import fill
 
@@ -43,7 +41,7 @@ from labs import cost, plan
 from labs.kit import beat, check, draw, exercises, play
 from labs.model import PRESETS, Config
 from labs.plan.compare import predicted
-from labs.plan.pytorch_tables import playbook
+from labs.plan.published import read
 
 # %%
 llama, H100 = PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"]
@@ -314,8 +312,7 @@ draw.scatter(points, "measured", "forecast", "1B: tokens per second and GPU", di
 # constants that were fitted without any run of nanotron's:
 
 # %%
-TABLE = Path(plan.__file__).parent / "tables" / "nanotron_playbook.csv"
-told = plan.check(TABLE)
+told = plan.check("nanotron_playbook")
 times, sizes = told.time_errors, told.memory_errors
 print(f"{len(times)} runs, error of tokens per second {median(times):.0%} in the median")
 print(f"with constants of the other sources {median(told.left_out_errors):.0%}")
@@ -329,12 +326,8 @@ print(f"of {told.ran:,} runs that ran, {len(told.too_large)} are called too larg
 # that ran:
 
 # %%
-ran = []
-with open(TABLE, encoding="utf-8") as file:
-    for row in csv.DictReader(file):
-        case = playbook(row)
-        if not isinstance(case, str):
-            ran.append((case, predicted(case), float(row["tok_s_gpu"])))
+cases, _ = read("nanotron_playbook")
+ran = [(case, predicted(case), case.tokens) for case in cases]
 
 
 def kind(layout):

@@ -1,4 +1,4 @@
-"""Fit the planner's constants to published runs: `python -m tools.plan_constants` writes labs/plan/fitted.py.
+"""Fit the planner's constants to published runs: `python -m tools.plan_constants` writes labs/plan/fitted.csv.
 
 Each software has its own constants, and its runs come from several sources.  Every source counts the same, however many
 runs it has.  The fit minimizes the mean over runs of |log(predicted / measured)|, and no run counts more than MOST.
@@ -6,17 +6,17 @@ It is repeated without each source, to see how good the constants are for runs t
 some minutes.
 """
 
+import csv
+import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 from labs.plan.compare import bytes_of, predicted
-from labs.plan.constants import Constants
+from labs.plan.constants import FITS, MEMORY, TIME, Constants
 from labs.plan.published import Case, read
 
-PLAN = Path(__file__).resolve().parent.parent / "labs" / "plan"
 MOST = 0.5  # most that a run's |log| counts: no arithmetic explains some of the runs
 SPARE, BEYOND = 0.03, 100.0  # units of the card: how far a run that ran may exceed it, and the penalty for more
 EVERY = 3  # the playbook has many runs: the fit uses one in this many
@@ -27,33 +27,38 @@ OTHERS = ("megatron", "korthikanti", "torchtitan", "mosaic_mpt", "nvidia_dgxc", 
 FREE = ("matmul", "attention", "passes", "launch", "exposed", "step")
 ONLY_HERE = ("tangle", "hidden", "ahead")  # only the playbook's runs determine these: pipelines and PyTorch's ZeRO
 OF_COMPILED = ("passes",)  # three runs determine no more: the other runs use software that is not compiled
-MEMORY = ("slack", "logit", "reserve")
+OF_MEMORY = ("slack", "logit", "reserve")
 
-# Constants that are not fitted keep the values given here. All of nanotron's runs beyond 88 % of a card show that a
-# crowded card is slow. No other source reports how much of a card it used.
-BOTH, FLOAT = "mixed, both gradients", "mixed, float32 gradients"
-START = Constants(0.62, 0.3, 12.0, 2.5e-3, 2.1e-3, 1.2, 1.0, 0.7, 0.01, 1.0, 0.03, FLOAT, 0.91, 5.98, 3.7e8, 0.93, 2.5)
-NANOTRON = replace(START, precision=BOTH, slack=1.11, logit=12.8, reserve=4.4e8)
+# The fit begins from the defaults, and constants that are not fitted keep them. All of nanotron's runs beyond 88 % of a
+# card show that a crowded card is slow. No other source reports how much of a card it used.
+START = Constants()
+NANOTRON = replace(START, precision="mixed, both gradients", slack=1.11, logit=12.8, reserve=4.4e8)
 
 
 def main() -> None:
     playbook, others = cases_of(PLAYBOOK), cases_of(OTHERS)
-    start = fit(MEMORY, START, lambda each: memory_loss(with_memory(others, each)), 80)
-    nanotron = fit(MEMORY, NANOTRON, lambda each: memory_loss(with_memory(playbook, each)), 80)
-    runs = [case for case in [*playbook[::EVERY], *others] if case.tokens]
+    start = fit(OF_MEMORY, START, lambda each: memory_loss(with_memory(others, each)), 80)
+    nanotron = fit(OF_MEMORY, NANOTRON, lambda each: memory_loss(with_memory(playbook, each)), 80)
+    runs = [case for case in [*playbook[::EVERY], *others] if case.is_target]
     fitted, without = of_software(runs, start, SOFTWARE), {}
-    for software, source in sorted({(case.setup.software, case.source) for case in runs}):
+    for software, source in sorted({left_out(case) for case in runs}):
         rest = [case for case in runs if case.source != source]
         left = software if any(case.setup.software == software for case in rest) else "pytorch"
-        without[f"{software} without {source}"] = of_software(rest, start, (left,))[left]
-    held = {name: getattr(nanotron, name) for name in ("precision", *MEMORY)}
-    told = {software: evidence(cases, fitted[software], without) for software, cases in by_software(playbook + others)}
-    told["compiled"] |= {name: told["pytorch"][name] for name in ("least", "most")}  # three runs determine no range
-    (PLAN / "fitted.py").write_text(text(fitted, without, held, told), encoding="utf-8")
+        without[software, source] = of_software(rest, start, (left,))[left]
+    proof = {name: evidence(cases, fitted[name], without) for name, cases in by_software(playbook + others)}
+    proof["compiled"] |= {name: proof["pytorch"][name] for name in ("least", "most")}  # three runs determine no range
+    rows = [{"software": name} | proof[name] | fields(constants) for name, constants in fitted.items()]
+    rows += [{"software": "nanotron"} | fields(nanotron, MEMORY)]
+    rows += [{"software": name, "without": source} | fields(each) for (name, source), each in without.items()]
+    FITS.write_text(text(rows), encoding="utf-8")
+
+
+def fields(constants: Constants, names: Sequence[str] = (*TIME, *MEMORY)) -> dict[str, float | str]:
+    return {name: getattr(constants, name) for name in names}
 
 
 def cases_of(tables: Sequence[str]) -> list[Case]:
-    return [case for table in tables for case in read(PLAN / "tables" / f"{table}.csv")[0]]
+    return [case for table in tables for case in read(table)[0]]
 
 
 # ---- fits ------------------------------------------------------------------------------------------------
@@ -78,14 +83,14 @@ TRIES = 120
 
 
 def by_software(runs: Sequence[Case]) -> list[tuple[str, list[Case]]]:
-    timed = [case for case in runs if case.tokens]
+    timed = [case for case in runs if case.is_target]
     return [(name, [case for case in timed if case.setup.software == name]) for name in SOFTWARE]
 
 
 SOFTWARE = ("pytorch", "compiled", "megatron")
 
 
-def evidence(cases: Sequence[Case], fitted: Constants, without: dict[str, Constants]) -> dict[str, float | str]:
+def evidence(cases: Sequence[Case], fitted: Constants, without: dict) -> dict[str, float | str]:
     """Return the fit's data and errors, and the ratios between which four of five runs lie."""
     near, far = ratios(cases, lambda _: fitted), ratios(cases, lambda case: without[left_out(case)])
     least, most = (sorted(far)[int(part * len(far))] for part in (0.1, 0.9))
@@ -101,8 +106,8 @@ def ratios(cases: Sequence[Case], constants: Callable[[Case], Constants]) -> lis
     return [case.tokens / predicted(with_time([case], constants(case))[0]).tokens_per_gpu for case in cases]
 
 
-def left_out(case: Case) -> str:
-    return f"{case.setup.software} without {case.source}"
+def left_out(case: Case) -> tuple[str, str]:
+    return case.setup.software, case.source
 
 
 def loss_of(cases: Sequence[Case]) -> Callable[[Constants], float]:
@@ -127,11 +132,11 @@ def with_time(cases: Sequence[Case], constants: Constants) -> list[Case]:
     return with_constants(cases, lambda own: replace(constants, **{name: getattr(own, name) for name in OWN}))
 
 
-OWN = ("precision", *MEMORY, "thrash")
+OWN = (*MEMORY, "thrash")
 
 
 def with_memory(cases: Sequence[Case], constants: Constants) -> list[Case]:
-    fields = {name: getattr(constants, name) for name in MEMORY}
+    fields = {name: getattr(constants, name) for name in OF_MEMORY}
     return with_constants(cases, lambda own: replace(own, **fields))
 
 
@@ -197,38 +202,23 @@ def least(loss: Callable[[list[float]], float], start: Sequence[float], tries: i
 STRIDE = 0.2  # edge of the first simplex, in logarithms
 
 
-# ---- the module ------------------------------------------------------------------------------------------
+# ---- the table -------------------------------------------------------------------------------------------
 
 
-def text(fitted: dict[str, Constants], without: dict[str, Constants], nanotron: dict, evidence: dict) -> str:
-    """Return the source of labs/plan/fitted.py, with three digits of each number."""
-    lines = [f'"""{HEAD}"""', "", "from labs.plan.constants import Constants"]
-    for name, each in {"FITTED": fitted, "WITHOUT": without}.items():
-        lines += ["", f"{name} = {{"]
-        for key, constants in each.items():
-            fields = [f"        {field}={told(value)}," for field, value in asdict(constants).items()]
-            lines += [f'    "{key}": Constants(', *fields, "    ),"]
-        lines += ["}"]
-    lines += ["", "NANOTRON = {  # what its runs hold"]
-    lines += [*(f'    "{name}": {told(value)},' for name, value in nanotron.items()), "}"]
-    lines += [
-        "",
-        "EVIDENCE = {  # the fitted runs, and their errors; least, most: measured / predicted of four in five",
-    ]
-    for software, each in evidence.items():
-        lines += [
-            f'    "{software}": {{',
-            *(f'        "{name}": {told(value)},' for name, value in each.items()),
-            "    },",
-        ]
-    return "\n".join([*lines, "}", ""])
+def text(rows: Sequence[dict]) -> str:
+    """Return the text of labs/plan/fitted.csv, with three digits of each number."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ("software", "without", *EVIDENCE, *TIME, *MEMORY), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: as_text(cell) for name, cell in row.items()} for row in rows)
+    return file.getvalue()
 
 
-def told(value: float | str) -> str:
-    return f'"{value}"' if isinstance(value, str) else f"{value:.3g}".replace("e+", "e")
+def as_text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}".replace("e+", "e")
 
 
-HEAD = "Written by `python -m tools.plan_constants`: do not edit."
+EVIDENCE = ("rows", "sources", "fitted", "fitted_tail", "left_out", "left_out_tail", "least", "most")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     machines         a cluster in numbers: GPUs, memory, operations, links
     constants        the fraction of those numbers that a training program reaches, which no data sheet says
-    fitted           these constants, fitted on published runs
     layout           a layout: the part of the model, of its state and of the batch that each rank has
     candidates       all layouts, and those that cannot be run
     layer_split      a model's layers, split among the ranks of a pipeline
@@ -11,10 +10,7 @@
     results          the result of a search: the layouts that fit, those that do not, and a table of them
     choice           the search
     reasons          the choice in sentences
-    published_run    a run that others measured, as a question to the plan
-    pytorch_tables   readers of published tables: nanotron, torchtitan, MosaicML
-    megatron_tables  readers of published tables: Megatron-LM, Llama 3, NVIDIA
-    published        finds the reader of a file
+    published        runs that others measured, as questions to the plan
     compare          the plan's errors against published runs
     command          python -m labs plan
 
@@ -23,7 +19,7 @@
     plan.explain(found)                     # the choice in sentences
     found.rejected                          # the other layouts, with reasons
 
-Every formula is one of `labs.cost`, with its source; `plan.check(FILE.csv)` compares them with measured runs.
+Every formula is one of `labs.cost`, with its source; `plan.check("torchtitan")` compares them with measured runs.
 """
 
 # ruff: noqa: F401

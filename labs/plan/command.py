@@ -15,7 +15,7 @@ from pathlib import Path
 from labs.llama import read_config
 from labs.model import PRESETS, Config
 from labs.plan.choice import priced, search
-from labs.plan.fitted import FITTED
+from labs.plan.constants import FITTED
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS, Cluster
 from labs.plan.reasons import evidence, explain, mesh, spent

@@ -1,6 +1,6 @@
 """Comparison of the plan with published runs: `python -m bench.published FILE.csv`.
 
-check(path)                 returns a Report: the errors of tokens per second and bytes, and the order of layouts
+check("torchtitan")         returns a Report: the errors of tokens per second and bytes, and the order of layouts
 """
 
 from collections import Counter, defaultdict
@@ -13,11 +13,10 @@ from statistics import mean, median
 
 from labs import cost
 from labs.plan.candidates import pace_reason, powers, pp_reason
-from labs.plan.constants import TIME
-from labs.plan.fitted import WITHOUT
+from labs.plan.constants import TIME, WITHOUT
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
-from labs.plan.published import Case, read
+from labs.plan.published import RUNS, Case, read
 from labs.plan.results import Plan
 from labs.plan.room import held_by, peak
 
@@ -75,7 +74,7 @@ class Report:
     left_out: the number of rows that are not compared, by reason.
     """
 
-    path: str
+    table: str
     time_errors: Sequence[float]
     left_out_errors: Sequence[float]
     memory_errors: Sequence[float]
@@ -88,7 +87,7 @@ class Report:
     def __str__(self) -> str:
         near = sum(first >= 1 - NEAR for first in self.firsts.values())
         beyond = sum(more > TOO_LARGE for more in self.too_large)
-        lines = [f"{self.path}"]
+        lines = [self.table]
         lines += [f"tokens per second and GPU   {describe(self.time_errors)}"]
         lines += [f"    without this source     {describe(self.left_out_errors)}"]
         lines += [f"memory                      {describe(self.memory_errors)}"]
@@ -105,16 +104,16 @@ class Report:
         return "\n".join(lines)
 
 
-def check(path: str | Path) -> Report:
-    cases, left_out = read(path)
-    return report(str(path), cases, left_out)
+def check(table: str = "", path: str | Path = RUNS) -> Report:
+    """Compare the plan with the runs of a table, or of all tables in the file."""
+    return report(table or str(path), *read(table, path))
 
 
-def report(path: str, cases: Sequence[Case], left_out: Counter | None = None) -> Report:
+def report(table: str, cases: Sequence[Case], left_out: Counter) -> Report:
     plans = [predicted(case) for case in cases]
     pairs = list(zip(cases, plans, strict=True))
-    timed = [(case, plan) for case, plan in pairs if case.tokens]
-    left_out = Counter(left_out or {})
+    timed = [(case, plan) for case, plan in pairs if case.is_target]
+    left_out = Counter(left_out)
     if len(pairs) > len(timed):
         left_out["no target for time (it ran, which memory is held to)"] += len(pairs) - len(timed)
     groups = defaultdict(list)
@@ -122,7 +121,7 @@ def report(path: str, cases: Sequence[Case], left_out: Counter | None = None) ->
         groups[case.group].append((plan.tokens_per_gpu, case.tokens))
     groups = {name: pairs for name, pairs in groups.items() if len(pairs) >= LEAST_IN_GROUP}
     return Report(
-        path,
+        table,
         [abs(plan.tokens_per_gpu / case.tokens - 1) for case, plan in timed],
         [abs(predicted(left_out_of(case)).tokens_per_gpu / case.tokens - 1) for case, _ in timed],
         [abs(bytes_of(case, plan) / case.bytes - 1) for case, plan in pairs if case.bytes],
@@ -141,7 +140,7 @@ def left_out_of(case: Case) -> Case:
 
 @lru_cache(1 << 12)
 def without(setup: Setup, source: str) -> Setup:
-    fitted = WITHOUT.get(f"{setup.software} without {source}", setup.constants)
+    fitted = WITHOUT.get((setup.software, source), setup.constants)
     return replace(setup, constants=replace(setup.constants, **{name: getattr(fitted, name) for name in TIME}))
 
 

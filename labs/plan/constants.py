@@ -1,11 +1,19 @@
 """Constants that no data sheet has: the fraction of a machine's numbers that a training program reaches.
 
-    FITTED["pytorch"]          the constants of a training software, a name for `Setup.software`
+    FITTED["pytorch"]                 the constants of a training software, a name for `Setup.software`
+    WITHOUT["pytorch", "MosaicML"]    the same, fitted without the runs of that source
+    NANOTRON                          what the runs of nanotron hold
+    EVIDENCE["pytorch"]               the fitted runs, and their errors: a row of the table
 
-`python -m tools.plan_constants` fits them on the published runs in `labs/plan/tables`, and writes `fitted.py`.
+`python -m tools.plan_constants` fits them on the runs of `published.csv`, and writes the table `fitted.csv`.  Constants
+that are not in it have the defaults below.
 """
 
+import csv
 from dataclasses import dataclass
+from pathlib import Path
+
+FITS = Path(__file__).with_name("fitted.csv")
 
 
 @dataclass(frozen=True)
@@ -36,35 +44,48 @@ class Constants:
         thrash      factor by which a step then takes longer
     """
 
-    matmul: float
-    attention: float
-    passes: float
-    launch: float
-    tangle: float
-    exposed: float
-    outer: float
-    hidden: float
-    ahead: float
-    prefetched: float
-    step: float
-    precision: str
-    slack: float
-    logit: float
-    reserve: float
-    crowded: float
-    thrash: float
+    matmul: float = 0.62
+    attention: float = 0.3
+    passes: float = 12.0
+    launch: float = 2.5e-3
+    tangle: float = 2.1e-3
+    exposed: float = 1.2
+    outer: float = 1.0
+    hidden: float = 0.7
+    ahead: float = 0.01
+    prefetched: float = 1.0
+    step: float = 0.03
+    precision: str = "mixed, float32 gradients"
+    slack: float = 0.91
+    logit: float = 5.98
+    reserve: float = 3.7e8
+    crowded: float = 0.93
+    thrash: float = 2.5
 
 
-TIME = (
-    "matmul",
-    "attention",
-    "passes",
-    "launch",
-    "tangle",
-    "exposed",
-    "outer",
-    "hidden",
-    "ahead",
-    "prefetched",
-    "step",
-)
+TIME = ("matmul", "attention", "passes", "launch", "tangle", "exposed", "hidden", "ahead", "step")
+MEMORY = ("precision", "slack", "logit", "reserve")
+
+
+def fits() -> list[dict]:
+    """Return the rows of the table, with numbers as floats and without empty cells."""
+    with open(FITS, encoding="utf-8", newline="") as file:
+        return [{name: as_number(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+def as_number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def constants_of(row: dict) -> Constants:
+    return Constants(**{name: row[name] for name in (*TIME, *MEMORY)})
+
+
+ROWS = fits()
+EVIDENCE = {row["software"]: row for row in ROWS if "rows" in row}
+FITTED = {name: constants_of(row) for name, row in EVIDENCE.items()}
+WITHOUT = {(row["software"], row["without"]): constants_of(row) for row in ROWS if "without" in row}
+NANOTRON = next({name: row[name] for name in MEMORY} for row in ROWS if row["software"] == "nanotron")

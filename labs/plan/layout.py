@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labs.model import Config
-from labs.plan.constants import Constants
-from labs.plan.fitted import FITTED
+from labs.plan.constants import FITTED, Constants
 from labs.plan.machines import Cluster
 
 

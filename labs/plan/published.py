@@ -1,56 +1,139 @@
-"""Published runs as cases for the planner: the setup and the layout of each row of a table, and its measurements.
+"""Published runs as questions to the plan: the setup and the layout of each, and its measurements.
 
-    read(path)          returns the cases of a file, and the number of rows that are left out, by reason
+    read("torchtitan")        the cases of a table, and the number of rows that are left out, by reason
 
-A file is recognised by its columns.  The column `software` selects the constants of a row; without it they are those of
-"pytorch".  Fields that a row does not tell, such as a micro-batch, a schedule or recomputation, are free, and the plan
-takes the fastest layout that fits.  A model that differs from the course's is replaced by the nearest: an MLP of two
-matrices of width 4 D has as many parameters as one of three matrices of width 8/3 D.
+`published.csv` has all tables, a run per row; `published.md` explains its columns and names the sources.  A field of a
+layout is free if its cell is empty, since the source does not tell it: the plan takes the fastest layout that fits.
 """
 
 import csv
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from labs.plan.megatron_tables import experts, korthikanti, llama3, megatron, nvidia
-from labs.plan.published_run import Case, Row
-from labs.plan.pytorch_tables import mosaic, nanotron, playbook, torchtitan
+from labs import cost
+from labs.model import Config
+from labs.plan.constants import FITTED, NANOTRON
+from labs.plan.layout import Layout, Setup
+from labs.plan.machines import CLUSTERS, Cluster
 
-READERS: dict[str, tuple[str, Callable[[Row], Case | str]]] = {
-    "mem_reserved_rank0_gib share_of_best_twin batch_consistent": ("nanotron", playbook),
-    "mbz peak_reserved_MiB tok_s_gpu": ("nanotron", nanotron),
-    "tflops_gpu tflops_counts layers_per_virtual_stage": ("Megatron-LM", megatron),
-    "iter_s_sp_plus_selective interleave_m": ("Megatron-LM", korthikanti),
-    "batch_per_dp tokens_per_batch cp": ("Llama 3", llama3),
-    "lbs techniques ac mem_gib": ("torchtitan", torchtitan),
-    "mp_mode act_ckpt sharding": ("MosaicML", mosaic),
-    "step_s tok_s_total vp": ("NVIDIA", nvidia),
-    "release system ep": ("NVIDIA", experts),
-}
+RUNS = Path(__file__).with_suffix(".csv")
+Row = dict[str, str]
 
 
-def read(path: str | Path) -> tuple[list[Case], Counter]:
-    """Return the cases of a table, and the rows left out, by reason; raise ValueError for a table of another form."""
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = set(rows[0]) if rows else set()
-    for needed, source_and_reader in READERS.items():
-        if set(needed.split()) <= columns:
-            source, read_row = source_and_reader
-            break
-    else:
-        known = "; ".join(READERS)
-        raise ValueError(f"{path}: no table of runs that the plan knows: it has one of these sets of columns: {known}")
+@dataclass(frozen=True)
+class Case:
+    """A published run.
+
+    group: its model and number of GPUs.
+    tokens: the measured tokens per second and GPU; None if they were not measured.
+    is_target: whether the plan's time is held to them.
+    bytes: the measured bytes on the fullest rank, or on rank 0 if `of_first`; None if they were not measured.
+    free: the fields of the layout that the table does not tell.
+    source: the publisher of the table.
+    """
+
+    setup: Setup
+    layout: Layout
+    group: tuple[str, int]
+    tokens: float | None
+    is_target: bool
+    bytes: float | None
+    of_first: bool
+    free: tuple[str, ...]
+    source: str
+
+
+def read(table: str = "", path: str | Path = RUNS) -> tuple[list[Case], Counter]:
+    """Return the cases of a table, or of all of them, and the number of rows that are left out, by reason.
+
+    Raises ValueError for a file of another form, or without this table.
+    """
+    rows = rows_of(path)
+    if table and table not in (known := {row["table"]: None for row in rows}):
+        raise ValueError(f"{path}: it has no table {table!r}, but {', '.join(known)}")
     cases, left_out = [], Counter()
     for row in rows:
-        try:
-            case = read_row(row)
-        except (KeyError, ValueError) as error:  # an unknown model or GPU, or a number that is none
-            case = f"is not understood: {error}"
-        if isinstance(case, Case):
-            cases.append(replace(case, source=source))
-        else:
-            left_out[case] += 1
+        if table in ("", row["table"]):
+            if reason := unusable(row):
+                left_out[reason] += 1
+            else:
+                cases.append(case_of(row))
     return cases, left_out
+
+
+def rows_of(path: str | Path) -> list[Row]:
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+            raise ValueError(
+                f"{path}: no table of runs that the plan knows, since it has no column {', '.join(missing)}: "
+                "labs/plan/published.md explains them"
+            )
+        return list(reader)
+
+
+SHAPE = ("vocab", "dim", "depth", "heads", "kv_heads", "hidden")
+FIELDS = dict(zip(Layout._fields, Layout._fields, strict=True)) | {"batch": "micro_batch"}  # columns of a layout
+COLUMNS = (
+    *("table", "source", "software", "precision", "model", *SHAPE, "tied", "cluster", "gpus", "context", "batch"),
+    *FIELDS.values(),
+    *("context_ranks", "expert_ranks", "status", "tokens_per_gpu", "is_target", "gib", "gib_of"),
+)
+SIXTEEN_BITS = ("bf16", "fp16", "16 bits")
+
+
+def unusable(row: Row) -> str:
+    """Return why a row is no question to the plan; an empty string if it is one."""
+    if row["status"] != "ok":
+        return row["status"]
+    if row["context_ranks"] != "1":
+        return "splits the sequence (context parallelism): the plan does not"
+    if row["expert_ranks"] != "1":
+        return "spreads experts over ranks (expert parallelism): the plan does not"
+    if row["precision"] not in SIXTEEN_BITS:
+        return "computes in 8 bits: the plan's are 16" if "8" in row["precision"] else "its precision is not 16 bits"
+    if untold := [name for name in (*SHAPE, "context", "batch") if not row[name]]:
+        return f"{', '.join(untold)}: not told"
+    if row["cluster"] not in CLUSTERS:
+        return f"on {row['cluster']}, which has no numbers here"
+    if row["recompute"] not in ("", *cost.RECOMPUTE):
+        return f"recomputes {row['recompute']!r}: it is not told what of a layer"
+    each = [int(row[name] or 0) for name in ("replicas", "shards", "micro_batch", "accumulation")]
+    if all(each) and each[0] * each[1] * each[2] * each[3] != int(row["batch"]):
+        return "dp × micro-batch × accumulation is not the batch that is given"
+    return ""
+
+
+def case_of(row: Row) -> Case:
+    shape, gpus, context = (int(row[name]) for name in SHAPE), int(row["gpus"]), int(row["context"])
+    config = Config(*shape, context=context, tied=row["tied"] == "1")
+    cluster = replace(CLUSTERS[row["cluster"]], gpus=gpus)
+    told = {field: row[column] for field, column in FIELDS.items() if row[column]}
+    return Case(
+        setup_of(config, cluster, int(row["batch"]), row["software"], row["source"]),
+        Layout(**{field: type(Layout._field_defaults[field])(as_number(cell)) for field, cell in told.items()}),
+        (row["model"], gpus),
+        float(row["tokens_per_gpu"]) if row["tokens_per_gpu"] else None,
+        row["is_target"] == "1",
+        float(row["gib"]) * 2**30 if row["gib"] else None,
+        row["gib_of"] == "rank 0",
+        tuple(field for field in FIELDS if field not in told),
+        row["source"],
+    )
+
+
+def as_number(cell: str) -> int | str:
+    return int(cell) if cell.isdecimal() else cell
+
+
+@lru_cache(1 << 12)
+def setup_of(config: Config, cluster: Cluster, batch: int, software: str, source: str) -> Setup:
+    """Return a setup, the same object for equal arguments; without measured memory, no run counts as crowded."""
+    constants = replace(FITTED[software], **KNOWN.get(source, NO_MEMORY))
+    return Setup(config, cluster, batch, constants=constants, software=software)
+
+
+NO_MEMORY = {"thrash": 1.0}
+KNOWN = {"nanotron": NANOTRON, "torchtitan": {}}  # constants of sources that measured the memory

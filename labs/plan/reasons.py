@@ -13,7 +13,7 @@ from labs import cost
 from labs.mesh import Grid
 from labs.plan.candidates import tp_reason
 from labs.plan.choice import quickest
-from labs.plan.fitted import EVIDENCE
+from labs.plan.constants import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.results import NEAR, Found, Plan, gb, has, nearest
@@ -26,7 +26,8 @@ def evidence(setup: Setup) -> str:
         f"{known[each]:.0%} in the median, {known[f'{each}_tail']:.0%} at the 90th percentile" for each in KINDS
     )
     return (
-        f"Its constants are those of {setup.software}, fitted to {known['rows']} published runs ({known['sources']}). "
+        f"Its constants are those of {setup.software}, fitted to {known['rows']:.0f} published runs "
+        f"({known['sources']}). "
         f"Their error is {near}; that of a source that was left out {far}. Four of five are in the ranges above."
     )
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from labs import cost
 from labs.plan.candidates import Rejected, layouts
-from labs.plan.fitted import EVIDENCE
+from labs.plan.constants import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import Step
 from labs.plan.room import held, peak

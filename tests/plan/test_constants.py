@@ -1,21 +1,19 @@
-"""Tests of `fitted.py`: the tool would write the same text, and no step away from its constants is better."""
+"""Tests of `fitted.csv`: the tool would write the same text, and no step away from its constants is better."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from labs.plan import fitted
+from labs.plan import constants as fitted
 from tools import plan_constants as tool
 
 
-def test_the_module_is_as_the_tool_writes_it():
-    written = Path(fitted.__file__).read_text(encoding="utf-8")
-    assert tool.text(fitted.FITTED, fitted.WITHOUT, fitted.NANOTRON, fitted.EVIDENCE) == written
+def test_the_table_is_as_the_tool_writes_it():
+    assert tool.text(fitted.fits()) == fitted.FITS.read_text(encoding="utf-8")
 
 
 def test_every_software_and_source_of_the_tables_has_its_constants():
-    cases = [case for case in tool.cases_of(tool.OTHERS + tool.PLAYBOOK) if case.tokens]
+    cases = [case for case in tool.cases_of(tool.OTHERS + tool.PLAYBOOK) if case.is_target]
     assert {case.setup.software for case in cases} == {*fitted.FITTED} == {*fitted.EVIDENCE}
     assert {tool.left_out(case) for case in cases} == {*fitted.WITHOUT}
 
@@ -30,7 +28,7 @@ def test_the_goals():
 @pytest.mark.parametrize("name", ["matmul", "passes", "launch"])
 def test_no_step_away_is_better(name):
     """Check the constants that matter most, over all sources of PyTorch."""
-    cases = [case for case in tool.cases_of(tool.OTHERS + tool.PLAYBOOK) if case.tokens]
+    cases = [case for case in tool.cases_of(tool.OTHERS + tool.PLAYBOOK) if case.is_target]
     cases = [case for case in cases if case.setup.software == "pytorch"]
     constants = fitted.FITTED["pytorch"]
 

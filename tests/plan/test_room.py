@@ -16,7 +16,7 @@ from labs.kit.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held
 from labs.plan.candidates import SCHEDULES, pp_reason
-from labs.plan.fitted import FITTED, NANOTRON
+from labs.plan.constants import FITTED, NANOTRON
 from labs.plan.room import held_by, peak
 
 H100 = CLUSTERS["H100, InfiniBand"]

@@ -1,7 +1,7 @@
 """Real runs: what was their bottleneck?
 
-Most runs are rows of published tables (labs/plan/tables), and one has a report's own words.  The check does not give
-the answer away.
+Most runs are rows of published tables (labs/plan/published.csv), and one has a report's own words.  The check does not
+give the answer away.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """How long does a step of a published run take?
 
-The answers are compared with runs of the Ultra-Scale Playbook (labs/plan/tables).  The layouts of each (model, GPUs)
-should come in the measured order, and the quickest should come first.  Before that, the check asks about pairs of runs
-that differ in one thing: a cost that the function leaves out makes no difference there.
+The answers are compared with runs of the Ultra-Scale Playbook (labs/plan/published.csv).  The layouts of each
+(model, GPUs) should come in the measured order, and the quickest should come first.  Before that, the check asks about
+pairs of runs that differ in one thing: a cost that the function leaves out makes no difference there.
 """
 
 import math
@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from labs.exercises.engine.on_paper import Sheet, each_judged, is_number
 from labs.plan.compare import LEAST_IN_GROUP, rank_correlation
 from labs.plan.published import read
 
-TABLE = Path(plan.__file__).parent / "tables" / "nanotron_playbook.csv"
+TABLE = "nanotron_playbook"
 SEEN = "1B"  # the model whose runs the notebook shows
 ORDERED, CHOSEN, NEAR = 0.4, 0.5, 0.2  # least rank correlation; least share of first choices this near to the best
 
@@ -57,7 +56,7 @@ class Published:
 
 def published(seen: bool) -> list[Published]:
     """Return the playbook's runs that the notebook shows, or the others."""
-    cases = (case for case in read(TABLE)[0] if case.tokens and (case.group[0] == SEEN) is seen)
+    cases = (case for case in read(TABLE)[0] if case.is_target and (case.group[0] == SEEN) is seen)
     return [Published(case.group, run_of(case.setup, case.layout), case.tokens) for case in cases]
 
 
