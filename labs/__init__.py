@@ -13,7 +13,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     mesh         ranks as a grid with named axes, and a process group along each
     dtensor      a tensor that knows its layout, and computes as if it were whole
     hooks        the moments at which a layer's backward begins and ends, as autograd reports them
-    dropped      placeholders for parameters whose memory is freed, so that nobody reads it
+    dropped      placeholders for parameters whose memory is freed, so that reading one raises an error
     optimizer_probe  the check that an optimizer treats each element by itself, so that it can update shards
     ddp          replicas that stay equal: gradients are averaged, in buckets, while backward runs
     zero         data parallelism without redundant copies, stage by stage, a layer at a time
@@ -22,7 +22,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     clip         the norm of the gradients, wherever their shards are
     tp           every weight matrix split between ranks, by a plan
     pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
-    gspmd        a whole program's layouts and communication, found from a few annotations
+    gspmd        the layouts and collectives of a whole program, derived from a few annotations
     generate     one token after the other, with a cache of keys and values
     llama        a Llama's published weights, under Hugging Face's names
     checkpoint   a training's state, saved by all ranks, and loaded in any other layout
@@ -30,7 +30,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     plan         every layout in which a model fits on given machines, the fastest first
     native       the same strategies as PyTorch ships them
     deepspeed    the same strategies in DeepSpeed, chosen by a configuration (extra deepspeed)
-    xla          the same in JAX: annotate how arrays are laid out, and the compiler communicates (extra gspmd)
+    xla          the same strategies in JAX: annotate arrays' layouts, and the compiler communicates (extra gspmd)
 
 labs/kit is the laboratory around these chapters: it runs and measures them.  Its own map is in labs/kit/__init__.py.
 labs/exercises has the exercises and challenges of the notebooks, one file each.

@@ -2,11 +2,11 @@
 
 python -m labs tour                         train with every strategy, and compare with one process
 python -m labs doctor                       can this machine run the course?
-python -m labs progress [FOLDER ...]        which exercises are passed, and when; for learners' courses, how many
-python -m labs challenges [FOLDER ...]      what is open, your best, and what is possible; --no-names for a class
+python -m labs progress [FOLDER ...]        list the exercises passed, with dates; with learners' folders, count them
+python -m labs challenges [FOLDER ...]      list the challenges, your best scores and the bounds; --no-names for a class
 python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
-                                            what a rank of many would hold and send
-python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why
+                                            predict what one rank of a large job would hold and send
+python -m labs plan MODEL --gpus 32         list every layout that fits in memory, the fastest first, and say why
 """
 
 import sys

@@ -1,12 +1,12 @@
 """Clipping by the global norm: the length of all gradients together, on whichever ranks their elements are.
 
-Let g be the vector of the gradients of all parameters that are trained.  If it is longer than `max_norm`, it is scaled
-to that length, and keeps its direction.  Source: Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2.
+Let g be the vector of the gradients of all parameters that are trained.  If g is longer than `max_norm`, g is scaled to
+that length, and keeps its direction.  Source: Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2.
 
     g  <-  g min(1, max_norm / |g|)             |g|² = the sum of all squares
 
-A sum of squares is a sum over ranks, too.  So when the elements are sharded, every rank adds up its own, and the ranks
-all-reduce *one number*; then each of them scales its shard by the same factor.
+A sum of squares over all elements is a sum over ranks, too.  So with sharded gradients, every rank adds up the squares
+of its own shards, and the ranks all-reduce *one number*.  Then every rank scales its shards by the same factor.
 
                             gradients are                 groups        all-reduced, for each group
     one device, labs.ddp    replicated: the mean on all   ()            nothing; a sum would be wrong
@@ -18,9 +18,10 @@ all-reduce *one number*; then each of them scales its shard by the same factor.
     labs.parallel           all of the above              use its own clip_gradients
 
 The classic mistake is to clip each shard by its own norm.  The shards of a vector are shorter than the vector, some
-more than others, so each would be scaled by another factor, and the direction is lost.  `nn.utils.clip_grad_norm_` of
-`zero.shards` makes this mistake, and the next step raises an error.  Under stages 1 and 2 of ZeRO, the same function
-with `model.parameters()` clips gradients that are not averaged yet, or none, without an error.
+more than others, so each shard would be scaled by a different factor, and the vector would lose its direction.
+`nn.utils.clip_grad_norm_(zero.shards)` makes this mistake, and the next step raises an error.  Under stages 1 and 2 of
+ZeRO, `nn.utils.clip_grad_norm_(model.parameters())` clips gradients that are not averaged yet, or no gradients at all,
+without an error.
 
     zero.sync()
     norm = clip_gradients(zero.shards, max_norm=1.0, groups=(None,))
@@ -44,15 +45,17 @@ def clip_gradients(
 
     parameters: this rank's parameters, or its shards; a `.grad` that is None or empty counts as zeros.
     max_norm: the largest norm; inf only measures.
-    groups: the process groups over which the parameters are sharded, None for all ranks.  Every rank of them must call
-        this function.  Leave it out for gradients that are DTensors: they know their groups.
+    groups: the process groups over which the parameters are sharded, None for all ranks.  Every rank of these groups
+        must call this function.  Leave `groups` out for gradients that are DTensors, which know their groups.
 
     If the norm is inf or nan, the gradients are spoiled, as in torch: look at the norm before the step.
 
-    Raises ValueError if `max_norm` is not above 0, or if groups are not those of the DTensors.
+    Raises ValueError if `max_norm` is not above 0, or if `groups` are not those over which the DTensors are sharded.
     """
     if groups is None or isinstance(groups, ProcessGroup):
-        raise TypeError(f"groups is {groups}: give a sequence, (None,) for all ranks, () for gradients that all have")
+        raise TypeError(
+            f"groups is {groups}: give a sequence, (None,) for all ranks, or () for gradients that are not sharded"
+        )
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if known := [groups_of(p.grad) for p in parameters if hasattr(p.grad, "placements")]:
         groups = require_groups(known, groups, len(known) == sum(p.grad is not None for p in parameters))
@@ -74,12 +77,15 @@ def groups_of(gradient: Any) -> list[ProcessGroup]:
 def require_groups(
     known: list[list[ProcessGroup]], given: Sequence[ProcessGroup | None], are_all: bool
 ) -> Sequence[ProcessGroup]:
-    """Return the groups of all gradients; raise ValueError if gradients have different groups, or others are given."""
+    """Return the groups over which every gradient is sharded.
+
+    Raises ValueError if gradients are sharded over different groups, or if `given` are other groups.
+    """
     ranks = [{frozenset(dist.get_process_group_ranks(group)) for group in groups} for groups in known]
     if not are_all or any(other != ranks[0] for other in ranks):
         raise ValueError(
             "some gradients are sharded otherwise than the others: clip them with labs.tp.clip_gradients or "
-            "labs.parallel's, or give parameters of one kind and scale by the norm of all"
+            "Parallel.clip_gradients, or take the global_norm of each kind and scale all gradients by the total"
         )
     others = {frozenset(dist.get_process_group_ranks(group)) for group in given}
     if given and {group for group in others if len(group) > 1} != ranks[0]:
@@ -89,7 +95,7 @@ def require_groups(
 
 
 def shorten(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients, whose global norm is `norm`, in place, so that it is at most `max_norm`."""
+    """Scale all gradients in place, so that their global norm, which is `norm` now, becomes at most `max_norm`."""
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
     # A norm of 0 does no harm: 1e-6 is added, as in torch.
@@ -106,7 +112,8 @@ def global_norm(
 ) -> Tensor:
     """Return the length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, equal on all of them.
 
-    copies: `{parameter: number of these ranks that hold the same gradient}`; it counts once.  The default is 1.
+    copies: `{parameter: number of these ranks that hold the same gradient}`, 1 if it is missing; the gradient counts
+        once, however many ranks hold it.
     """
     # The total is float64 on every rank, whatever a rank holds: an all-reduce needs one dtype.
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)

@@ -1,7 +1,7 @@
 """Collectives from send and receive alone.
 
-A collective is a program that every rank of a group runs at the same moment.  Each one in this file is written with
-`isend` and `irecv`, in an algorithm that is known by a name.  The table is for rank r of N, and a tensor of n elements.
+A collective is a program that every rank of a group runs at the same moment.  Each collective in this file is written
+with `isend` and `irecv`, in an algorithm that has a name.  The table shows what rank r of N sends of n elements.
 A tensor is cut into N pieces as `tensor_split` cuts it: as evenly as possible, the longer pieces first; c_i is the size
 of piece i, indices modulo N.
 
@@ -10,20 +10,20 @@ of piece i, indices modulo N.
     reduce                 the same tree, upwards   ceil(log2 N)      n, the root nothing
     reduce_scatter         ring                     N - 1             n - c_r
     all_gather             ring                     N - 1             n - c_(r+1)
-    all_reduce             the two, one after the   2 (N - 1)         2n - c_r - c_(r+1)
-                           other
+    all_reduce             reduce_scatter, then     2 (N - 1)         2n - c_r - c_(r+1)
+                           all_gather
     all_reduce_doubling    recursive doubling       log2 N            n log2 N (if N is a power of 2)
     all_to_all             pairwise exchange        N - 1             all but the piece that it keeps
     barrier                dissemination            ceil(log2 N)      1 per round
 
-The ring moves the least bytes that an all-reduce can, 2 (N-1)/N n; the tree and the doubling need the fewest
+The ring sends the fewest elements that an all-reduce can, 2 (N-1)/N n; the tree and the doubling need the fewest
 rounds.  So rings win on large tensors and doubling on small ones (Thakur, Rabenseifner and Gropp, 2005,
 "Optimization of Collective Communication Operations in MPICH"; `labs.cost` has the arithmetic).
 
-All of them work in place on contiguous tensors of any shape, number of elements (none, too) and dtype, on one
+All collectives in this file work in place on contiguous tensors of any shape, size (empty, too) and dtype, on one
 rank or many, for `group=None` (all ranks) or any subgroup; `src` and `dst` are global ranks, as in
 `torch.distributed`.  NCCL requires that the first operation on a group involves all of its ranks.  The first
-round of a tree does not, so call `dist.barrier()` once before it.
+round of a tree involves only two ranks, so call `dist.barrier()` once before a broadcast or reduce.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,7 +46,7 @@ COMBINE = {
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Copy global rank `src`'s `tensor` to every rank: in each round, every rank that has it sends it on once."""
+    """Copy global rank `src`'s `tensor` to all ranks; in each round, every rank that has it sends it to one more."""
     rank, ranks = place(group)
     flat, root = flatten(tensor), group_rank(src, group)
     me = (rank - root) % ranks
@@ -75,7 +75,7 @@ def reduce(tensor: Tensor, dst: int = 0, op=ReduceOp.SUM, group: ProcessGroup | 
 
 
 def reduce_scatter(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> Tensor:
-    """Reduce piece r of `tensor` over all ranks into rank r's, and return that piece: 1-D, a view of `tensor`.
+    """Reduce piece r of `tensor` over all ranks into rank r's tensor, and return that piece: 1-D, a view of `tensor`.
 
     A partial result starts from each rank and travels once around the ring.  Every rank that it passes adds its own
     piece, and the result ends on the rank whose piece it is.  The other pieces of `tensor` are left half reduced.
@@ -124,8 +124,8 @@ def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | N
     """Do the same as `all_reduce` in the fewest rounds: ranks 1, 2, 4, ... apart exchange whole tensors.
 
     Recursive doubling needs a power of two.  With N = power + extra, the last `extra` ranks first send their tensors to
-    the first `extra` ranks.  These combine them with their own, and send the result back at the end: two more rounds of
-    n elements each.
+    the first `extra` ranks, which combine them with their own.  At the end the first `extra` ranks send the result
+    back.  So such an N costs two more rounds of n elements each.
     """
     rank, ranks = place(group)
     flat = flatten(tensor)
@@ -171,9 +171,9 @@ def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup 
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
-    """Wait until every rank has called this; after k rounds, a rank knows of 2^k ranks that have.
+    """Wait until every rank has called this function; after k rounds, a rank knows that 2^k ranks have.
 
-    Each round's messages carry on what their sender has heard.
+    The message of a round tells its receiver that all ranks of which its sender knows have called the function.
     """
     rank, ranks = place(group)
     token = torch.zeros(2, dtype=torch.uint8)

@@ -4,14 +4,15 @@
     Corpus      tokens with their size, hash and entropy (the loss of a model that knows only byte counts)
     Batches     batches[step] is this rank's part of batch number `step`, whatever was read before
 
-The tokens are cut into windows of context + 1, one next to the other; a window's last token is only a target. Each
-epoch takes every window once, in an order drawn from (seed, epoch). A batch is the next `batch` windows in this
-order, and rank r takes the r-th of `ranks` equal parts. So no window is read twice, and the ranks together read the
-same batch, however many they are. The windows that do not fill a last batch are left out of the epoch.
+The tokens are cut into windows of context + 1 tokens, one next to the other; a window's last token is only a target.
+Each epoch reads every window once, in an order drawn from (seed, epoch). A batch is the next `batch` windows in this
+order, and rank r reads the r-th of `ranks` equal parts of the batch. So no window is read twice, and the ranks together
+read the same batch, however many ranks there are. Windows that are too few to fill the epoch's last batch are left out.
 
-PyTorch's DistributedSampler does three things differently. It assigns windows one by one: rank r takes r, r + N, ....
-It fills the last batch by *repeating* the first samples, which then count twice, unless drop_last=True drops the rest.
-And it draws the order of epoch 0 again in every epoch for which set_epoch(epoch) was not called.
+PyTorch's DistributedSampler differs in three ways. DistributedSampler assigns samples one by one: rank r of N takes
+samples r, r + N, .... It fills the last batch by *repeating* the first samples of the epoch, which then count twice,
+unless drop_last=True drops that batch. DistributedSampler also reads every epoch in the order of epoch 0, unless
+set_epoch(epoch) is called.
 
 Shape suffixes: B batch (of one rank), T time = context.
 """
@@ -37,7 +38,7 @@ class Corpus:
     """A text as bytes.
 
     tokens: the bytes, a 1-D uint8 tensor on the CPU
-    source: a description of the place that they were read from
+    source: a description of the place that the bytes were read from
     """
 
     tokens: Tensor
@@ -45,7 +46,7 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
+        """Return the number of bytes in the corpus."""
         return len(self.tokens)
 
     @cached_property
@@ -67,7 +68,7 @@ class Corpus:
         held_out: the fraction of the bytes that is kept for the test, between 0 and 1
         """
         if not 0 < held_out < 1:
-            raise ValueError(f"held_out is {held_out}: it is a share of the corpus, between 0 and 1")
+            raise ValueError(f"held_out is {held_out}: give the share of the corpus to test on, between 0 and 1")
         cut = self.size - round(self.size * held_out)
         return (
             Corpus(self.tokens[:cut], f"{self.source}, to train on"),
@@ -149,13 +150,13 @@ def hub_text(name: str) -> bytes:
 class Batches:
     """A rank's part of every batch: `x_BT, y_BT = batches[step]` gives inputs and, one token later, targets (int64).
 
-    The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  Later steps belong
-    to later epochs, and iterating gives the first epoch.
+    The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  A step beyond the
+    first epoch belongs to a later epoch; iterating over `batches` gives the steps of the first epoch.
 
     tokens: 1-D, of any integer dtype
     batch: number of windows in a step, on all ranks together
     context: number of tokens in a sequence
-    seed: of the order in which windows are read
+    seed: seed of the order in which windows are read
     rank, ranks: this rank's number, and the number of ranks that share a batch
 
     Raises ValueError if the batch is not divisible by the ranks, if the rank is not one of them, and if the corpus is

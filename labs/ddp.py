@@ -27,7 +27,8 @@ Data Parallel Training".
 In this example the model returns its loss divided by the number of micro-batches, since gradients add up, and the step
 needs their mean.
 
-`all_reduce=` is the function that adds up: `torch.distributed.all_reduce` by default, or `labs.collectives.all_reduce`.
+`all_reduce=` is the function that adds up gradients over the ranks: `torch.distributed.all_reduce` by default, or
+`labs.collectives.all_reduce`.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,12 +48,12 @@ MiB = 2**20
 
 
 class DataParallel(nn.Module):
-    """Base class of the three: it keeps replicas equal, and handles `no_sync`, buffers and unused parameters.
+    """A model in data parallelism: a base class that keeps replicas equal, with `no_sync`, buffers, unused parameters.
 
     A subclass implements `average`, which replaces every `.grad` by its mean over the ranks.
 
     model: the module to train, equal on all ranks.
-    group: the ranks that average; all ranks by default.
+    group: the ranks that average their gradients; all ranks by default.
     all_reduce: a function like torch.distributed.all_reduce.
     find_unused: allow parameters that backward did not reach on some rank; their gradients count as zero there.  A
         parameter that no rank reached keeps `grad = None`, so that the optimizer skips it as it would on one process.
@@ -109,8 +110,8 @@ class DataParallel(nn.Module):
     def sync(self) -> None:
         """Make every gradient its mean over the ranks; call it between `backward()` and `optimizer.step()`.
 
-        Raises RuntimeError if there is no gradient at all, if one is missing without `find_unused`, if a parameter is
-        trained now and was not when the model was wrapped, or if a gradient has a graph of its own.
+        Raises RuntimeError if there is no gradient at all, if a parameter has no gradient and `find_unused` is not set,
+        if a parameter was unfrozen after the model was wrapped, or if a gradient has an autograd graph of its own.
         """
         if not self.syncing:
             return
@@ -152,12 +153,12 @@ class DataParallel(nn.Module):
     def require_gradients(self) -> None:
         if all(p.grad is None for p in self.trainable.values()):
             raise RuntimeError(
-                "sync() found no gradient at all: call loss.backward() before it, the optimizer's step() after it, and "
-                "the wrapped model with its own parameters, as those that functional_call lends are not averaged"
+                "sync() found no gradient at all: call loss.backward() before sync(), the optimizer's step() after it, "
+                "and the wrapped model with its own parameters, as those that functional_call lends are not averaged"
             )
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
-        """Set `.grad` back to None where no rank had a gradient; all-reduces one flag per parameter to find out."""
+        """Set `.grad` back to None for parameters that have a gradient on no rank; all-reduce a flag for each."""
         device = next(iter(self.trainable.values())).device
         used = torch.tensor([name not in missing for name in self.trainable], dtype=torch.int32, device=device)
         self.all_reduce(used, group=self.group)
@@ -172,20 +173,20 @@ class DataParallel(nn.Module):
 
 
 LACKING = {  # options of PyTorch that are missing here: what to do instead
-    "register_comm_hook": "what happens to a bucket is all_reduce=, a function like torch.distributed.all_reduce",
-    "join": "give each rank as many batches (labs.data does), or end every rank's epoch with the shortest one's",
-    "ignored_params": "all parameters are averaged: freeze those that are not to be, or keep them out of the model",
+    "register_comm_hook": "give all_reduce=, a function like torch.distributed.all_reduce, which gets each bucket",
+    "join": "give all ranks the same number of batches (labs.data does), or end an epoch when one rank has no more",
+    "ignored_params": "all parameters are averaged: freeze these, or keep them out of the model",
     "broadcast_buffers": "buffers always become rank 0's at the end of sync()",
     "bucket_cap_mb": "give bucket_bytes=",
-    "device_ids": "move the model to its device before",
+    "device_ids": "move the model to its device before you wrap it",
     "find_unused_parameters": "give find_unused=",
-    "gradient_as_bucket_view": "in Overlapped it always is one",
+    "gradient_as_bucket_view": "a gradient is always a view of its bucket in Overlapped",
     "mixed_precision": "run the forward under torch.autocast",
     "process_group": "give group=",
-    "static_graph": "nothing is remembered from step to step: leave it out",
+    "static_graph": "no step depends on the graph of an earlier one: leave it out",
 }
 
-# ---- the three -------------------------------------------------------------------------------------------
+# ---- one all-reduce per gradient, per bucket, and per bucket during backward ------------------------------
 
 
 class Naive(DataParallel):
@@ -193,7 +194,7 @@ class Naive(DataParallel):
 
     def average(self) -> None:
         for p in self.trainable.values():
-            p.grad = p.grad.contiguous()  # a backend adds up memory in the order in which it lies
+            p.grad = p.grad.contiguous()  # a backend adds up elements in the order of memory
             after = divide_before(p.grad, self.ranks)
             self.all_reduce(p.grad, group=self.group)
             p.grad /= after
@@ -223,9 +224,9 @@ class Bucketed(DataParallel):
 class Overlapped(DataParallel):
     """Data parallelism that starts a bucket's all-reduce during backward, as soon as its last gradient is computed.
 
-    Every `.grad` is a view of its bucket, so nothing has to be copied back.  Do not change it before sync(), since its
-    all-reduce may be in flight.  After zero_grad() has removed all gradients of a bucket, the next backward allocates
-    new memory for it, since the user may have kept one of the old gradients.
+    Every `.grad` is a view of its bucket, so no gradient has to be copied back.  Do not change a `.grad` before sync(),
+    since the all-reduce of its bucket may be in flight.  After zero_grad() has removed all gradients of a bucket, the
+    next backward allocates new memory for the bucket, since the user may have kept one of the old gradients.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
@@ -244,8 +245,9 @@ class Overlapped(DataParallel):
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
             raise RuntimeError(
-                "a second gradient of one parameter before sync(): run every backward() but the last within no_sync(), "
-                "give checkpoint() use_reentrant=False, and after a backward() that failed wrap the model anew"
+                "backward computed a second gradient of one parameter before sync(): run every backward() but the last "
+                "within no_sync(), give checkpoint() use_reentrant=False, and after a backward() that failed wrap the "
+                "model anew"
             )
         bucket.collect(p)
         if self.syncing:
@@ -255,7 +257,7 @@ class Overlapped(DataParallel):
     def start_full_buckets(self) -> None:
         """Start the all-reduces of full buckets, strictly in order: all ranks must start the same all-reduces.
 
-        A later bucket that is filled first waits for those before it.
+        A bucket that is full before an earlier bucket waits for it.
         """
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
@@ -275,7 +277,7 @@ class Overlapped(DataParallel):
 
 
 class Bucket:
-    """Gradients side by side in one vector, `flat`; `views[p]` is the part that has p's shape.
+    """A bucket of gradients, side by side in one vector, `flat`; `views[p]` is the gradient of p, in p's shape.
 
     divided: the number by which the gradients were divided before the all-reduce.
     """
@@ -302,7 +304,7 @@ def require_without_graph(p: nn.Parameter) -> None:
     if p.grad.requires_grad:
         raise RuntimeError(
             "backward(create_graph=True): a mean over the ranks has no graph; for a loss of gradients, make them with "
-            "torch.autograd.grad(..., create_graph=True), and call backward() without it"
+            "torch.autograd.grad(..., create_graph=True), and call backward() without create_graph"
         )
 
 

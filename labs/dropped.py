@@ -1,4 +1,4 @@
-"""Placeholders for tensors whose memory is freed, so that nobody reads it.
+"""Placeholders for tensors whose memory is freed, so that reading one raises an error.
 
 Versions    lets autograd raise an error if a tensor that it saved was freed, or has numbers of another step
 Dropped     stands for a parameter whose memory is freed
@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 class Versions:
     """The version counter of a tensor whose memory is freed and allocated again.
 
-    Autograd saves the version of a tensor that it keeps for backward.  If the version is another one in backward, it
-    raises "modified by an inplace operation"; otherwise it would read freed memory, or numbers of another step.
+    Autograd saves the version of a tensor that it keeps for backward.  If the version has changed by then, autograd
+    raises "modified by an inplace operation".  Otherwise backward would read freed memory, or numbers of another step.
     """
 
     def __init__(self, x: Tensor):
@@ -33,7 +33,7 @@ class Versions:
         torch._C._autograd._unsafe_set_version_counter((self.x,), (self.version,))
 
     def renew(self) -> None:
-        """Make autograd refuse what it saved before: the numbers have changed for good."""
+        """Make autograd refuse the tensor in backwards of earlier forwards: its numbers have changed for good."""
         increment_version(self.x)
         self.version = self.x._version
 
@@ -73,7 +73,7 @@ class Dropped(Absent):
 
 
 class Moved(Absent, nn.Parameter):
-    """A parameter whose numbers were moved into another tensor: it would never see them change."""
+    """A parameter whose numbers were moved into another tensor, and which would never see an optimizer change them."""
 
     @classmethod
     def mark(cls, p: nn.Parameter, name: str, instead: str) -> None:

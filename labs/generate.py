@@ -6,11 +6,11 @@
 
 Without a cache, the n-th step would send all T + n tokens through the model again, to compute the same keys and values
 as before.  With a cache, a step costs one token's arithmetic and reads every weight once, so memory bandwidth sets the
-pace.  Ranks that each read a part of the weights are faster, unless their communication takes longer than the reading
-that they save (`labs.cost.token_seconds`).
+pace.  Several ranks that each read a part of the weights are faster than one, unless their communication takes longer
+than the reading that they save (`labs.cost.token_seconds`).
 
 During generation, each attention's core is replaced by one with a cache, and all positions but the last are dropped
-behind the layers, since only the last logits of the prompt are used.  Nothing else in the model changes, so a model
+after the last layer, since only the last logits of the prompt are used.  Nothing else in the model changes, so a model
 whose attention is split by heads generates in the same way: a rank's cache has the heads of its own projections, every
 rank computes the same logits, and so all ranks choose the same token.
 
@@ -37,7 +37,7 @@ def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0
     prompt_BT: token ids, int64 or int32
     count: number of tokens to generate
     temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature)
-    seed: of the random numbers for these draws
+    seed: seed of the random numbers for these draws
 
     Raises TypeError or ValueError, before anything is computed, for arguments from which nothing can be generated.
     """
@@ -104,7 +104,7 @@ def exchange(attentions: Iterable[Attention], cores: Iterable[Core]) -> None:
 class CachedCore(Core):
     """An attention core with a cache: new tokens take the positions after those in the cache, and attend to all of it.
 
-    keys_BKTE holds rotated keys.  It and values_BKTE have room for all tokens from the first call on.
+    keys_BKTE holds rotated keys.  From the first call on, keys_BKTE and values_BKTE have room for all tokens.
     """
 
     def __init__(self, core: Core, tokens: int) -> None:
@@ -124,14 +124,14 @@ class CachedCore(Core):
         )
 
     def remember(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new keys and values to the cache, and return all that it then holds."""
+        """Append new keys and values to the cache, and return all keys and values that the cache then holds."""
         batch, heads, new, size = k_BKTE.shape
         if self.past == 0:
             self.keys_BKTE, self.values_BKTE = (k_BKTE.new_empty(batch, heads, self.tokens, size) for _ in range(2))
         if batch != len(self.keys_BKTE) or self.past + new > self.tokens:
             raise ValueError(
                 f"{batch} x {new} tokens do not fit the cache, which has {len(self.keys_BKTE)} x {self.past} "
-                f"and room for {self.tokens} in a row: begin with another cached(model, tokens)"
+                f"and room for {self.tokens} per sequence: begin with another cached(model, tokens)"
             )
         here = slice(self.past, self.past + new)
         self.keys_BKTE[:, :, here], self.values_BKTE[:, :, here] = k_BKTE, v_BKTE

@@ -4,7 +4,7 @@
     broadcast              copies the first rank's numbers to all ranks, also between strided views
     send_buffers           copies the first rank's buffers (running statistics) into every rank's model
     reduce_scatter         returns this rank's part of the sum over all ranks, with the least bytes on any backend
-    start_reduce_scatter   does the same in flight, while the rank computes
+    start_reduce_scatter   starts a reduce-scatter, which is in flight while the rank computes
     divisor_before         returns the part of a mean's divisor that is applied before the sum; above 1 for float16 only
     meeting_place          returns the device on which ranks compare values of the host without waiting for a GPU
 
@@ -18,20 +18,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-# PyTorch 2.13 gave both a new name, and warns about the old one.
+# PyTorch 2.13 gave both functions a new name, and warns about the old one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-# The dtypes that gloo can send; others travel as bytes.
+# The dtypes that gloo can send; tensors of other dtypes are sent as bytes.
 SENT = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64}
 
 
 def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
     """Copy the `x` of the group's first rank into every rank's `x`.
 
-    A backend sends a range of memory.  If `x` is a view, its numbers may lie there in another order or between others;
-    if `x` is expanded, it has more elements than memory.  So a contiguous copy is sent.
+    A backend sends a range of memory.  If `x` is a view, its numbers may lie in memory in another order, or with others
+    between them; if `x` is expanded, it has more elements than memory.  So a contiguous copy of `x` is sent.
     """
     numbers = x.resolve_conj().resolve_neg().contiguous()
     sent = numbers if numbers.dtype in SENT else numbers.flatten().view(torch.uint8)
@@ -44,21 +44,21 @@ def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
 
 
 def send_buffers(model: nn.Module, group: ProcessGroup | None) -> None:
-    """Overwrite the buffers of `model` with the first rank's; a DTensor already agrees on all ranks."""
+    """Overwrite the buffers of `model` with the first rank's, but for DTensors, which agree on all ranks already."""
     for buffer in model.buffers():
         if not (buffer.is_meta or buffer.is_sparse or hasattr(buffer, "to_local")):
             broadcast(buffer, group)
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return this rank's part, one N-th, of the sum over all ranks' `full`, 1-D."""
+    """Return this rank's part of the sum of all ranks' vectors `full`: one N-th of it, 1-D."""
     return start_reduce_scatter(full, group)()
 
 
 def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[], Tensor]:
     """Start a reduce-scatter, and return a function that waits for it and returns this rank's part.
 
-    `full` must not change before that function has returned.
+    `full` must not change before the returned function has returned.
 
     gloo's own reduce-scatter makes a copy of `full` and all-reduces that, which sends twice as many bytes.  On gloo,
     therefore, each rank sends every other rank its part, and adds up the parts that it receives in the order of the

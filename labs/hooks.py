@@ -2,7 +2,7 @@
 
 differentiable     returns the tensors that may get a gradient, among a layer's inputs or outputs
 LayerCall          one forward of a layer, and its backward
-require_counted    refuses ignored targets in a rank's part of a batch, unless the whole batch's count is given
+require_counted    refuses ignored targets in a rank's part of a batch, unless the loss is told the whole batch's count
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,8 @@ def alias(x: Any) -> Any:
 def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
     """Return a function for a hook on a tensor, which calls method(*arguments, ...) through weak references.
 
-    The garbage collector cannot see the objects that such a hook holds, so a strong reference would keep them alive.
+    The garbage collector cannot see the objects that a tensor's hook holds, so a strong reference would keep them
+    alive.
     """
     owner, others = WeakMethod(method), [ref(argument) for argument in arguments]
 
@@ -45,7 +46,7 @@ def differentiable(values: Any) -> list[Tensor]:
 
 
 def tensors_in(values: Any, seen: set[int]) -> list[Tensor]:
-    """Return all tensors in a nest of values; seen: the ids of objects around it, so that cycles end."""
+    """Return all tensors in a nest of values; seen: ids of the objects that contain this nest, so that cycles end."""
     found = []
     for x in tree_leaves(values):
         if isinstance(x, Tensor):
@@ -65,7 +66,7 @@ class LayerCall:
     """One forward of a layer, and its backward.
 
     given: the layer's input tensors.
-    uses: tensors that stand for its parameters.
+    uses: tensors that stand for the layer's parameters.
     before_backward: a function to call when the gradient of one of the layer's outputs is computed.
     after_backward: a function to call when this backward has computed all gradients of `given` and `uses` that it
         will compute; an unused mask, for example, gets none.
@@ -77,13 +78,13 @@ class LayerCall:
         self.expect = when_all_have_gradients([*given, *uses], after_backward)
 
     def takes(self, given: list[Tensor]) -> None:
-        """Note the inputs of another call that belongs to this forward."""
+        """Record the inputs of another call that belongs to this forward."""
         self.given += [(x, x._version) for x in given]
 
     def ends(self, found: list[Tensor]) -> bool:
-        """Watch the backward of the forward's outputs; return whether there are any.
+        """Watch the backward of the forward's outputs; return whether the forward has any.
 
-        found: the tensors among its inputs and outputs; an input that was changed in place is an output.
+        found: the tensors among the forward's inputs and outputs; an input that was changed in place is an output.
         """
         before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive
 
@@ -113,7 +114,7 @@ def require_inside(output: Any, memory: Mapping[int, str]) -> None:
 def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:
     """Let a backward call `then` as soon as it has computed all gradients of these tensors that it will compute.
 
-    Return a function that counts them: call it in that backward, before the first of these gradients.
+    Return a function that counts these gradients: call it in each backward, before the first of them is computed.
     """
     nodes = [get_gradient_edge(x).node for x in tensors]
     due, counted = 0, None
@@ -143,7 +144,7 @@ def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
 
 @torch.compiler.disable
 def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError, before a forward, if a rank's part of a batch has targets of -100, and no `over` is given."""
+    """Raise ValueError, before a forward, if a rank's part of a batch has targets of -100, and the call no `over`."""
     several = torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1
     for x in tensors_in((args, kwargs), set()) if several and kwargs.get("over") is None else ():
         if x.dtype is torch.int64 and not x.is_meta:

@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
 
 class Core(nn.Module):
-    """Attention between its projections. It has no parameters, so generation can replace it by one with a cache."""
+    """Attention without its projections.  It has no parameters, so that generation can use a core with a cache."""
 
     def __init__(self, rope_base: float, rope_scaling: RopeScaling | None = None) -> None:
         super().__init__()
@@ -223,10 +223,10 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
 def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
     """Return the initial value of the parameter `name`: a float32 tensor on the CPU, the same on every machine.
 
-    Norms start at one.  All others are drawn from a normal distribution with variance 1 / (3 * fan-in), which is a
-    standard deviation of 0.05 at dim 128.  The projections that write into x are ten times smaller, so that a layer is
-    close to the identity at first.  A model learns as well with zeros there, but then the first step has no gradient
-    behind these projections, and two strategies that are compared on that step would seem to agree.
+    Norms start at one.  All other parameters are drawn from a normal distribution with variance 1 / (3 * fan-in), which
+    is a standard deviation of 0.05 at dim 128.  The projections that write into x are ten times smaller, so that a
+    layer is close to the identity at first.  A model learns as well if these projections start at zero, but then its
+    first step has no gradient behind them, and two strategies that are compared on that step would seem to agree.
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float32, device="cpu")

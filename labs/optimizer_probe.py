@@ -1,12 +1,12 @@
 """Checks of optimizers that get shards: the update of an element must not depend on shape, norm or other elements.
 
-A strategy that shards a parameter gives its optimizer the pieces.  SGD and Adam treat each element by itself, so they
-update pieces as they would update the whole.  LARS, Adam-mini and Muon look at a whole matrix; they would take a piece
-for the matrix, without an error.
+A strategy that shards a parameter gives its optimizer the shards.  SGD and Adam treat each element by itself, so they
+update shards as they would update the whole parameter.  LARS, Adam-mini and Muon look at a whole matrix; they would
+take a shard for the matrix, without an error.
 
     require_elementwise     refuses an optimizer whose step changes when its numbers are split into two parts
     require_no_scaler       refuses a GradScaler, which would skip a step because of one rank's overflows
-    shapeless               makes a factory fail that reads the ndim of pieces, as to tell weights from biases
+    shapeless               makes an optimizer's factory fail if it reads the ndim of a shard
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from labs import agree
 def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: tuple[int, ...] = (8,)) -> None:
     """Raise ValueError if a step of this optimizer depends on how its numbers are cut into parameters.
 
-    The optimizer itself takes no step: a copy of it steps eight numbers, once whole and once in two parts.
+    The optimizer itself takes no step: a copy of it updates eight numbers, once as one parameter and once as two.
 
     instead: the sentence of the error that says what to do.
     shape: the shape of the eight numbers as a whole; a matrix if the pieces are vectors that were cut from matrices.
@@ -38,8 +38,8 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: t
         whole = stepped(optimizer, group, [(numbers.to(like).view(shape), gradients.to(like).view(shape))])
         if not torch.allclose(whole, stepped(optimizer, group, parts), rtol=1e-3, atol=1e-6):
             raise ValueError(
-                f"{type(optimizer).__name__} looks at more than one element: of a parameter that is cut, it sees a "
-                f"part, and steps otherwise than with the whole. {instead}"
+                f"{type(optimizer).__name__} looks at more than one element: of a parameter that is sharded, it sees "
+                f"a shard, and its step is another one than with the whole. {instead}"
             )
 
 
@@ -69,14 +69,14 @@ def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def shapeless(pieces: Sequence[nn.Parameter], instead: str) -> Iterator[None]:
-    """Raise TypeError, within this context, if the ndim of a piece is read, as to tell weights from biases.
+    """Raise TypeError, within this context, if the ndim of a shard is read, for example to tell weights from biases.
 
     instead: the sentence of the error that says what to do.
     """
 
     def refuse(*_: Any) -> NoReturn:
         # tuple(shape) asks for the length as a hint, and goes on without it only after a TypeError
-        raise TypeError(f"the optimizer is made by the ndim of a parameter, and is given pieces: {instead}")
+        raise TypeError(f"the optimizer's factory reads the ndim of a parameter, and is given flat shards: {instead}")
 
     class Shape(tuple):  # torch.Size cannot be subclassed
         __len__ = refuse

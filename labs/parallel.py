@@ -16,7 +16,7 @@
     tp           the part of each matrix           x and its gradient: for each micro-batch, at every split layer
 
 The axis that sends most stands last, so that its ranks are neighbours: tp inside of a node, pp and replicate between
-nodes.  The three are applied in this order:
+nodes.  The three strategies are applied in this order:
 
     1  tp       splits the matrices of every stage.  It comes first, since pp and fsdp take a rank's part for a
                 parameter.
@@ -25,13 +25,15 @@ nodes.  The three are applied in this order:
     3  fsdp     shards the remaining parameters, layer by layer, over replicate and shard.
 
 **Sharded parameters stay gathered from a stage's first micro-batch to its last**, and gradients wait on their rank
-until then.  So each layer is gathered and reduced once per step, and not once per micro-batch.  Sharding then saves the
-memory of the optimizer's state, and of parameters and gradients between steps, as stage 2 of ZeRO does.
+until the last micro-batch.  So each layer is gathered and reduced once per step, and not once per micro-batch.
+Sharding then saves the memory of the optimizer's state, and of parameters and gradients between steps, as stage 2 of
+ZeRO does.
 
 **The norm of the gradients is a sum over all axes but `replicate`.**  A gradient that several ranks hold counts once:
 along tp, that of a parameter that is not split; along pp, that of a tied parameter.
 
-Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls it PTD-P; torchtitan, arXiv 2410.06511, section
+Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls the combination PTD-P; torchtitan, arXiv
+    2410.06511, section
 2.1.4, for sharded data parallelism.
 """
 
@@ -95,9 +97,9 @@ class Parallel(Pipeline):
         super().backward(s, m)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip by the norm of the whole model, as `labs.clip.clip_gradients`; return the norm before (0-dim).
+        """Clip by the norm of the whole model, as `labs.clip.clip_gradients` does; return the norm before (0-dim).
 
-        Every rank must call it.
+        Every rank must call this method.
         """
         counted = [p for p in self.parameters() if self.tied.is_counted(p)]
         norm = global_norm(counted, [self.mesh.get_group(axis) for axis in ("pp", "shard", "tp")], self.copies())
@@ -122,7 +124,7 @@ class Parallel(Pipeline):
 
 def require_fitting(stages: Sequence[Stage], lists: Lists, mesh: Mesh) -> None:
     if {*mesh.mesh_dim_names} != {*AXES}:
-        raise ValueError(f"{mesh!s} has the axes {mesh.mesh_dim_names}: give {AXES}, of size 1 where one is not wanted")
+        raise ValueError(f"{mesh!s} has the axes {mesh.mesh_dim_names}: give {AXES}, with size 1 where you want none")
     if (few := microbatches_of(lists)) < (ranks := mesh.size("pp")):
         raise ValueError(
             f"{few} micro-batches are fewer than the {ranks} ranks along pp, some of which would always wait: cut the "
@@ -135,8 +137,8 @@ def require_fitting(stages: Sequence[Stage], lists: Lists, mesh: Mesh) -> None:
     for (a, first), (b, second) in combinations(enumerate(stages), 2):
         if mesh["replicate", "shard"].size() > 1 and rank_of.get(a) == rank_of.get(b) and shares(first, second):
             raise ValueError(
-                f"stages {a} and {b} have a tied parameter, and are on one rank, where only one of them can have it "
-                "sharded: take a schedule that has them on two ranks, or give the model tied=False"
+                f"stages {a} and {b} have a tied parameter, and are on one rank, where only one of them can shard it: "
+                "take a schedule that has them on two ranks, or build the model with tied=False"
             )
 
 

@@ -37,8 +37,8 @@ class RopeScaling:
     """A change of the frequencies that lets a model trained on `context` tokens read `factor` times as many.
 
     Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower.  Pairs that turn more than
-    `high` times turn as before, and those in between at a mixture of both speeds.  This is what Llama 3.1 does, and
-    transformers calls it "llama3".
+    `high` times turn as before, and those in between at a weighted mean of both speeds.  Llama 3.1 scales its positions
+    like this, and transformers calls it "llama3".
 
     Raises ValueError for a factor below 1, and unless 0 < low < high and 0 < context.
 

@@ -68,7 +68,7 @@ def test_the_ndim_of_a_piece_cannot_be_read():
     p = nn.Parameter(torch.ones(3))
     with shapeless([p], "use layers"):
         for ask in (lambda: p.ndim, lambda: p.dim(), lambda: p.ndimension(), lambda: len(p.shape)):
-            with pytest.raises(TypeError, match="made by the ndim of a parameter, and is given pieces: use layers"):
+            with pytest.raises(TypeError, match="the ndim of a parameter, and is given flat shards: use layers"):
                 ask()
         torch.optim.AdamW([p], fused=True)
         assert tuple(p.shape) == (3,) and torch.zeros(p.shape).shape == (3,)  # others may read it

@@ -6,15 +6,15 @@ In this order:
     optimizer_state  the state and the options that any optimizer keeps for each parameter
     parts            the part of a training that this rank holds, by name: under labs.ddp, zero, fsdp, tp, pp
     index            a checkpoint on disk: its files, and the index that says which file holds which block
-    agreement        the comparison of the ranks' parts before a save, and the plan that follows from it
-    saving           each rank writes its share, and one rename commits all of it
-    loading          each rank reads only what it needs, after all files have been checked
+    agreement        the comparison of the ranks' parts before a save, and the plan of which rank writes which block
+    saving           each rank writes its share of the blocks, and one rename commits the checkpoint
+    loading          each rank reads only the blocks that it needs, after all files have been checked
     randomness       the state of a rank's random number generators
-    background       training waits only for a copy, which a thread saves
+    background       training waits only for a copy of its state, which a thread saves
     llamas           weights alone, loaded from a folder in Hugging Face's format
-    exporting        weights alone, written to such a folder
+    exporting        weights alone, written to a folder in Hugging Face's format
 
-PyTorch calls it torch.distributed.checkpoint.
+PyTorch's own version of this chapter is torch.distributed.checkpoint.
 """
 
 # ruff: noqa: F401

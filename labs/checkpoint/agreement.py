@@ -1,10 +1,10 @@
-"""The agreement of the ranks before a save writes anything: a comparison of their parts, and one plan.
+"""The agreement of the ranks before a save writes anything: their parts are compared, and one plan is made of them.
 
     contribute            returns the values and tensors that this rank saves, without asking the other ranks
     agreed_plan           makes one index of all ranks' contributions, and decides which rank writes which piece
     require_equal_copies  checks that a piece that several ranks hold is equal on them, to the last bit
 
-If ranks differ, the error names the tensor, the option or the value, and two ranks.
+If ranks differ, the error names the tensor, the option or the value that differs, and two ranks.
 """
 
 import json
@@ -37,11 +37,11 @@ Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # 
 class Contribution:
     """A rank's description of the state that it saves, which it sends to the others.
 
-    same: the arguments that must be the same on all ranks
+    same: the arguments of `save` that must be the same on all ranks
     described: for each tensor, by key, its shape and the blocks of it that this rank holds
     groups: the optimizer's options, and the names of the parameters that each set of options is for
     own: the values that the rank saves for itself, as JSON
-    word: random letters, of which the first rank's go into the draft's name
+    word: random letters; those of the first rank become part of the draft's name
     """
 
     same: dict[str, Any]
@@ -64,7 +64,7 @@ def contribute(folder: str | Path, step: int, held: Savable, values: Any, own: A
 
 @dataclass(frozen=True)
 class SavePlan:
-    """A save that all ranks agree on.
+    """A plan of a save, on which all ranks agree.
 
     files, writes: for each rank, its file, and the pieces that it writes there
     """
@@ -91,7 +91,7 @@ class SavePlan:
 
 
 def agreed_plan(contributions: Mapping[int, Contribution]) -> SavePlan:
-    """Make a plan from all ranks' contributions.  Raises ValueError if the ranks differ."""
+    """Make the plan of a save from all ranks' contributions.  Raises ValueError if the ranks differ."""
     compare({rank: each.same for rank, each in contributions.items()}, differ_in_values)
     described = {rank: each.described for rank, each in contributions.items()}
     index = agreed(described)
@@ -109,7 +109,7 @@ def agreed_plan(contributions: Mapping[int, Contribution]) -> SavePlan:
 
 
 def tensors_in(parts: Parts) -> dict[Piece, Tensor]:
-    """Return every tensor that this rank holds; one with several keys is included once, under the first."""
+    """Return every tensor that this rank holds; a tensor with several keys is included once, under the first."""
     first: dict[int, str] = {}
     return {
         (key, at): x
@@ -193,7 +193,7 @@ def require_equal_copies(
 
 def differ_in(key: str, rank: int, its: Any, other: int, others: Any) -> str:
     both = [f"{dtype} of shape {shape} on rank {rank}" for rank, (shape, dtype) in ((rank, its), (other, others))]
-    return f"{key!r} is {' and '.join(both)}: save one model"
+    return f"{key!r} is {' and '.join(both)}: save the same model on all ranks"
 
 
 def differ_in_kept(name: str, rank: int, its: set[str], other: int, others: set[str]) -> str:

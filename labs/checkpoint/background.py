@@ -1,4 +1,4 @@
-"""Saving in the background: training waits only for a copy in host memory, which a thread saves.
+"""Saving in the background: training waits only for a copy of its state in host memory, which a thread saves.
 
                 training                               thread
     save(3)     copy the tensors that this rank holds
@@ -15,13 +15,14 @@
             saver.save(step, held)
 
 The copy is necessary.  If the thread is given the tensors themselves, as in an older `async_save` of torch on the CPU
-(github.com/pytorch/pytorch/issues/144657), a file has one half from this step and one from the next, without an error.
+(github.com/pytorch/pytorch/issues/144657), one half of a file may be of this step and the other half of the next step,
+without an error.
 
 If several ranks hold the same piece, each of them copies it, and the threads compare the copies: comparing them before
 training goes on would take longer than the copy does.
 
-The thread's collectives use a process group of their own.  In training's group, they would be mixed up with the
-collectives of training.
+The thread's collectives use a process group of their own.  In training's group, the thread's collectives would be mixed
+up with those of training.
 
 Source: Mohan et al. 2021, "CheckFreq", USENIX FAST '21, section 4.2: snapshot, then persist.
 """
@@ -46,7 +47,7 @@ from labs.checkpoint.saving import finish
 class Saver:
     """A background saver, which writes one checkpoint after the other to folder/step-<step>.
 
-    All ranks must make it at the same point of the program.
+    All ranks must make their savers at the same point of the program.
 
     group: the ranks that save, in a group that nothing else uses; by default a new group of all ranks
 
@@ -71,7 +72,7 @@ class Saver:
         Raises the errors that `wait` raises, and ValueError after the end of the `with`.
         """
         if self.closed:
-            raise ValueError("this Saver has ended, with its `with`: save inside that, or make another one")
+            raise ValueError("this Saver has ended, with its `with`: save inside the `with`, or make another Saver")
         self.wait()
         taken: Future[Share] = Future()
         try:
@@ -124,7 +125,7 @@ def raise_error(writing: Future[Path]) -> None:
 
 
 def copied(tensors: Mapping[Piece, Tensor], rooms: Mapping[Piece, Tensor]) -> dict[Piece, Tensor]:
-    """Copy tensors to host memory; the memory of the last copies, `rooms`, is used again where it fits."""
+    """Copy tensors to host memory; the memory of the last save's copies, `rooms`, is used again where it fits."""
     found = {}
     for piece, x in tensors.items():
         room = rooms.get(piece)

@@ -7,8 +7,8 @@
 
 Each tensor is written by a rank that holds a part of it.  In each round, each rank receives the missing blocks of its
 next tensor from the other ranks, and puts them into its file.  So beyond its own part of the model, no rank ever holds
-more than one tensor.  The files are mapped into memory, and the system writes them to the disk.  They have no
-checksums: a reader notices a truncated file, but not a changed number.
+more than one tensor.  The files are mapped into memory, and the system writes them to the disk.  Files in this format
+have no checksums: a reader notices a truncated file, but not a changed number.
 
 Source: github.com/huggingface/safetensors, "Format".
 """
@@ -42,7 +42,7 @@ Senders = dict[str, dict[Block, int]]  # for each tensor, the rank that sends ea
 
 
 def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup | None = None) -> None:
-    """Write a folder from which transformers makes the same model; every rank of the group must call this.
+    """Write a folder from which transformers loads the same model; every rank of the group must call this function.
 
     config: the whole model's configuration
 
@@ -90,7 +90,7 @@ def differ_in_config(rank: int, its: Config, other: int, others: Config) -> str:
 
 
 def shared_out(index: Index, described: Sequence[Described]) -> tuple[list[list[str]], Senders]:
-    """Decide which rank writes each tensor, one that holds a part of it, and which rank sends it each block."""
+    """Decide which rank writes each tensor, always one that holds a part of it, and which rank sends each block."""
     holders: dict[str, dict[Block, list[int]]] = {name: {} for name in index}
     for rank, each in enumerate(described):
         for name, (*_, blocks) in each.items():
@@ -147,7 +147,7 @@ def collect(
     room: Mapping[str, Tensor],
     group: ProcessGroup | None,
 ) -> None:
-    """Run one round: each rank receives the blocks of one tensor.
+    """Run one round of an export: each rank receives the blocks of one tensor.
 
     tensors: for each rank, the name of the tensor that it receives, or None
     """

@@ -6,7 +6,7 @@
     require_whole  checks that blocks make up the whole tensor, without gaps or overlaps
     assign_pieces  decides which rank writes which block: each block is written once, though several ranks may hold it
 
-All of it is arithmetic on offsets and shapes, without tensors.  PyTorch calls a block a ChunkStorageMetadata.
+All functions here are arithmetic on offsets and shapes.  PyTorch calls a block a ChunkStorageMetadata.
 """
 
 from collections import Counter
@@ -81,7 +81,7 @@ def covered_once(shape: Sequence[int], found: set[Block]) -> bool:
 
     In one dim, let +1 stand where a block begins, and -1 where it ends.  The sum up to an element is the number of
     blocks that cover it, so the blocks cover each element once exactly if their signs add up to those of the whole
-    tensor.  In several dims, each corner of a block has the product of its signs.
+    tensor.  In several dims, each corner of a block has the product of the signs that it has along the dims.
     """
     corners: Counter[tuple[int, ...]] = Counter()
     signs = [prod(each) for each in product((1, -1), repeat=len(shape))]

@@ -7,9 +7,10 @@
                                          options; the checksum of each file; the values saved for all ranks, and for
                                          each rank; and the checksum of the index itself
 
-While a save writes it, the folder is called `step-12.<a random word>.draft`, and no rank loads a draft.  A complete one
-is renamed to `step-12`.  A draft's index is locked while the job that writes it is alive, and the next save removes the
-drafts that killed jobs have left.  A checkpoint holds no code: tensors are in the safetensors format, the rest in JSON.
+While a save writes a checkpoint, its folder is called `step-12.<a random word>.draft`, and no rank loads a draft.  A
+complete draft is renamed to `step-12`.  A draft's index is locked while the job that writes it is alive, and the next
+save removes the drafts that killed jobs have left.  A checkpoint holds no code: tensors are in the safetensors format,
+the rest in JSON.
 """
 
 import fcntl
@@ -39,7 +40,7 @@ STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-\d+\.\w+\.draft")
 class Stored:
     """A tensor in a checkpoint.
 
-    key: the name of its pieces in the files: the first key, if the tensor has several
+    key: the name of the tensor's pieces in the files: the first key, if the tensor has several
     files: the file in which each block lies
     """
 
@@ -65,7 +66,7 @@ class Stored:
 
 def sizes(numbers: Any) -> tuple[int, ...]:
     if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{numbers!r} is no shape, and no offset")
+        raise ValueError(f"{numbers!r} is neither a shape nor an offset")
     return tuple(numbers)
 
 
@@ -75,7 +76,7 @@ Index = dict[str, Stored]
 def newest(folder: str | Path) -> Path | None:
     """Return the checkpoint of the last step in a folder, or None if there is none, as before the first save.
 
-    Raises OSError if this is not a folder, or cannot be read.
+    Raises OSError if `folder` is a file, or cannot be read.
     """
     try:
         named = [(found, path) for path in Path(folder).expanduser().iterdir() if (found := STEP.fullmatch(path.name))]
@@ -83,12 +84,12 @@ def newest(folder: str | Path) -> Path | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OSError(f"{folder} cannot be looked into ({error}): give the folder that was given to save()") from error
+        raise OSError(f"{folder} cannot be listed ({error}): give the folder that was given to save()") from error
     return steps[max(steps)] if steps else None
 
 
 def numbered(step: Any) -> int:
-    """Return a step as an integer.  Raises ValueError for other steps, which `newest` would not find."""
+    """Return a step as an integer.  Raises ValueError for any other step, whose checkpoint `newest` would not find."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -104,14 +105,14 @@ def entry(key: str, block: Block) -> str:
 
 
 def to_json(name: str, value: Any) -> str:
-    """Return a value as JSON: equal values give equal text.  A tuple is loaded as a list.
+    """Return a value as JSON: equal values give equal text.  JSON turns a tuple into a list.
 
-    Raises ValueError for a value that JSON cannot hold, and for a key that is no string, which would be loaded as one.
+    Raises ValueError for a value that JSON cannot hold, and for a dict's key that JSON would turn into a string.
     """
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name}= is not for JSON ({error}): give numbers, strings, lists and dicts") from error
+        raise ValueError(f"{name}= cannot be JSON ({error}): give numbers, strings, lists and dicts") from error
     for key in keys_in(value):
         if not isinstance(key, str):
             raise ValueError(f"{name}= has a key {key!r}, which JSON would load as a string: make it a string before")
@@ -127,7 +128,7 @@ def keys_in(value: Any) -> Iterator[Any]:
 
 
 def opened(where: Path) -> tuple[dict[str, Any], Index]:
-    """Read a checkpoint's record, and the index in it.
+    """Read the record in a checkpoint's index file; return the record, and the index of tensors in it.
 
     Raises ValueError for a record that is damaged or makes no sense, even if its checksum is right.
     """
@@ -137,13 +138,13 @@ def opened(where: Path) -> tuple[dict[str, Any], Index]:
         found = json.loads((where / INDEX).read_bytes())
         record = found["record"]
         if found != sealed(record):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
         if record["format"] == FORMAT:
             return record, indexed(record)
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{where} is no checkpoint, or not a whole one ({why}): load another one") from error
-    raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update it")
+    raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update the course")
 
 
 def indexed(record: dict[str, Any]) -> Index:
@@ -160,16 +161,16 @@ def indexed(record: dict[str, Any]) -> Index:
 
 def require_as_written(path: Path, written: int) -> None:
     if path.is_symlink() or not path.is_file():
-        raise ValueError(f"{path} is missing, or no file of a checkpoint: put back what was there, or load another one")
+        raise ValueError(f"{path} is missing, or no file of a checkpoint: restore it, or load another checkpoint")
     if checksum(path) != written:
         raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")
 
 
 @contextmanager
 def drafted(final: Path, draft: Path) -> Iterator[None]:
-    """Make a draft, and remove it in the end unless it was renamed.
+    """Make a draft, and remove it at the end of this context unless it was renamed.
 
-    Its index is locked until then; the system removes the lock if this process dies.
+    The draft's index is locked until the end; the system removes the lock if this process dies.
     """
     if final.exists():
         raise ValueError(f"{final} is there already: give another folder, or go on from it")
@@ -213,7 +214,7 @@ def remove_unless_alive(draft: Path) -> None:
 
 
 def remove(draft: Path) -> None:
-    """Remove a draft with as few open files as possible: the save may have failed because there were too many."""
+    """Remove a draft with as few open files as possible: the save may have failed because too many were open."""
     with suppress(OSError):  # without a file for the listing, only an empty folder can be removed
         for path in [*draft.iterdir()]:
             path.unlink()
@@ -223,7 +224,7 @@ def remove(draft: Path) -> None:
 def rename(draft: Path, final: Path, files: Iterable[str]) -> None:
     """Rename a draft in one atomic step.
 
-    files: names that must be in it, since other ranks have written and flushed them
+    files: names of the files that must be in the draft, since other ranks have written and flushed them
     """
     for name in files:
         if not (draft / name).exists():

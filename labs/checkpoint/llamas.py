@@ -3,7 +3,7 @@
 load_pretrained   reads the blocks that this rank holds, and nothing else
 named             returns this rank's parameters under their names in a Llama
 
-labs.checkpoint.exporting writes such a folder.
+labs.checkpoint.exporting writes a folder in the same format.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,8 +26,8 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
 
     config: the whole model's configuration
 
-    Raises ValueError, on all ranks and before any tensor changes, if the folder has another model, or only a part of
-    this one.
+    Raises ValueError, on all ranks and before any tensor changes, if the folder holds another model, or only a part of
+    this model.
     """
     folder = Path(folder).expanduser()
 
@@ -53,7 +53,9 @@ def named(held: Held, config: Config) -> Parts:
         shapes["head.weight"] = shapes["embed.weight"]
     for name, part in ours.items():
         if name not in theirs:
-            raise ValueError(f"a Llama of this config has no {name!r}: give the whole model's, or a model without it")
+            raise ValueError(
+                f"a Llama of this config has no {name!r}: give the whole model's config, or a model without that tensor"
+            )
         if part.shape != shapes[name] or part.dtype not in DTYPES:
             raise ValueError(
                 f"{name!r} is {part.dtype} of shape {part.shape}: by the config it is {tuple(shapes[name])}, in one of "

@@ -3,7 +3,7 @@
     look       each rank checks its share of the files: are they all there, and are their checksums right?
     compare    the checkpoint must have the ranks' tensors in their shapes and dtypes, and no others; the optimizer must
                be of the same kind, with a place for all state that was saved
-    read       each rank reads the parts of pieces that lie in its blocks
+    read       each rank reads, of each piece in the files, the part that lies in its own blocks
 
 A damaged file or another model is found before any tensor changes.
 """
@@ -53,9 +53,9 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
     held: the state that this rank holds, in any layout
     group: the ranks that load; by default all ranks
 
-    Raises ValueError, on all ranks and before any tensor changes: if this is not a checkpoint, or was damaged; if its
-    files do not have what its index says; if its format is another one; and if the model or the optimizer is another
-    one, with the names that differ.
+    Raises ValueError, on all ranks and before any tensor changes: if `where` is not a checkpoint, or was damaged; if
+    its files do not have what its index says; if its format is another one; and if it has another model or optimizer,
+    with the names that differ.
     """
     record, index = looked_at(where, group)
     where = Path(where).expanduser()
@@ -120,7 +120,7 @@ def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dic
 
 
 def differ_in_index(where: Any, rank: int, its: int, other: int, others: int) -> str:
-    return f"ranks {rank} and {other} found two different checkpoints at {where}: load one, which all ranks see alike"
+    return f"ranks {rank} and {other} found two different checkpoints at {where}: load one that all ranks see alike"
 
 
 def in_files(index: Index) -> dict[str, dict[str, Entry]]:
@@ -155,7 +155,7 @@ def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> T
 
 
 def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
-    """Read these elements of a piece, and no others."""
+    """Read only these elements of a piece in a file."""
     return file.get_slice(name)[slices] if slices else file.get_tensor(name)
 
 
@@ -206,9 +206,9 @@ def refuse(what: str, differ: Sequence[str]) -> None:
 
 
 def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any], parts: Parts) -> None:
-    """Raise ValueError if one tensor here is two different tensors in the checkpoint.
+    """Raise ValueError if one tensor of the model here is two tensors with different numbers in the checkpoint.
 
-    A tied parameter is stored as two tensors if the stages of a pipeline saved it; then both must be equal.
+    A tied parameter is stored as two tensors if the stages of a pipeline saved it; these two must be equal.
     """
     first: dict[Any, str] = {}
     for key, part in parts.items():

@@ -1,13 +1,14 @@
 """Optimizer state: the tensors that an optimizer keeps for each parameter, and the options of its group.
 
-    entries     returns the tensors that it has now, including the "master" of a parameter in low precision
+    entries     returns the tensors that the optimizer has now, including the "master" of a parameter in low precision
                 (labs.memory.precision)
     room        makes tensors into which a checkpoint's state can be loaded
-    take        replaces all state by those tensors
+    take        replaces all state of the optimizer by the loaded tensors
     groups      returns the options of each group, made of what JSON can hold, and its parameters
 
-Options are part of a training: a schedule changes the learning rate there.  They are saved per parameter, since another
-layout may have other groups.  The optimizer's kind is saved with them, since another kind cannot use them.
+Options are part of a training, since a schedule changes the learning rate, which is an option.  Options are saved per
+parameter, since another layout may group parameters otherwise.  The optimizer's class is saved with them, since an
+optimizer of another class cannot use them.
 """
 
 import json
@@ -36,8 +37,8 @@ class Optimizer:
         self.outer, self.inner = optimizer, optimizer.inner if isinstance(optimizer, Masters) else optimizer
         if not isinstance(self.inner, torch.optim.Optimizer | None):
             raise ValueError(
-                f"{type(optimizer).__name__} keeps its state in a place of its own: train with one of torch's, or with "
-                "labs.memory.precision.Masters of one"
+                f"{type(optimizer).__name__} keeps its state in a place of its own: train with an optimizer of "
+                "torch.optim, or with labs.memory.precision.Masters of one"
             )
 
     def __iter__(self) -> Iterator[tuple[Options, Tensor, Tensor]]:
@@ -60,7 +61,7 @@ class Optimizer:
         return found
 
     def room(self, wanted: Mapping[Tensor, Mapping[str, Wanted]]) -> Entries:
-        """Make the tensors that `wanted` describes for each parameter; a master is the one that is there."""
+        """Make the tensors that `wanted` describes for each parameter, except for masters, which exist already."""
         found: Entries = {}
         for group, p, copy in self:
             found[p] = {}

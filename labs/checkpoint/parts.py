@@ -13,9 +13,9 @@ A tensor with several names, such as a tied parameter, is one Part under all of 
     a DTensor, as labs.fsdp makes     the block that its placements say, within its slice of tensor parallelism, if any
     in a vector of labs.zero          a range of its elements, which is some blocks
 
-The tensors of a Part are not copies: when numbers are loaded into them, the training has these at once.  Tensors that
-`state_dict()` makes anew, such as extra state, are given back with `load_state_dict()`.  Non-persistent buffers are not
-saved.
+The tensors of a Part are not copies: when numbers are loaded into them, the training uses these numbers at once.
+Tensors that `state_dict()` makes anew, such as extra state, are given back to the model by `load_state_dict()`.
+Non-persistent buffers are not saved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ DTYPES = {  # those of which safetensors can read a part
 class Part:
     """A rank's part of a tensor.
 
-    shape, dtype: those of the whole tensor
+    shape, dtype: the whole tensor's shape and dtype
     blocks: the blocks that this rank holds, each with the memory in which its numbers are
     """
 
@@ -62,7 +62,7 @@ Groups = list[tuple[Options, list[list[str]]]]  # options, and the names of each
 
 
 class Savable(Protocol):
-    """An object that `save` can save.  What it has returned changes no more, except for the numbers in the tensors."""
+    """An object that `save` can save.  Later training changes only the numbers in the tensors that it has returned."""
 
     def parts(self) -> Parts: ...
 
@@ -72,7 +72,7 @@ class Savable(Protocol):
 class Held:
     """The state of a model, or of this rank's stages of a pipeline, and of their optimizer.
 
-    Raises ValueError for an optimizer with a parameter of no model, and for tensors that a checkpoint cannot hold.
+    Raises ValueError if the optimizer has a parameter that no model has, and for tensors that a checkpoint cannot hold.
     """
 
     def __init__(self, *models: nn.Module, optimizer: Any = None):
@@ -113,7 +113,7 @@ class Held:
         return found
 
     def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
-        """Return this rank's part of `x` under each name: cut as `p` is if it has its shape, and whole otherwise."""
+        """Return this rank's part of `x` under each name: split like `p` if `x` has p's shape, and whole otherwise."""
         return dict.fromkeys(names, part_of(x, self.cuts.get(p) if x.shape == p.shape else None))
 
     def groups(self) -> Groups:
@@ -132,7 +132,7 @@ class Held:
                 raise ValueError(f"{unknown[0]!r} {why} register_load_state_dict_pre_hook() that takes it back")
 
     def room(self, kept: Kept) -> Entries:
-        """Make tensors for the optimizer state in a checkpoint."""
+        """Make the tensors into which a checkpoint's optimizer state will be loaded."""
         wanted: dict[Tensor, dict[str, Wanted]] = {}
         for p, names in self.names.items():
             wholes = self.laid_out(p, p, names)
@@ -176,7 +176,7 @@ class HeldByZero(Held):
 
 
 def names_of(tensors: Mapping[str, Any]) -> dict[Tensor, list[str]]:
-    """Return each tensor's names; a tied one has several.  Raises ValueError if a checkpoint cannot hold a tensor."""
+    """Return each tensor's names, several if it is tied.  Raises ValueError if a checkpoint cannot hold a tensor."""
     found: dict[Tensor, list[str]] = {}
     for name, x in tensors.items():
         if odd := what_is_odd(x):
@@ -209,7 +209,7 @@ def what_is_odd(x: Any) -> str | None:
 def is_cut(key: str, names: Sequence[str], kept: Kept, wholes: Parts) -> bool:
     """Return whether this state has one number per element of its parameter, and so is sharded as the parameter is.
 
-    The shape decides it, except for counters, which have the shape of a 0-dim parameter.
+    The state's shape decides, except for counters of steps, which have the same shape as a 0-dim parameter.
     """
     return key not in COUNTERS and all(kept[name][key][0] == wholes[name].shape for name in names)
 

@@ -7,7 +7,7 @@
     numpy's `numpy.random`                    "numpy"     if it has been imported
 
 Each rank has its own state, and gives it to `save` as `own=`: with one state for all ranks, dropout would drop the same
-places on each of them.  Generators of one's own, such as that of `labs.data.Batches`, are not part of the state.
+elements on every rank.  Generators that a program makes itself, as `labs.data.Batches` does, are not part of the state.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Set this rank's generators to a state that `random_state` returned.
 
-    Raises ValueError, before any generator changes, if this is no such state, or if it has a GPU's and there is no GPU.
+    Raises ValueError, before any generator changes, if `state` is another value, or has a GPU's state without a GPU.
     """
     try:  # each state is first tried on a new generator
         cpu, (version, numbers, gauss) = tensor(state["cpu"]), state["python"]
@@ -51,7 +51,7 @@ def set_random_state(state: dict[str, Any]) -> None:
             numpy = importlib.import_module("numpy.random")
             numpy.RandomState().set_state(state["numpy"])
     except (ImportError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"no random state that can be set here ({error}): give what random_state() gave") from error
+        raise ValueError(f"the state cannot be set here ({error}): give one that random_state() returned") from error
     torch.set_rng_state(cpu)
     random.setstate(python)
     if "cuda" in state:

@@ -1,10 +1,10 @@
 """The saving of a training's state: all ranks write their own shares at the same time.
 
-    compare            a piece that several ranks hold must be equal on them; one of these ranks writes it
-    write and flush    each rank writes its file, into a draft
+    compare            a piece of a tensor that several ranks hold must be equal on them; one of these ranks writes it
+    write and flush    each rank writes its file into a draft of the checkpoint's folder
     commit             the first rank writes the index, flushes it, and renames the draft
 
-So no rank ever holds the whole state, and no rank waits for another one that writes all of it.
+So no rank ever holds the whole state, and no rank waits while another one writes the whole state.
 
 Source: torch.distributed.checkpoint, docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
@@ -48,7 +48,7 @@ def save(
 
     Raises, on all ranks, ValueError if ranks hold different models or give different values, for values that JSON
     cannot hold, for a step that is not an integer of 0 or more, and if this checkpoint exists already; OSError if the
-    disk is full, or cannot be written.  Earlier checkpoints stay as they are then.
+    disk is full, or cannot be written.  Earlier checkpoints stay as they are when a save fails.
     """
     return finish(partial(contribute, folder, step, held, values, own), group)
 

@@ -2,16 +2,16 @@
 
 In this order:
 
-    placement      the layout of a tensor on a mesh: sharded, replicated, or as summands
+    placement      the layout of a tensor on a mesh: sharded, replicated, or partial (a summand on each rank)
     redistribute   the change from one placement to another: one collective for each pair
     algebra        the placements of an operation's result, given those of its inputs
-    letters        letters for the dims of an operation on any shapes, equal where the dims are the same
-    rules          the table of operations
-    copied         parts that are copies, although in one process they would share the whole's memory
-    operation      one operation: prepared by its rule, and carried out on blocks
+    letters        the letters of an operation's dims, if they depend on shapes; dims with one letter are cut alike
+    rules          the table of rules: the letters of each operation, and the inputs in which it is linear
+    copied         slices and views that are copies, although those of a plain tensor would share its memory
+    operation      one operation on DTensors: prepared by its rule, and carried out on blocks
     pointwise      an optimizer's operations, which need no preparation
-    dtensor        the tensor
-    distribute     a DTensor made of the whole tensor
+    dtensor        the class DTensor
+    distribute     makes a DTensor of a whole tensor
 
 Example:
 

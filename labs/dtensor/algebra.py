@@ -11,9 +11,10 @@ is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along 
     on summands, where that is linear         Partial(),   Replicate() → Partial()
                                               Replicate(), Partial()   → Partial()
 
-There are no other ways (`ways`).  With several outputs, as in "ab->a,b", each output follows its own letters: if a is
-cut, the first is Shard(0), and the second, which lacks a, is Partial().  An operation takes the way for which the
-redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does the same for a whole program (Xu et al.
+There are no other ways to compute it on blocks (`ways` lists them).  With several outputs, as in "ab->a,b", each output
+follows its own letters: if a is cut, the first is Shard(0), and the second, which lacks a, is Partial().  An operation
+takes the way for which the redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does the same for
+a whole program (Xu et al.
 2021, arXiv 2105.04663, section 3).
 
 A rule says in which inputs the operation is linear: in "each" input while the others are whole, as a product is; in all
@@ -33,15 +34,15 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of the table.
+    """A row of the table of rules.
 
     letters: "ik,kj->ij", or a function that returns such a string; its arguments are the output's shape and the
         operation's arguments, with a Spec in place of each tensor.  A capital letter marks a dim that may be cut
         already, but is not cut for this operation.
-    linear: the inputs in which the operation is linear, as above
+    linear: the inputs in which the operation is linear: "each", "together", "first", "shape", or "" for none
     local: function of (Doing, arguments) that each rank calls with its blocks, if that is not the operation itself
-    tensors: number of tensors with which it is linear in all inputs together, or None for any number; a sum of a tensor
-        and a number is not linear
+    tensors: number of input tensors with which the operation is linear in all of them together, or None for any number;
+        a sum of a tensor and a number is not linear
     """
 
     letters: str | Callable[..., str]
@@ -54,7 +55,7 @@ class Rule:
 class Way:
     """A way to compute an operation along one axis: the placements of its inputs, and those of its outputs.
 
-    as_is: whether it is open only to inputs that have these placements already
+    as_is: whether only inputs that have these placements already can take this way
     """
 
     inputs: tuple[Placement, ...]
@@ -110,11 +111,11 @@ def where(letter: str, dims: str) -> Shard | None:
 
 
 def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Way] | None:
-    """Choose for each axis the way that sends the fewest elements, and the first one of equals.
+    """Choose for each axis the way that sends the fewest elements; of several such ways, the first one.
 
     fixed: whether the operation writes to its first input, whose placement then must not change
 
-    Returns None if there is no such way.
+    Returns None if an axis has no way that is possible.
     """
     chosen = []
     for axis in range(len(inputs[0].mesh)):

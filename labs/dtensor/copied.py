@@ -1,9 +1,10 @@
-"""Parts of a DTensor that are copies, although in one process they would share the whole's memory.
+"""Parts of a DTensor that are copies, although parts of a plain tensor would share its memory.
 
-A slice, a chunk or a view shares the memory of its tensor.  For a DTensor it does so, too, block by block, as long as
-no number has to move, as in w[:, :2] of a `w` that is placed as Shard(0).  In w[:2], numbers move to other ranks, and
-the part is a copy.  In one process, a write to the part changes w, and a write to w changes the part; for a copy they
-would not.  So writing to such a part is refused, and so is reading it after a write to w, as long as w exists.
+A slice, a chunk or a view of a tensor shares the tensor's memory.  A part of a DTensor does so, too, block by block, if
+no number has to move to another rank, as in w[:, :2] of a `w` that is placed as Shard(0).  For w[:2], numbers move to
+other ranks, and the part is a copy.  In one process, a write to the part would change w, and a write to w would change
+the part, but a copy does not follow.  So writing to a copied part is refused, and so is reading it after a write to w,
+as long as w exists.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
-    """Let copied parts know the whole's version and spec, and whether it is a parameter, while the whole exists."""
+    """Tell copied parts the version and spec of the whole tensor, and whether it is a parameter, while it exists."""
     memory = StorageWeakRef(whole._local_tensor.untyped_storage())
     now = version(whole), whole.spec, whole.is_leaf and whole.requires_grad
     for part in parts:
@@ -23,7 +24,7 @@ def mark_copies(whole: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def require_as_shared(x: Tensor, written_by: str = "") -> None:
-    """Raise RuntimeError if `x` is a copied part, and is about to be written to, or its whole was written to since.
+    """Raise RuntimeError if `x` is a copied part that is about to be written to, or whose whole tensor was written to.
 
     written_by: name of the operation that is about to write to `x`, if any
     """

@@ -17,14 +17,14 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Distribute the first rank's tensor, and return a DTensor: a leaf, which takes gradients if the tensor does.
+    """Distribute the first rank's tensor, and return a DTensor: a leaf, which requires gradients if the tensor does.
 
     placements: one for each axis of the mesh; by default Replicate()
-    src_data_rank: place of the rank whose tensor it is, along each axis; None if all ranks have the same tensor, and
-        nothing need be sent
+    src_data_rank: place along each axis of the rank whose tensor is distributed; None if all ranks have the same
+        tensor, so that nothing need be sent
 
-    Raises RuntimeError for a tensor that was computed, since its gradient would end here (DTensor.from_local passes it
-    on), and ValueError for a DTensor in other placements.
+    Raises RuntimeError for a tensor that was computed, since its gradient would end in the DTensor
+    (DTensor.from_local passes it on), and ValueError for a DTensor in other placements.
     """
     if not tensor.is_leaf:
         raise RuntimeError(

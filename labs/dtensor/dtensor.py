@@ -1,9 +1,9 @@
 """A tensor that knows its layout on a mesh, and computes as if it were whole.
 
     DTensor            a tensor with the whole's shape, of which this rank holds a block: `to_local()`
-    from_local         makes one of each rank's block (labs.dtensor.distribute makes one of the whole tensor)
+    from_local         makes a DTensor of each rank's block (labs.dtensor.distribute makes one of the whole tensor)
     redistribute       changes the placements (labs.dtensor.redistribute has the moves)
-    full_tensor        returns the whole, on every rank
+    full_tensor        returns the whole tensor, on every rank
 
     mesh = Mesh((4,), ("tp",))
     w = distribute_tensor(w, mesh, [Shard(0)])
@@ -13,7 +13,7 @@
 
 Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule requires, the
 operation is carried out on the blocks, and the result knows its layout (labs.dtensor.operation; for an optimizer's
-operations, labs.dtensor.pointwise).  Backward consists of such operations, too.  Only redistribution and the
+operations, labs.dtensor.pointwise).  Backward consists of operations on DTensors, too.  Only redistribution and the
 conversions between a DTensor and its block have gradients of their own:
 
     forward                        backward
@@ -22,7 +22,7 @@ conversions between a DTensor and its block have gradients of their own:
     redistribute                   redistribute to the placements before
 
 A gradient that would become Partial() stays, or becomes, Replicate() instead: each summand of a sum needs the whole
-gradient.  Names and results are those of torch.distributed.tensor.
+gradient.  The methods of a DTensor have the names and results of torch.distributed.tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,16 +43,16 @@ from labs.mesh import Mesh
 
 
 class DTensor(Tensor):
-    """A tensor whose `shape` and `dtype` are the whole's, of which this rank holds a block.
+    """A tensor with the `shape` and `dtype` of the whole tensor, of which this rank holds a block.
 
-    `from_local` and `distribute_tensor` make one.
+    `DTensor.from_local` and `distribute_tensor` make a DTensor.
     """
 
     _local_tensor: Tensor
     device_mesh: Mesh
     placements: tuple[Placement, ...]
     spec: Spec
-    copied: Callable[[], Any] = staticmethod(lambda: None)  # for a part that is a copy: what it knows of its whole
+    copied: Callable[[], Any] = staticmethod(lambda: None)  # on a copied part: see labs.dtensor.copied
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -88,11 +88,11 @@ class DTensor(Tensor):
         """Make a DTensor of each rank's block.
 
         run_check: whether to compare the ranks' blocks, which costs messages
-        shape: the whole's, which must be given if the blocks are uneven
-        stride: the whole's; by default, its dims have the same order in memory as the block's
+        shape: the whole tensor's shape, which must be given if the blocks are uneven
+        stride: the whole tensor's strides; by default, its dims have the same order in memory as the block's
 
-        Raises ValueError if this rank's block does not have the shape that follows, and with `run_check` if the ranks
-        do not agree on the whole, or on the numbers that several of them hold.
+        Raises ValueError if this rank's block does not have the shape that follows from `shape` and placements, and
+        with `run_check` if the ranks' shapes or dtypes differ, or numbers that several ranks hold.
         """
         placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
         shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
@@ -125,15 +125,23 @@ class DTensor(Tensor):
     ) -> "DTensor":
         """Change the placements.  Raises RuntimeError for another mesh, for a new Partial(), or for async_op=True."""
         if async_op:
-            raise RuntimeError("redistribute(async_op=True): a redistribution waits for what it sends; leave it out")
+            raise RuntimeError(
+                "redistribute(async_op=True): a redistribution waits for what it sends; leave async_op out"
+            )
         if device_mesh not in (None, self.device_mesh):
-            raise RuntimeError(f"from {self.device_mesh} to {device_mesh}: redistribution stays on its mesh")
+            raise RuntimeError(
+                f"redistribute() from {self.device_mesh} to {device_mesh}: redistribution stays on its mesh, so leave "
+                "device_mesh out"
+            )
         if placements is None:
             raise RuntimeError("redistribute to what? give placements=, one for each axis of the mesh")
         placements = normalised(placements, self.ndim, self.device_mesh.ndim)
         for source, target in zip(self.placements, placements, strict=True):
             if target.is_partial() and source != target:
-                raise RuntimeError(f"from {source!r} to {target!r}: only operations make summands")
+                raise RuntimeError(
+                    f"redistribute() from {source!r} to {target!r}: only operations make summands, so give Replicate() "
+                    "or Shard(dim)"
+                )
         return Redistribute.apply(self, placements)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -154,8 +162,9 @@ class DTensor(Tensor):
     def data(self, other: Tensor) -> None:  # Tensor's own setter would change the wrapper, and not the block
         if not isinstance(other, DTensor) or (other.spec, other.dtype) != (self.spec, self.dtype):
             raise RuntimeError(
-                f".data of a DTensor ({self.dtype}, {tuple(self.shape)} as {list(self.placements)}) takes one that is "
-                "all of this, too: make it with distribute_tensor, or copy_() its numbers under torch.no_grad()"
+                f".data of a DTensor ({self.dtype}, {tuple(self.shape)} as {list(self.placements)}) takes a DTensor of "
+                "the same dtype, shape and placements: make it with distribute_tensor, or copy_() its numbers under "
+                "torch.no_grad()"
             )
         self._local_tensor = other._local_tensor
         increment_version(self)
@@ -171,7 +180,7 @@ class DTensor(Tensor):
         return DTensor(parts["_local_tensor"], *context, like)
 
     def share_memory_(self) -> "DTensor":
-        raise RuntimeError("share_memory_() of a DTensor: its block alone has memory, x.to_local().share_memory_()")
+        raise RuntimeError("share_memory_() of a DTensor: its block alone has memory, so x.to_local().share_memory_()")
 
     def __repr__(self, **options: Any) -> str:
         return (

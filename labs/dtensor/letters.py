@@ -27,7 +27,7 @@ def broadcast(out: Sequence[int], *args: Any) -> str:
 def alike(out: Sequence[int], x: Spec, *args: Any) -> str:
     if tuple(out) != x.shape:
         raise NotImplementedError(
-            f"a new tensor of shape {tuple(out)} out of one of {x.shape}: make it on the mesh itself"
+            f"a new tensor of shape {tuple(out)} like a DTensor of another shape, {x.shape}: make it a DTensor itself"
         )
     return broadcast(out, x)
 
@@ -82,7 +82,7 @@ def resized(out: Sequence[int], x: Spec, *args: Any) -> str:
 
 
 def normalised(outs: Sequence[Sequence[int]], x: Spec, *args: Any) -> str:
-    """Keep the last dims whole, over which is normalised, and so all of a weight and a bias."""
+    """Keep the last dims whole, over which the operation normalises, and so all dims of a weight and a bias."""
     dims = next(a for a in args if not isinstance(a, Spec))
     rows, whole = ALPHABET[: len(x.shape) - len(dims)], "." * len(dims)
     inputs, outputs = (

@@ -4,8 +4,8 @@
     carry_out     redistributes the inputs, and does the operation on the blocks
     written       does an operation whose result is written to `out`
 
-`prepare` refuses an operation that cannot be done.  It needs only shapes and placements, so every rank raises the same
-error, before anything is sent.
+`prepare` refuses an operation that cannot be done.  `prepare` needs only shapes and placements, so every rank raises
+the same error, before anything is sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operation's preparation.
+    """An operation's preparation: the layouts that its inputs need and its outputs will have.
 
     inputs: the specs to which the inputs must be redistributed
     outputs: the specs of the outputs
@@ -104,7 +104,7 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
         first, whole = list(specs[0].placements), [Replicate()] * len(specs[0].mesh)
         raise RuntimeError(
             f"{name_of(op)}_, in place (by itself, or within another function, such as F.rms_norm), cannot write its "
-            f"result to what is placed as {first} (all inputs: {layouts(specs)}): redistribute it, or what it was "
+            f"result to a tensor placed as {first} (all inputs: {layouts(specs)}): redistribute it, or what it was "
             f"computed from, to {whole} first"
         )
     inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
@@ -128,7 +128,7 @@ def written_out(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> tuple[str, str
     return letters, rule.linear if is_linear(rule, len(specs), dtypes) else "", likes
 
 
-CLIP = "; to clip gradients, labs.clip.clip_gradients adds up what each rank has"
+CLIP = "; to clip gradients, labs.clip.clip_gradients adds up the squares of all ranks' blocks"
 WAYS_OUT = {
     "linalg_vector_norm": CLIP,
     "norm": CLIP,
@@ -199,7 +199,7 @@ def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
     first, *others = (x.device_mesh for x in inputs if not is_plain(x))
     for other in others:
         if other != first:
-            raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}")
+            raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}: put them on one")
     for x in inputs:
         if is_plain(x) and x.ndim and not is_left_out(name, x):  # a single number is taken to be the same on every rank
             raise RuntimeError(
@@ -227,6 +227,6 @@ def written(op: Any, args: Any, out: Tensor, options: Any) -> Tensor:
     result = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))(*args, **options)
     if result.shape != out.shape:
         raise ValueError(
-            f"out has shape {tuple(out.shape)}, and the result {tuple(result.shape)}: give one of its shape"
+            f"out has shape {tuple(out.shape)}, and the result {tuple(result.shape)}: give an out of that shape"
         )
     return out.copy_(result)

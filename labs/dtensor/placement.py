@@ -53,7 +53,7 @@ class Replicate(Placement):
 
 @dataclass(frozen=True)
 class Partial(Placement):
-    """A summand of the tensor on each rank; torch's Partial also has avg, min, max and product."""
+    """The placement of a tensor as a sum, with a summand on each rank; torch's also has avg, min, max and product."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Block:
 
 
 def piece(size: int, pieces: int, number: int) -> tuple[int, int]:
-    """Return the offset and the size of a piece of a dim, as torch.chunk cuts it; pieces behind the end are empty.
+    """Return the offset and the size of a piece of a dim, as torch.chunk cuts it; pieces beyond the end are empty.
 
     Raises ValueError for a piece that does not exist, or a negative size.
     """
@@ -135,7 +135,7 @@ def normalised(placements: Sequence[Placement] | None, ndim: int, axes: int) -> 
         raise ValueError(f"{len(placements)} placements {list(placements)}: a mesh of {axes} axes needs {axes}")
     for placement in placements:
         if not isinstance(placement, Placement):
-            raise TypeError(f"{placement!r} is no placement: Shard(dim), Replicate() or Partial()")
+            raise TypeError(f"{placement!r} is no placement: give Shard(dim), Replicate() or Partial()")
         if isinstance(placement, Shard) and not -ndim <= placement.dim < ndim:
             has = f"has the dims 0 to {ndim - 1}" if ndim else "of 0 dims cannot be cut"
             raise IndexError(f"{placement!r}: a tensor {has}")

@@ -19,7 +19,7 @@ from labs.dtensor.rules import RULES, broadcast
 def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
     """Do an operation on blocks.
 
-    Returns the result's block and a tensor with its layout, or None if the operation needs a preparation.
+    Returns the result's block and a DTensor with the result's layout, or None if the operation needs a preparation.
     """
     rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
     if not rule or rule.letters is not broadcast or rule.local or not alike(*tensors):
@@ -51,9 +51,9 @@ def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None
 
 
 def fused(op: Any, args: Any, kwargs: Any) -> None:
-    """Do an optimizer's step on the blocks of parameters and state, after gradients are redistributed as these are.
+    """Do an optimizer's step on the blocks of parameters and state, with gradients redistributed to their placements.
 
-    Raises RuntimeError for a parameter of summands, and for state that is not placed as its parameter is.
+    Raises RuntimeError for a parameter that is Partial(), and for state that is not placed as its parameter is.
     """
     parameters, gradients, *others = args
     lists = [arg for arg in others if is_list(arg)]

@@ -14,8 +14,8 @@ The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints it, a
     sent            returns the number of elements that a plan sends
     redistribute    carries out the plan on this rank's block
 
-The collectives need equal pieces, which an uneven cut does not give.  So pieces are padded before a collective, and the
-padding is cut off afterwards; it is sent, too.
+The collectives need equal pieces, which an uneven cut does not give.  So pieces are padded before a collective, the
+padding is sent, too, and it is cut off afterwards.
 
 If two axes cut the same dim, the later axis cuts the pieces of the earlier one.  So cuts are undone from the last axis
 to the first, and made from the first to the last.  The plan is the same as torch's, step by step.
@@ -49,7 +49,7 @@ class Line:
         return longest_piece(self.shape[dim], self.ranks)
 
     def numel(self, *cut: int) -> int:
-        """Return the number of elements of a piece, with these dims cut and padded."""
+        """Return the number of elements of one rank's piece of the block, with these dims cut and padded."""
         return prod(self.longest(dim) if dim in cut else size for dim, size in enumerate(self.shape))
 
 
@@ -114,7 +114,7 @@ def distribute(local: Tensor, line: Line, placement: Placement, source: int | No
 
 @dataclass(frozen=True)
 class Move:
-    """A row of the table: each rank calls `move`, which sends `sent(line, source, target)` elements."""
+    """A row of the table of moves: each rank calls `move`, which sends `sent(line, source, target)` elements."""
 
     source: str
     target: str
@@ -187,7 +187,7 @@ class PlannedMove:
     @property
     def move(self) -> Move:
         if (type(self.source), type(self.target)) not in MOVES:
-            raise RuntimeError(f"nothing makes {self.target!r} of {self.source!r}: go to Replicate() first")
+            raise RuntimeError(f"no move makes {self.target!r} of {self.source!r}: redistribute to Replicate() first")
         return MOVES[type(self.source), type(self.target)]
 
     def __repr__(self) -> str:
@@ -220,7 +220,7 @@ def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bo
 
 
 def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> list[tuple[PlannedMove, Line]]:
-    """Return each step of the plan, with the line of ranks in which the rank at this place takes it."""
+    """Return each step of the plan, with the line of ranks in which the rank at this place of the mesh takes part."""
     now, lines = list(spec.placements), []
     for step in plan(spec, target):
         now[step.axis] = Replicate()
@@ -231,7 +231,7 @@ def walk(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> 
 
 
 def sent(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> int:
-    """Return the number of elements that the rank at this place sends, including padding."""
+    """Return the number of elements that the rank at this place of the mesh sends, including padding."""
     return sum(step.move.sent(line, step.source, step.target) for step, line in walk(spec, target, coordinate))
 
 

@@ -1,8 +1,8 @@
 """The table of rules: operations, their letters, and the inputs in which they are linear (labs.dtensor.algebra).
 
 `print(RULES)` shows the table.  An operation in place, such as "add_", has the rule of "add".  If letters depend on
-shapes, a function returns them (labs.dtensor.letters).  If blocks need something other than the operation itself, the
-rule has a function for it.  IN_TERMS_OF has operations that are made of others.
+shapes, a function returns them (labs.dtensor.letters).  If ranks must call something other than the operation itself on
+their blocks, the rule has a function for it.  IN_TERMS_OF has operations that are computed by other operations.
 """
 
 from collections.abc import Callable
@@ -72,11 +72,11 @@ def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tenso
 
 
 def draw_random(doing: Doing, x: Tensor, *args: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Draw random numbers: the same on ranks that hold the same piece, and others on ranks that hold other pieces.
+    """Draw random numbers: the same on ranks that hold the same piece, and different ones for different pieces.
 
-    The seed is the next number of a rank's own generator; along an axis on which all ranks hold the same piece, it is
-    the first rank's.  So it does not matter how the ranks were seeded, and a layer that is recomputed in backward draws
-    the same numbers again.
+    The seed is the next number of a rank's own generator; along an axis on which all ranks hold the same piece, the
+    first rank's seed is sent to all.  So it does not matter how the ranks were seeded, and a layer that is recomputed
+    in backward draws the same numbers again.
     """
     seed, number = torch.randint(2**62, (), device=x.device, generator=generator), 0
     for axis, placement in enumerate(doing.outputs[0].placements):
@@ -178,7 +178,7 @@ def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Do a dropout, which is a single operation on an accelerator; on the CPU, F.dropout consists of these parts."""
+    """Do a dropout, a single operation on an accelerator, out of the operations that F.dropout consists of on a CPU."""
     keep = 1.0 if train is False else 1 - p
     mask = aten.bernoulli_(aten.empty_like(x, dtype=torch.bool), keep)
     return native_dropout_backward(x, mask, 1 / keep if keep else 0.0), mask

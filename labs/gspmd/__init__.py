@@ -3,7 +3,7 @@
 Read the files in this order:
 
     tracing      a function's operations as a list, forward and backward, each with its letters
-    sayable      checks that refuse what such a list cannot express
+    sayable      checks that refuse what a list of operations cannot express
     propagation  the layout of each value, from the given ones: cuts pass along letters, and a rule decides conflicts
     lowering     the way in which each operation is computed, with its collectives and the bytes that a rank sends
     execution    running the program on the blocks of a mesh
@@ -15,8 +15,9 @@ Example:
     program = lower(graph, propagate(graph, (4, 2), given(graph, names, ("dp", "tp"))))
     y, *gradients = execute(program, mesh, *blocks)                             # on each rank
 
-labs.dtensor decides for one operation at a time, when it is called, and knows only its inputs.  Here, as in XLA, the
-whole program is known before it runs: a layout that is needed at the end can be used from the beginning.
+labs.dtensor decides for one operation at a time, when the operation is called, and knows only its inputs.  In this
+chapter, as in XLA, the whole program is known before it runs: a layout that is needed at the end can be used from the
+beginning.
 
 Source: Xu et al. 2021, arXiv 2105.04663, section 3; the letters are what Shardy, XLA's partitioner, calls factors.
 """

@@ -53,7 +53,7 @@ def forward_and_backward(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]
 
 
 def given(graph: Graph, names: Sequence[str], axes: Sequence[str]) -> dict[Value, tuple[Placement, ...]]:
-    """Return the given layouts of such a graph: those of its arguments and results; names: the weights' names."""
+    """Return the layouts of a layer's arguments and results, from which all others follow; names: those of weights."""
     (x, gradient, *weights), (y, gradient_of_x, *gradients) = graph.arguments, graph.results
     layouts = dict.fromkeys((x, gradient, y, gradient_of_x), rows(axes))
     for name, weight, its in zip(names, weights, gradients, strict=True):

@@ -18,13 +18,15 @@ Held = dict[Value, dict[tuple[Placement, ...], Tensor]]  # a rank's block of eac
 def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
     """Compute this rank's blocks of the results from its blocks of the arguments, in the program's layouts.
 
-    Raises ValueError for a block of another shape than its layout gives.
+    Raises ValueError for a block whose shape is not that of this rank's block in the argument's layout.
     """
     graph, layouts = program.graph, program.layouts
     for value, block in zip(graph.arguments, blocks, strict=True):
         expected = layouts[value].block(mesh.get_coordinate()).shape
         if tuple(block.shape) != expected:
-            raise ValueError(f"a block of shape {tuple(block.shape)}: of {value.shape} this rank holds {expected}")
+            raise ValueError(
+                f"a block of shape {tuple(block.shape)}: of {value.shape} this rank holds {expected}, so give that part"
+            )
     held: Held = {
         value: {layouts[value].placements: block}
         for value, block in (*zip(graph.arguments, blocks, strict=True), *graph.constants.items())
@@ -40,7 +42,7 @@ def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
 
 def carry_out(step: LoweredOperation, held: Held, mesh: Mesh) -> list[Tensor]:
     """Compute the blocks of the outputs of one operation."""
-    operation, placed = step.operation, iter(step.inputs)  # a layout per place, since a value may be used in two
+    operation, placed = step.operation, iter(step.inputs)  # a layout per argument: a value may be used twice
     args = tree_map_only(Value, lambda value: held[value][next(placed).placements], operation.args)
     do = operation.op
     if operation.rule.local:

@@ -1,12 +1,12 @@
 """Lowering: the way in which each operation is computed, and its redistributions, once each value's layout is known.
 
-Of all ways to compute an operation (labs.dtensor.algebra), the one that sends the least is chosen.  It counts the bytes
-to redistribute the inputs, and those to redistribute the outputs into their layouts.  labs.dtensor counts only the
-first, since it does not know yet which layout will be needed.  Take x @ w, 4096 × 64 and 64 × 128, on 4 ranks, with x
-as Shard(1), w as Shard(0), and the result needed as Shard(0):
+Of all ways to compute an operation (labs.dtensor.algebra), the one that sends the fewest bytes is chosen, counting the
+bytes to redistribute its inputs and the bytes to redistribute its outputs into their layouts.  labs.dtensor counts only
+the inputs' bytes, since it does not know yet which layout of an output will be needed.  Take x @ w, 4096 × 64 and
+64 × 128, on 4 ranks, with x as Shard(1), w as Shard(0), and the result needed as Shard(0):
 
     labs.dtensor    reduce-scatters the summands          1,572,864 bytes per rank, all of them after the product
-    here            all-to-all of x, all-gather of w        221,184 bytes: the result has its layout at once
+    labs.gspmd      all-to-all of x, all-gather of w        221,184 bytes: the result has its layout at once
     XLA             all-reduces the summands              3,145,728 bytes: on CPUs it makes no reduce-scatter
 
 A redistributed value is held for later operations that need the same layout: a weight that was gathered in forward is
@@ -115,7 +115,7 @@ def lower(graph: Graph, layouts: Layouts) -> Program:
 def cheapest(
     operation: Operation, layouts: Layouts, copies: Mapping[Value, set[tuple[Placement, ...]]], axis: int
 ) -> Way:
-    """Return the way that sends the least along an axis, the first of equals."""
+    """Return the way to compute an operation that sends the fewest bytes along an axis; of several, the first."""
 
     def moves(way: Way) -> list[tuple[Value, Spec, Spec]]:
         pairs = zip(operation.inputs, way.inputs, strict=True)

@@ -1,4 +1,4 @@
-"""Propagation from the layouts of a few values to that of each value: along one mesh axis, then along the next.
+"""Propagation from the layouts of a few values to the layout of every value, along one mesh axis after the other.
 
 A letter is a dim that the tensors of an operation share, so a cut passes along it (`pass_on`), both from inputs to
 outputs and back.  In "ik,jk->ij",
@@ -14,9 +14,9 @@ the other letter have to be made whole.  So the operation keeps the cut for whic
 With many tokens, i above stays cut, and the weight jk is gathered: that is FSDP.  With few tokens, the weight stays in
 place, and the tokens move.
 
-The propagation passes over all operations, forward and in reverse, until it finds nothing new.  A value without a
-layout is then replicated.  But summands stay summands as long as they are only added up: then one all-reduce suffices
-for all of them.
+The propagation passes over all operations, forward and in reverse, until it finds nothing new.  A value that has no
+layout by then is replicated.  But summands stay summands as long as they are only added up, so that one all-reduce
+suffices for all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def propagate(graph: Graph, mesh: Sequence[int], given: Mapping[Value, Sequence[
 
 
 def along_one(graph: Graph, known: Known, mesh: Sequence[int], before: Mapping[Value, tuple[Placement, ...]]) -> None:
-    """Add to `known` the placement of each value along an axis; before: the placements along the axes before it."""
+    """Add to `known` the placement of each value along an axis; before: the placements along all earlier axes."""
     axis = len(next(iter(before.values())))
     learned = True
     while learned:
@@ -94,7 +94,7 @@ def cut(dims: Sequence[str], known: Sequence[Placement | None]) -> list[str]:
 def meet(operation: Operation, known: Sequence[Placement | None], letters: Sequence[str]) -> str:
     """Return the cut letter that the operation keeps: the tensors cut along other letters have the fewest bytes.
 
-    Of equals, the first one is kept.
+    If several letters are equally good, the first one is kept.
     """
 
     def elsewhere(letter: str) -> int:

@@ -24,7 +24,7 @@ LIFT = torch.ops.aten.lift_fresh.default  # the operation that torch.tensor(...)
 
 
 class Known(Protocol):
-    """The questions to a trace: does a tensor depend on an argument, and does nothing else see a write to it?"""
+    """A trace that knows whether a tensor depends on an argument, and whether nothing else sees a write to it."""
 
     def follows(self, x: Tensor) -> bool: ...
 
@@ -40,7 +40,9 @@ def require_sayable(op: Any, args: Any, options: dict[str, Any], follows: bool, 
         raise NotImplementedError(f"{op}: {NUMBERS if follows else RANDOM}")
     for name, x in options.items():
         if follows and isinstance(x, Tensor) and (known.follows(x) or x.shape[:-2].numel() > 1):
-            raise NotImplementedError(f"{op}, {name}: a tensor that is given by name is not laid out, so leave it out")
+            raise NotImplementedError(
+                f"{op}, {name}: a tensor given as a keyword argument gets no layout: leave it out"
+            )
     written = [x for x, of in zip(args, op._schema.arguments, strict=False) if of.alias_info and of.alias_info.is_write]
     for x in tree_leaves(written):
         if not known.is_own(x, follows):

@@ -1,11 +1,11 @@
-"""A function's operations as a list, in the order in which they run; backward's, too, if the function calls it.
+"""A function's operations as a list, in the order in which they run, with those of backward if the function calls it.
 
     value        a tensor that is an argument, an output of an operation, or a constant; it has a number, from 0
     operation    the op, its input and output values, its letters, and the inputs in which it is linear (labs.dtensor)
 
 Two tensors with the same memory and the same strides are one value: so detach() makes no new value, and a matrix that
 is transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
-themselves, "ik,jk->ij", which leaves it to the lowering where they are gathered.
+themselves, "ik,jk->ij", so that labs.gspmd.lowering can decide where the matrices are gathered.
 
 A tensor that depends on no argument (the angles of rotary positions) is computed during the trace, and is a constant in
 the graph.  labs.gspmd.sayable refuses what a graph cannot express.
@@ -43,9 +43,9 @@ class Value:
 class Operation:
     """One operation of the graph.
 
-    of: its full name, which can be sent to other ranks
-    args: its arguments, with a Value for each tensor
-    rule: its rule in labs.dtensor, which computes on blocks
+    of: the operation's full name, which can be sent to other ranks
+    args: the operation's arguments, with a Value for each tensor
+    rule: the operation's rule in labs.dtensor, by which it is computed on blocks
     """
 
     of: str
@@ -152,7 +152,7 @@ class Tracing(TorchDispatchMode):
         return self.values.get(place_of(x)) not in (None, *self.constants)
 
     def is_own(self, x: Tensor, follows: bool) -> bool:
-        """Return whether nothing else in the graph would see a write to a tensor."""
+        """Return whether a write to a tensor would change no other value of the graph."""
         there = [place for place in self.values if place[0] == place_of(x)[0]]
         return place_of(x)[0] in self.made and (there == [place_of(x)] and self.follows(x) if follows else not there)
 
@@ -166,7 +166,7 @@ class Tracing(TorchDispatchMode):
         shapes = [tuple(x.shape) for x in outputs]
         specs = tree_map_only(Value, lambda value: Spec(value.shape, (), ()), args)
         letters = rule.letters
-        if callable(letters):  # capitals are cuts that must be even, as all are here
+        if callable(letters):  # a capital marks a cut that must be even, as every cut is in this chapter
             letters = letters(shapes[0] if len(shapes) == 1 else shapes, *specs).lower()
         linear = rule.linear if is_linear(rule, len(tensors), {x.dtype for x in (*tensors, *outputs)}) else ""
         values = tuple(map(self.new_value, outputs))

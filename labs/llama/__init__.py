@@ -10,8 +10,9 @@ A folder has config.json and model.safetensors.  A large model has several such 
     load(model, folder, slices(model))      this rank's part of a split model; `slices` comes from labs.tp
     save(model, folder)
 
-Both models compute the same function, and rotary positions even turn the same pairs of a head's numbers.  So no tensor
-has to be converted: only the names differ, and two tables translate them.  A Llama that computes something else is
+The course's GPT and a Llama in transformers compute the same function, and rotary positions even turn the same pairs of
+a head's numbers.  So no tensor has to be converted: only the names differ, and two tables translate them.  A Llama that
+computes something else is
 refused: one with biases, say, or with another scaling of rotary positions than Llama 3.1's.
 
 Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.

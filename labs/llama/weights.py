@@ -50,7 +50,7 @@ def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]]
     slices: for each parameter that is only a part of the whole model's, `{name: one slice per dim}`; trailing dims
         without a slice are whole.  No other part of the file is read.
 
-    Raises ValueError, before a parameter changes, if the folder has another model, or only a part of this one.
+    Raises ValueError, before a parameter changes, if the folder has another model, or only a part of this model.
     """
     folder, slices, parameters = Path(folder).expanduser(), slices or {}, dict(model.named_parameters())
     require_same(model.config, read_config(folder), folder)
@@ -124,7 +124,7 @@ def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> Non
     known = {*wanted.values(), *([NAMES["head.weight"]] if config.tied else [])}
     for theirs in files:
         if theirs not in known and not theirs.endswith(COMPUTED):
-            raise ValueError(f"{folder} has {theirs}, for which there is no place in the course's GPT")
+            raise ValueError(f"{folder} has {theirs}, for which the course's GPT has no parameter: load another model")
 
 
 def require_fit(name: str, parameter: nn.Parameter, whole: list[int], part: tuple[slice, ...]) -> None:

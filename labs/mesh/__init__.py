@@ -3,7 +3,7 @@
 In this order:
 
     grid    arithmetic: ranks as a grid with named axes, its parts, and the ranks along each axis
-    mesh    the process groups along its axes; PyTorch calls it DeviceMesh
+    mesh    a grid with a process group along each axis; PyTorch calls it DeviceMesh
 
 Example:
 

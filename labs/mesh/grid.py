@@ -1,8 +1,8 @@
 """A grid of ranks with named axes.  It is arithmetic alone; `labs.mesh.mesh` adds the process groups.
 
 With one strategy, every rank communicates with every other one.  With two strategies, a rank communicates with some
-ranks for one of them, and with others for the other.  So the ranks are laid out as a grid, row by row, with a name for
-each axis:
+ranks for the first strategy, and with other ranks for the second.  So the ranks are laid out as a grid, row by row,
+with a name for each axis:
 
     Grid((2, 4), ("dp", "tp"))            tp 0   1   2   3       groups along tp: 0 1 2 3 · 4 5 6 7
                                    dp 0      0   1   2   3                    dp: 0 4 · 1 5 · 2 6 · 3 7
@@ -17,7 +17,7 @@ each axis:
 such neighbours.  So the axis that sends the most bytes goes last (tensor parallelism), and the one that sends the least
 goes first.
 
-Names and answers are those of torch's DeviceMesh; `groups_of` alone is ours.
+The methods of a grid have the names and results of torch's DeviceMesh; `groups_of` alone is ours.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,9 @@ class Grid:
     def __init__(self, shape: tuple[int, ...], mesh_dim_names: tuple[str, ...], rank: int | None = None):
         require_grid(shape, mesh_dim_names)
         if rank is not None and (type(rank) is not int or not 0 <= rank < prod(shape)):
-            raise ValueError(f"rank {rank!r}: {equation(shape, mesh_dim_names)} is numbered 0 to {prod(shape) - 1}")
+            raise ValueError(
+                f"rank {rank!r} is not on the mesh {equation(shape, mesh_dim_names)}: give 0 to {prod(shape) - 1}"
+            )
         self.mesh = torch.arange(prod(shape), device="cpu").view(shape)
         self.mesh_dim_names = tuple(mesh_dim_names)
         self.rank = rank
@@ -54,7 +56,7 @@ class Grid:
 
     @property
     def root(self) -> Self:
-        """Return the whole grid.  As an attribute, it would be a reference cycle, which Python frees late."""
+        """Return the whole grid.  An attribute would be a reference cycle, which Python frees late."""
         return self if self.part_of is None else self.part_of
 
     # ---- the grid ----------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class Grid:
         several = isinstance(mesh_dim_names, tuple | list)
         names = tuple(mesh_dim_names) if several else (mesh_dim_names,)
         if not all(isinstance(name, str) for name in names):
-            raise KeyError(f"axes {names}: give names, of {', '.join(map(repr, self.mesh_dim_names))}")
+            raise KeyError(f"axes {names} are not all names: choose from {', '.join(map(repr, self.mesh_dim_names))}")
         numbers = [self.number(name) for name in names]
         if not names or numbers != sorted(set(numbers)):
             raise KeyError(f"axes {names}: name each once, in the order of the mesh, {self.mesh_dim_names}")
@@ -109,7 +111,7 @@ class Grid:
         """Return the one of several grids that this rank is in.
 
         meshes: [number of grids, *their shape], the ranks of each
-        made_of: for each axis, the axes of the root that it joins
+        made_of: for each axis of the part, the axes of the root grid that it joins
         """
         mine = (meshes == self.require_rank()).flatten(1).any(1)
         part = object.__new__(type(self))

@@ -2,11 +2,11 @@
 
     mesh = Mesh((2, 4), ("dp", "tp"))     in a job of 8 ranks, all of which make it at the same point
     get_group          returns this rank's process group along an axis; a strategy's collectives use one axis
-    _flatten           joins all axes into one, and makes its group
+    _flatten           joins all axes into one, and makes the process groups along the new axis
     smaller_group      returns a group of a given number of neighbours along the last axis
 
-Everything else is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
-Names and answers are those of torch's DeviceMesh.
+Everything else in a mesh is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5
+sees it.  The methods of a mesh have the names and results of torch's DeviceMesh.
 """
 
 from math import prod
@@ -29,7 +29,7 @@ class Mesh(Grid):
     In a job, all ranks must make the mesh at the same point of the program, since its groups are made with it.  With
     `rank`, or outside of a job, a mesh is arithmetic alone.
 
-    Raises ValueError, on every rank, for sizes and names that do not fit each other, or a world of another size.
+    Raises ValueError, on every rank, for sizes and names that do not fit each other, or if the world has another size.
     """
 
     def __init__(self, shape: tuple[int, ...], mesh_dim_names: tuple[str, ...], rank: int | None = None):
@@ -46,7 +46,7 @@ class Mesh(Grid):
     def _flatten(self, mesh_dim_name: str | None = None) -> "Mesh":
         """Join all axes into one, named after them by default.
 
-        In a job, the new axis' group is made, so all ranks must call this at the same point, as they make a Mesh.
+        In a job, this makes the groups along the new axis, so all ranks must call it at the same point, like Mesh(...).
         """
         flat = super()._flatten(mesh_dim_name)
         (axes,) = flat.made_of.values()
@@ -88,7 +88,7 @@ class Mesh(Grid):
 def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
     """Return this rank's group of `ranks` neighbours along the last axis.
 
-    It is made once per mesh, so all ranks must call this at the same point.
+    The group is made once per mesh, so all ranks must call this function at the same point.
     """
     axes = mesh.made_of[mesh.mesh_dim_names[-1]]
     key = (*axes, f"by {ranks}")

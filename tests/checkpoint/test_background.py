@@ -118,7 +118,7 @@ def test_an_error_in_a_thread_is_raised_on_all_ranks_by_the_next_call(tmp_path):
             return said, newest(tmp_path).name, saver.wait().name
 
     for said, last, waited in run(body, ranks=2):
-        sentences = [*["rank-1-of-2.safetensors cannot be written"] * 2, "own= is not for JSON", "is there already"]
+        sentences = [*["rank-1-of-2.safetensors cannot be written"] * 2, "own= cannot be JSON", "is there already"]
         for words, sentence in zip(said, sentences, strict=True):
             assert sentence in (words or ""), words
         assert last == waited == "step-2"
@@ -241,7 +241,7 @@ def test_a_saver_frees_everything_when_its_with_ends(tmp_path):
     for found, before, after in run(body, ranks=2):
         for gone, copies, said, last in found:
             assert gone and not copies and last == "step-1"
-            assert said == "this Saver has ended, with its `with`: save inside that, or make another one"
+            assert said == "this Saver has ended, with its `with`: save inside the `with`, or make another Saver"
         assert after == before
 
 

@@ -64,7 +64,7 @@ DAMAGES = [
     (elsewhere, f"{FILE} is missing, or no file of a checkpoint"),
     (lambda where: (where / "index.json").unlink(), "is no checkpoint, or not a whole one"),
     (lambda where: altered(where / "index.json"), "is no checkpoint, or not a whole one"),
-    (of_another_step, "is no checkpoint, or not a whole one (its checksum is another)"),
+    (of_another_step, "is no checkpoint, or not a whole one (its checksum does not match)"),
     (shutil.rmtree, "is no checkpoint, or not a whole one"),
     (rewritten(lambda record: record.update(format=2)), "has format 2, and this course reads 1"),
     (
@@ -77,7 +77,7 @@ DAMAGES = [
     (weight(pieces=[[[0, 0], [2, 3], FILE]]), "(3 of the 9 elements of 'model/weight' are on no rank"),
     (weight(pieces=[[[0, 0], [2, 3], FILE], [[1, 0], [2, 3], FILE]]), "('model/weight' is cut in two ways: [1:2, 0:3]"),
     (weight(pieces=[[[1, 0], [3, 3], FILE]]), "([1:4, 0:3] is no part of 'model/weight', of shape (3, 3))"),
-    (weight(pieces=[[[-1, 0], [4, 3], FILE]]), "([-1, 0] is no shape, and no offset)"),
+    (weight(pieces=[[[-1, 0], [4, 3], FILE]]), "([-1, 0] is neither a shape nor an offset)"),
     (weight(pieces=[[[0, 0], [3, 3], "rank-9-of-9.safetensors"]]), "('rank-9-of-9.safetensors' is no file of a"),
     (weight(pieces=[[[0, 0], [3, 3], f"../{FILE}"]]), f"('../{FILE}' is no file of a checkpoint"),
     (weight(pieces=[[[n, 0], [1, 3], FILE] for n in range(3)]), f"{FILE} is not what the index says (it has no model/"),

@@ -196,7 +196,7 @@ def offloaded(folder):
 
 REFUSED = [
     (of_one_rank, "LBFGS keeps 'func_evals', of type int: only tensors can be saved"),
-    (offloaded, "Offloaded keeps its state in a place of its own: train with one of torch's, or with"),
+    (offloaded, "Offloaded keeps its state in a place of its own: train with an optimizer of torch.optim, or with"),
     (of_each_rank, "'lr' of 'scale' is 0.5 on rank 0 and 1.5 on rank 1: give the optimizer the same options"),
     (
         of_two_groups,

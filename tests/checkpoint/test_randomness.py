@@ -63,7 +63,7 @@ OTHERS = [
 def test_an_invalid_state_is_refused_and_changes_nothing(state):
     before = random_state()
     with pytest.raises(
-        ValueError, match=r"no random state that can be set here \(.*\): give what random_state\(\) gave"
+        ValueError, match=r"the state cannot be set here \(.*\): give one that random_state\(\) returned"
     ):
         set_random_state(state)
     assert random_state() == before

@@ -61,7 +61,7 @@ def test_what_cannot_be_saved_is_reported_on_all_ranks_and_nothing_is_left(tmp_p
                 "step-1 is there already",
                 'values= is {"at": 0} on rank 0 and {"at": 1} on rank 1',
                 "step= is 2 on rank 0 and 3 on rank 1",
-                "own= is not for JSON (Object of type set is not JSON serializable)",
+                "own= cannot be JSON (Object of type set is not JSON serializable)",
                 "values= has a key 30, which JSON would load as a string",
                 "/0 on rank 0 and ",
                 "file is a file, or lies in one: give a folder",
@@ -253,7 +253,7 @@ def test_only_a_checkpoint_can_be_the_newest_and_an_unreadable_folder_is_reporte
     (tmp_path / "step-9").touch()
     (tmp_path / "step-8").mkdir()
     assert newest(tmp_path) is None
-    with pytest.raises(OSError, match=r"step-9 cannot be looked into \(.*Not a directory"):
+    with pytest.raises(OSError, match=r"step-9 cannot be listed \(.*Not a directory"):
         newest(tmp_path / "step-9")
 
     def body():
@@ -264,7 +264,7 @@ def test_only_a_checkpoint_can_be_the_newest_and_an_unreadable_folder_is_reporte
 
     said = run(body, ranks=1)[0]
     (tmp_path / "closed").chmod(0o700)  # allow its removal
-    assert "closed cannot be looked into (" in said
+    assert "closed cannot be listed (" in said
 
 
 def test_an_optimizer_of_another_model_is_reported():

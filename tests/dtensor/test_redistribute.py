@@ -101,5 +101,7 @@ def test_a_plan_can_be_read():
     )
     assert plan(Spec((8, 8), (1, 2), (S0, R)), (R, R)) == []
     (step,) = plan(Spec((8,), (2,), (S0,)), (P,))
-    with pytest.raises(RuntimeError, match=r"nothing makes Partial\(\) of Shard\(0\): go to Replicate\(\) first"):
+    with pytest.raises(
+        RuntimeError, match=r"no move makes Partial\(\) of Shard\(0\): redistribute to Replicate\(\) first"
+    ):
         _ = step.move

@@ -204,7 +204,7 @@ REFUSED = {  # refusals besides those of the odd trainings (tests/odd.py)
     frozen_and_replaced: "parameter 'inner.weight' was written to in a forward",
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
-    plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
+    plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes a DTensor of the same dtype",
     a_loss_beside_the_output: "has been modified by an inplace operation",
     taken_out: "parameter 'weight' was taken out of its module after fully_shard",
     frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",

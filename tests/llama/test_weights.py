@@ -200,7 +200,10 @@ BROKEN = {
     "no weights": (lambda at: (at / "model.safetensors").unlink(), "model.safetensors cannot be read"),
     "cut short": (cut_short, "model.safetensors cannot be read .*not fully covered.: give a folder"),
     "a file is missing": (lose_a_file, "model-00002-of-00002.safetensors cannot be read"),
-    "a tensor too many": (lambda at: change(at, {BIAS: torch.zeros(48)}), f"has {BIAS}, for which there is no place"),
+    "a tensor too many": (
+        lambda at: change(at, {BIAS: torch.zeros(48)}),
+        f"has {BIAS}, for which the course's GPT has no parameter",
+    ),
     "a tensor too few": (
         lambda at: change(at, dropped="lm_head.weight"),
         "has no lm_head.weight, which is head.weight",
