@@ -2,14 +2,13 @@
 # # One device
 #
 # **The question.** A model of 7.5 billion parameters, trained the usual way, cannot take one step on a device of 80 GB,
-# however little text it reads. What is all this memory for, and which part of it could be left out?
+# however little text it reads. What does the device hold in all this memory, and which part of it could be left out?
 #
-# So the course begins with one device. Here you train the course's small GPT, take one training step apart until every
-# byte has a name, and fix the loss curve that every later notebook has to reproduce.
+# So the course begins with one device. In this notebook you train the course's small GPT, take one training step apart
+# until you know what every byte is for, and fix the loss curve that every later notebook has to reproduce.
 #
-# You need: [Start here](00_start_here.ipynb).
-# **Minutes**, by estimate: 35 without exercises, 70 with them.
-# The machine works for a minute of it, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb). **Minutes**, by estimate: 35 without exercises, 70 with them. The cells
+# compute for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -39,24 +38,26 @@ from labs.model import GPT, PRESETS
 # state: always, from the first step on. Activations: they grow during forward and shrink during backward. Gradients:
 # they grow during backward and stay until zero_grad. Temporary: a little, all along.">
 #
-# This is a drawing. At the end of this notebook you will have measured every shape in it.
+# The picture is only a drawing. By the end of this notebook you will have measured every shape in it.
 #
 # ## What the model reads
 #
-# The model needs text to learn from, on every machine and without a download. Every Python brings some: the source code
-# of its own standard library. It is read as bytes, so a **token** is a byte, and the **vocabulary** has 256 of them.
+# The model needs text to learn from, on every machine and without a download. Every Python comes with some text: the
+# source code of its own standard library. The course reads this text as bytes, so a **token** is a byte, and the
+# **vocabulary** has 256 tokens.
 
 # %%
 text = corpus()
 text
 
 # %% [markdown]
-# Its size and hash depend on your version of Python. So this course never compares a loss with a stored number, only
-# with what one process gets on the same machine.
+# The size and the hash of the text depend on your version of Python. So this course never compares a loss with a stored
+# number, but only with the loss of one process on the same machine.
 #
-# How well does a model do before it has learned anything? The **loss** is the mean surprise per token, in **nats**: a
-# token that was given the probability p costs −ln p. Here are two yardsticks: a blind guess among 256 bytes costs ln
-# 256, and knowing how often each byte occurs, and nothing else, costs the **unigram entropy**.
+# How well does a model do before it has learned anything? The **loss** is the mean surprise per token, in **nats**: if
+# the model gave a token the probability p, the token costs −ln p. Two numbers serve as yardsticks. A blind guess among
+# 256 bytes costs ln 256. A model that knows how often each byte occurs, and nothing else, costs the **unigram
+# entropy**.
 
 # %%
 print(f"blind guess      {math.log(256):.2f} nats")
@@ -65,8 +66,8 @@ print(f"unigram entropy  {text.unigram_entropy():.2f} nats")
 # %% [markdown]
 # ## The model, and one step
 #
-# The model is a decoder-only transformer as it is built today, in `labs/model.py`; it knows nothing about parallelism.
-# The smallest preset is enough for most of the course.
+# The model in `labs/model.py` is a decoder-only transformer of today's design; its code knows nothing about
+# parallelism. The smallest preset is enough for most of the course.
 
 # %%
 config = PRESETS["tiny"]
@@ -76,9 +77,9 @@ print(f"{sum(sizes):,} parameters in {len(sizes)} tensors")
 config
 
 # %% [markdown]
-# A batch is 12 stretches of 64 bytes; for each byte, the target is the next one. One **step** of training is three
-# calls: *forward* finds the loss, *backward* the gradient of the loss with respect to each parameter, and the optimizer
-# changes the parameters a little. Afterwards the same batch must surprise the model less.
+# A batch is 12 stretches of 64 bytes, and the target of each byte is the next byte. One **step** of training makes
+# three calls: *forward* computes the loss, *backward* computes the gradient of the loss with respect to each parameter,
+# and the optimizer changes the parameters a little. After the step, the same batch must surprise the model less.
 
 # %%
 BATCH, STEPS = 12, 30
@@ -96,13 +97,13 @@ print(f"before the step {before.item():.2f} nats, after it {after.item():.2f} na
 # %% [markdown]
 # ## The reference curve
 #
-# Thirty of these steps are a training run short enough to repeat all the time. The loop below is all of it.
-# `mark(...)` only tells a recording, if there is one, which part of the step begins.
+# Thirty of these steps make a training run that is short enough to repeat all the time. The loop below is the whole
+# run. `mark(...)` only tells a recording, if there is one, which part of the step begins.
 
 
 # %%
 def train_with(model, optimizer, batches):
-    """The loss of each step, in nats. batches: a list of (inputs, targets)."""
+    """Return the loss of each step, in nats. batches: a list of (inputs, targets)."""
     losses = []
     for batch in batches:
         mark("step")
@@ -119,8 +120,8 @@ def train_with(model, optimizer, batches):
 
 
 # %% [markdown]
-# It runs as a job of *one* rank, so that later notebooks start from the same call. (`device="cpu"`: the bytes below are
-# then the same on every machine.)
+# The training runs as a job of *one* rank, so that later notebooks start from the same call. With `device="cpu"` the
+# numbers of bytes below are the same on every machine.
 
 
 # %%
@@ -137,11 +138,12 @@ assert sum(reference[-5:]) / 5 < entropy
 draw.curves({"one device": reference}, marks={"unigram entropy": entropy})
 
 # %% [markdown]
-# The curve begins at a blind guess, and ends below the unigram entropy: by now the model knows more than how often each
-# byte occurs. It has begun to use what comes before.
+# The curve begins at the loss of a blind guess and ends below the unigram entropy: by then the model knows more than
+# how often each byte occurs. It has begun to use the bytes that come before.
 #
-# **This curve is the reference.** Training is deterministic here: the same weights at the start (each parameter is
-# drawn from the seed and its own name), the same batches, the same arithmetic. So we may ask for equality, bit for bit.
+# **This curve is the reference.** Training is deterministic here. Two runs start from the same weights, since each
+# parameter is drawn from the seed and its own name; they read the same batches and do the same arithmetic. So we may
+# require that the losses are equal bit for bit.
 
 # %%
 [again] = run(train, batches, ranks=1, device="cpu")
@@ -149,7 +151,8 @@ assert again == reference
 
 # %% [markdown]
 # The course's own loop, `labs.kit.strategies.train`, takes a strategy, a function that builds the model, and a list of
-# batches for each rank. For "one device" it gives this curve; `make tour` hands it every other strategy.
+# batches for each rank. With the strategy "one device" the loop gives the reference curve; `make tour` runs it with
+# every other strategy.
 
 # %%
 from labs.kit import strategies
@@ -161,14 +164,14 @@ assert losses == reference
 # %% [markdown]
 # ## Micro-batches
 #
-# Sometimes a batch is too large to go through the model at once. Then it is cut into **micro-batches**. The loss is a
-# mean over the batch; so the gradient of the whole is the mean of the gradients of its equal parts. This small fact is
-# the root of data parallelism: the parts need not be on one device.
+# Sometimes a batch is too large to go through the model at once. Then the batch is cut into **micro-batches**. The loss
+# is a mean over the batch, so the gradient of the batch is the mean of the gradients of its equal parts. Data
+# parallelism rests on this small fact: the parts need not be on one device.
 
 
 # %%
 def gradient(model, batches):
-    """The gradient of the mean loss over equal batches, as one vector."""
+    """Return the gradient of the mean loss over equal batches, as one vector."""
     model.zero_grad()
     for x, y in batches:
         (model(x, y) / len(batches)).backward()
@@ -182,8 +185,9 @@ def micro(x, y, pieces):
 assert [len(inputs) for inputs, _ in micro(x, y, 4)] == [3, 3, 3, 3]
 
 # %% [markdown]
-# `backward` *adds* to the gradients that are there; so the parts add up by themselves, and the mean comes from the
-# division. It is easily forgotten. By what factor is the gradient then too large, with 4 micro-batches?
+# `backward` *adds* to the gradients that are there. So the gradients of the micro-batches add up by themselves, and
+# dividing each loss by the number of micro-batches gives the mean. This division is easily forgotten. By what factor is
+# the gradient then too large, with 4 micro-batches?
 
 # %%
 model = GPT(config)
@@ -195,8 +199,8 @@ factor = round((forgotten.norm() / whole.norm()).item(), 3)
 check.predict("By what factor is the gradient too large?", guess, answer=factor)
 
 # %% [markdown]
-# Now with the division, is it the same gradient? In mathematics, yes. On a computer each sum is rounded, and the parts
-# are summed in another order.
+# With the division, is the gradient of 4 micro-batches the same as that of the whole batch? In mathematics it is. On a
+# computer each sum is rounded, and micro-batches are summed in another order.
 
 # %% tags=["nbval-ignore-output"]
 rows = []
@@ -210,14 +214,16 @@ for dtype in (torch.float32, torch.float64):
 draw.table(rows)
 
 # %% [markdown]
-# Neither is bitwise equal. But the difference shrinks with the precision of the arithmetic, and that is how to tell
-# rounding from a mistake: a mistake stays as it is. Remember it for later, when ranks add up gradients in whatever
-# order suits them. Where exactness is the point, the course compares in float64.
+# The gradients are bitwise equal neither in float32 nor in float64. But in float64 the difference is far smaller. This
+# is how to tell rounding from a mistake: rounding errors shrink when the arithmetic is more precise, and a mistake
+# stays as large as it was. Remember this test for later notebooks, where ranks add up gradients in different orders.
+# Where exactness matters, the course compares in float64.
 #
 # ## Predict
 #
-# What does a step hold? Count bytes per parameter, in float32 (4 bytes per number), with AdamW: the parameter itself,
-# its gradient, and what AdamW remembers, a running mean of the gradient and one of its square.
+# What does the device hold during a step? Count bytes per parameter, in float32, where each number takes 4 bytes. There
+# are the parameter itself, its gradient, and the two numbers that AdamW remembers: a running mean of the gradient, and
+# a running mean of its square.
 
 # %%
 guess = 16  # your number
@@ -229,22 +235,22 @@ check.predict("How many bytes per parameter do P, G and S take?", guess, answer,
 # %% [markdown]
 # ## Measure
 #
-# `record="memory"` sees every tensor's memory come and go, and knows what each was for. This is the third step of the
-# run, each phase drawn equally wide, however long it took:
+# `record="memory"` records when the memory of each tensor is allocated and freed, and what the tensor was for. The next
+# cell draws the third step of the run. Each phase is drawn equally wide, however long it took:
 
 # %%
 draw.memory(recording, step=2)
 
 # %% [markdown]
-# Compare it with the drawing at the top. *Parameters* and *optimizer state* never change in size (the state is drawn on
-# top of the gradients, so these lift it). *Activations* climb in forward, layer by layer, because backward will need
-# them; it starts with the last layer and frees each layer's when it is done with it. Meanwhile the *gradients* grow. In
-# this model the peak is where backward begins. (With a large model and a small batch it is where all gradients have
-# been made.)
+# Compare this figure with the drawing at the top. *Parameters* and *optimizer state* never change in size; the state is
+# drawn on top of the gradients, so its area moves up as the gradients grow. *Activations* grow in forward, layer by
+# layer, because backward will need them. Backward starts with the last layer, and frees each layer's activations once
+# it has used them. Meanwhile the *gradients* grow. In this model memory peaks when backward begins. With a large model
+# and a small batch it peaks when all gradients have been computed.
 #
-# Now set the formulas of `labs.cost` beside it. They know the shapes of the model, and what its code keeps at each
-# line; they have measured nothing. (`cost.ddp` is named after the strategy of notebook 03; with `"single"` it means one
-# device.)
+# Now compare the measurement with the formulas of `labs.cost`. The formulas know the shapes of the model and which
+# tensors its code keeps at each line; they use no measurement. The function `cost.ddp` is named after the strategy of
+# notebook 03; with `"single"` it predicts for one device.
 
 # %%
 predicted = cost.ddp(cost.Job(config, BATCH), "single").held
@@ -252,24 +258,26 @@ kinds = ("P", "G", "S", "A", "temporary", "peak")
 draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in kinds})
 
 # %% [markdown]
-# P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. (*Temporary* is what lives
-# within one operation, such as the roots that AdamW takes.) The three together are 16 bytes per parameter. And A, in
-# this small model, is far more than all the others. Each row is the maximum of its kind during the step; the maxima do
-# not all come at the same moment, so the peak is less than their sum.
+# P and G take 4 bytes per parameter each. S takes 8 bytes per parameter, and 4 more bytes per *tensor*, where AdamW
+# counts its steps. P, G and S together take 16 bytes per parameter. In this small model A takes far more than all the
+# other kinds. *Temporary* tensors live only within one operation; the square roots that AdamW computes are an example.
+# Each row shows the maximum of its kind during the step. These maxima are not all reached at the same moment, so the
+# peak is less than their sum.
 #
-# The last ledger is time. Here is the same step, with nothing switched on that could slow it down:
+# The last ledger is time. The next cell draws the same step without the memory recording, which would slow it down:
 
 # %%
 timed = run(train, batches[:8], ranks=1, device="cpu", record="time").recording
 draw.timeline(timed, step=3)
 
 # %% [markdown]
-# How much arithmetic is that? Take one weight of a matrix. In forward it meets each token once: it is multiplied by a
-# number of that token, and the product is added to a sum. That makes 2 operations per weight and token. Backward needs
-# two such products: the gradient of the output times the input gives the gradient of the weight, and the gradient of
-# the output times the weight gives the gradient of the input. That makes 4, and 6 in all. (The embedding is only looked
-# up. Attention multiplies tokens by tokens, too; that is not counted here.) PyTorch counts it, matrix by matrix. Does
-# backward take twice the time, too?
+# How much arithmetic does a step do? Take one weight of a matrix. In forward the weight is used once for each token: it
+# is multiplied by a number of that token, and the product is added to a sum. That makes 2 operations per weight and
+# token. Backward needs two such products: the gradient of the output times the input gives the gradient of the weight,
+# and the gradient of the output times the weight gives the gradient of the input. That makes 4 operations in backward,
+# and 6 operations per weight and token in the whole step. The count leaves out the embedding, which is only looked up,
+# and attention, which multiplies tokens by tokens. PyTorch can count the operations of each matrix. Backward does twice
+# the operations of forward: does it take twice the time, too?
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -287,18 +295,19 @@ for name, counter in {"forward": forward, "backward": backward}.items():
     print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms, the median of eight steps")
 
 # %% [markdown]
-# Less than twice, as a rule. In a model this small, much of the time goes to other work (norms, softmax, moving numbers
-# about), which backward does not do twice. Nothing is sent, and nobody waits. That will change.
+# Backward usually takes less than twice the time of forward. In a model this small, much of the time goes to norms,
+# softmax and copying numbers, and backward does not do this work twice. One device sends nothing and waits for nobody.
+# With several devices that will change.
 #
 # ## Activations grow with the batch
 #
-# P, G and S depend on the model alone. Activations depend on what goes through it. How large do they get with twice the
-# batch, or with half the context?
+# P, G and S depend on the model alone. Activations also depend on the batch that goes through the model. How large do
+# they get with twice the batch, or with half the context?
 
 
 # %%
 def activations(batch, context):
-    """Bytes of A, as measured in the second of two steps."""
+    """Return the bytes of A, as measured in the second of two steps."""
     loader = Batches(text.tokens, batch, context)
     two = [loader[0], loader[1]]
     return run(train, two, ranks=1, device="cpu", record="memory").recording.held(step=1)["A"]
@@ -322,14 +331,14 @@ rows = {
 draw.ledger(rows)
 
 # %% [markdown]
-# A is proportional to the number of tokens, except for the *rotary* tables: they tell attention where in the text each
-# token stands, with one row per position, shared by the whole batch. The rule holds because attention here is *fused*:
-# it never stores its table of all tokens by all tokens. Where it is stored, A has a part that grows with the square of
-# the context.
+# A is proportional to the number of tokens, except for the *rotary* tables: they tell attention the position of each
+# token in the text, with one row per position, and the whole batch shares them. A is proportional to the tokens because
+# attention here is *fused*: it never stores its table of scores, which has one entry for each pair of tokens. Where
+# attention stores that table, A has a part that grows with the square of the context.
 #
-# The formula goes through the model, operator by operator, and asks what each one's derivative needs: the norms,
-# attention, the *rotary* tables, *mlp* (a block's other half), the *head*, which gives the logits, and *tokens*, the
-# batch itself:
+# The formula goes through the model, operator by operator, and adds up the tensors that the derivative of each operator
+# needs. The rows of the table are the norms, attention, the *rotary* tables, *mlp* (the other half of a block), the
+# *head*, which computes the logits, and *tokens*, the batch itself:
 
 # %%
 kept = cost.activations(cost.Job(config, BATCH))
@@ -337,13 +346,14 @@ kept |= {"together": sum(kept.values())}
 draw.table([{"kept by": part, "bytes": count} for part, count in kept.items()])
 
 # %% [markdown]
-# Now a model that people use, by formula: none of it is run. Move the batch, and watch which part grows; what a control
-# changes in the formulas lights up. From what batch size on is A more than the other three together?
+# Now apply the formula to a model that people use; nothing is run. Move the control for the batch, and watch which bar
+# grows: the terms that a control changes light up in the formulas. From what batch size on does A take more than P, G
+# and S together?
 
 
 # %%
 def holds(model, batch, context, precision):
-    """P, G, S and A, by formula; nothing is run."""
+    """Draw P, G, S and A as the formulas predict them; nothing is run."""
     job = cost.Job(replace(PRESETS[model], context=context), batch, precision=precision)
     kinds = {kind: getattr(cost.per_rank(job, stage=0), kind) for kind in "PGSA"}
     caption = f"{model} on one device, {batch} × {context:,} tokens at a time, in {precision}"
@@ -367,13 +377,15 @@ play.explore(holds, model=models, **sizes_of, precision=precisions)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Llama 3 8B, 1,024 tokens: from 16 on in float32, from 32 on in mixed precision; with 8,192 tokens from 2 and from 4.
+# For Llama 3 8B with a context of 1,024 tokens: from a batch of 16 on in float32, and from 32 on in mixed precision.
+# With a context of 8,192 tokens: from 2 on in float32, and from 4 on in mixed precision.
 # </details>
 #
 # ## Build: mixed precision
 #
-# Large models are not trained in float32. **bfloat16** takes 2 bytes and has float32's range, with far fewer digits;
-# GPUs multiply it much faster. But it has too few digits for the optimizer's small changes:
+# Large models are not trained in float32. A number in **bfloat16** takes 2 bytes and has the range of float32, with far
+# fewer digits; GPUs multiply such numbers much faster. But bfloat16 has too few digits for the optimizer's small
+# changes:
 
 # %%
 for dtype in (torch.float32, torch.bfloat16):
@@ -384,16 +396,16 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: a gap of {gap:.2g}; 100 changes of 0.001 to 1 give {weight:.3f}")
 
 # %% [markdown]
-# Between 1 and the next number there is a gap, and a change smaller than half of it is rounded away, all hundred times.
-# So **mixed precision** keeps a float32 **master** copy of each parameter. The optimizer changes the master; the model
-# computes with its own copy in bfloat16.
+# Between 1 and the next larger number of bfloat16 there is a gap, and a change smaller than half of the gap is rounded
+# away, all hundred times. So **mixed precision** keeps a float32 **master** copy of each parameter. The optimizer
+# changes the master; the model computes with its own copy in bfloat16.
 #
-# First AdamW itself, by hand, to see what it has to remember:
+# First write AdamW itself by hand, to see which numbers it has to remember:
 
 
 # %%
 def adamw(weight, mean, square, gradient, t, lr, betas, eps, weight_decay):
-    """Step number t, in place (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
+    """Take step t in place (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
     mean.lerp_(gradient, 1 - betas[0])
     square.lerp_(gradient**2, 1 - betas[1])
     scale = (square / (1 - betas[1] ** t)).sqrt() + eps
@@ -419,17 +431,18 @@ guess_mixed = 16  # your number
 # %% [markdown]
 # ### Exercise 1: parameters in two bytes, masters in four (20 minutes)
 #
-# Write two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the
-# gradient becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in
-# place*: the model knows p and no other tensor, and p keeps its memory, which another layer may share (so no `p.data =
-# ...`). What is in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing
-# changes. Budget: 16 bytes per parameter when the step is over, the gradient included.
+# Write two functions. `remember` returns the tensors that the optimizer keeps for a parameter p. `mixed_step` takes one
+# step with them: it casts the gradient to float32, `adamw` changes the master, and p gets the master's values, rounded.
+# All changes of p happen *in place*: the model knows the tensor p and no other, and another layer may share the memory
+# of p, so do not assign `p.data = ...`. You may replace the tensors in `kept`. If backward did not reach a parameter,
+# its gradient is None, and nothing changes. Budget: 16 bytes per parameter when the step is over, the gradient
+# included.
 
 
 # %%
 def remember(p):
-    """For p, in bfloat16 or float16: {"master": ..., "mean": ..., "square": ...}, in float32
-    and of p's shape."""
+    """Return {"master": ..., "mean": ..., "square": ...} for p, which is bfloat16 or float16.
+    All three tensors are float32 and have p's shape."""
     ### BEGIN SOLUTION
     master = p.detach().float()
     mean, square = torch.zeros_like(master), torch.zeros_like(master)
@@ -439,11 +452,14 @@ def remember(p):
 
 @torch.no_grad()
 def mixed_step(p, kept, t, **settings):
-    """Step t of p and of kept, which is what remember(p) returned.
+    """Take step t for p.
 
+    kept: the dictionary that remember(p) returned
     t: the number of the optimizer's step, from 1 on; a step in which p has no gradient counts,
-    too. p.grad: in p's dtype, or None; it stays as it is. settings: lr, betas, eps and
-    weight_decay, as adamw has them; they may change from step to step
+        too
+    settings: lr, betas, eps and weight_decay, for adamw; they may change from step to step
+
+    p.grad is None or has p's dtype; do not change it.
     """
     ### BEGIN SOLUTION
     if p.grad is not None:
@@ -456,7 +472,8 @@ answer = check.mixed_precision(remember, mixed_step)
 answer
 
 # %% [markdown]
-# An optimizer is a loop around the two. (Where yours are not right yet, it uses the course's own.)
+# An optimizer is a loop that calls these two functions. If yours are not right yet, the next cell uses the course's
+# own.
 
 # %%
 if not answer:
@@ -464,8 +481,8 @@ if not answer:
 
 
 class MixedAdamW(torch.optim.Optimizer):
-    """AdamW for parameters in low precision. It keeps three float32 numbers for each of
-    theirs."""
+    """AdamW for parameters in low precision. It keeps three float32 numbers for each
+    parameter."""
 
     def __init__(self, parameters, **settings):
         super().__init__(parameters, settings)
@@ -478,7 +495,7 @@ class MixedAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Here is your guess, beside what a run of it holds.
+# The next cell compares your guess with the bytes that a run in mixed precision holds.
 
 
 # %%
@@ -516,26 +533,25 @@ assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed"]
 pie(rows)
 
 # %% [markdown]
-# 2 + 2 + 12: sixteen again. Mixed precision does not lower the floor. It moves bytes from the model to the optimizer,
-# where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations and, on a
-# GPU, time.
+# P, G and S take 2 + 2 + 12 = 16 bytes again, so mixed precision does not save any of these bytes. It moves bytes from
+# the model to the optimizer, and the notebook on ZeRO will show that optimizer state is the easiest to share. Mixed
+# precision does save memory for activations and, on a GPU, time.
 #
 # ### Exercise 2: the sixteen bytes, as a function (15 minutes)
 #
-# Now put it on paper, to the byte, for any model. Some tensors may be *frozen*: they are held, but not trained. A
-# number in float32 takes 4 bytes, one in bfloat16 takes 2.
+# Now write a function that counts the bytes of any model exactly. Some tensors may be *frozen*: the device holds them
+# but does not train them. A number in float32 takes 4 bytes, and a number in bfloat16 takes 2.
 
 
 # %%
 def bytes_by_kind(parameters, mixed):
-    """{"P": bytes, "G": bytes, "S": bytes} when backward is over: parameters, gradients, what
-    the optimizer remembers.
+    """Return {"P": bytes, "G": bytes, "S": bytes} that are held when backward is over.
 
     parameters: a list of (shape, trained), one for each tensor: ((256, 64), True), or ((64,),
-        False) for a frozen one, which has no gradient, and for which nothing is remembered
-    mixed: False: all is float32, and S is that of PyTorch's AdamW: its two running means, and
-        one more float32 per tensor, the count of its steps.  True: P and G are bfloat16, and S
-        is what remember(p) returns
+        False) for a frozen tensor, which has no gradient and no optimizer state
+    mixed: if False, all tensors are float32, and S is the state of PyTorch's AdamW: two running
+        means, and one more float32 per tensor, the count of its steps. If True, P and G are
+        bfloat16, and S is the tensors that remember(p) returns
     """
     ### BEGIN SOLUTION
     P = G = S = 0
@@ -553,7 +569,8 @@ answer = check.bytes_by_kind(bytes_by_kind)
 answer
 
 # %% [markdown]
-# Does it say what was measured, to the byte? And what is left to hold if only the last matrix, the head, is trained?
+# Does your function return exactly the bytes that were measured? And how many bytes per parameter remain if only the
+# last matrix, the head, is trained?
 
 # %%
 if not answer:
@@ -572,10 +589,10 @@ print(f"the head alone: {in_head / sum(sizes):.2f} bytes per parameter")
 ledger
 
 # %% [markdown]
-# A frozen parameter costs its own 2 bytes and no more. That is why fine-tuning a few small matrices, with the model
-# frozen, fits where training the whole model does not.
+# A frozen parameter costs its own 2 bytes and no more. So a device on which the whole model cannot be trained may still
+# have room for fine-tuning a few small matrices, with the model frozen.
 #
-# Is it still the same training, in mixed precision?
+# Does training in mixed precision still give the same losses?
 
 # %%
 [in_mixed] = run(train_mixed, batches, ranks=1, device="cpu")
@@ -584,24 +601,24 @@ curves = {"float32": reference, "mixed precision": in_mixed}
 draw.curves(curves, marks={"unigram entropy": entropy})
 
 # %% [markdown]
-# Not bit for bit, since it computes with fewer digits; but the curve is the same.
+# The losses are not equal bit for bit, since mixed precision computes with fewer digits; but the curves look the same.
 #
 # <div style="border-left: 4px solid #D55E00; padding-left: 0.8em">
 #
 # **What went wrong in the wild.** *Symptom*: somebody trains in bfloat16 and asks the optimizer for masters,
 # `master_weights=True`. There is no error, and there are no masters. *Cause*: NVIDIA Apex's `FusedAdam` made them for
-# parameters in float16, and for those in bfloat16 it silently ignored the setting, though bfloat16 has fewer digits
-# still ([apex#1728](https://github.com/NVIDIA/apex/issues/1728), September 2023).
+# parameters in float16. For parameters in bfloat16 it silently ignored the setting, although bfloat16 has even fewer
+# digits ([apex#1728](https://github.com/NVIDIA/apex/issues/1728), September 2023).
 #
 # </div>
 #
-# What does a step lose without them? Here is one step of PyTorch's own AdamW, with a learning rate as small as it
-# becomes late in training:
+# What does a step lose without masters? The next cell takes one step of PyTorch's own AdamW, with a learning rate as
+# small as it becomes late in training:
 
 
 # %% tags=["nbval-ignore-output"]
 def unmoved(dtype, lr):
-    """The share of the parameters that one step leaves as they were."""
+    """Return the share of the parameters that one step leaves unchanged."""
     model = GPT(config).to(dtype)
     model(x, y).backward()
     before = [p.detach().clone() for p in model.parameters()]
@@ -616,13 +633,13 @@ told = f"one step leaves {alone:.0%} of the parameters as they were"
 print(f"{told}; in float32, {full_precision:.2%}")
 
 # %% [markdown]
-# So look at what an optimizer *holds*, as you did above. With masters, S is 12 bytes per parameter; without, 8 at most.
-# A flag is no evidence.
+# So measure the bytes that an optimizer *holds*, as you did above. With masters, S takes 12 bytes per parameter;
+# without masters, it takes at most 8. That a flag is set proves nothing.
 #
 # ## Why some count 18, or 20
 #
-# There is a quicker way to write it: give the masters to PyTorch's own AdamW. It wants each gradient in the type of its
-# parameter, so all of them are copied to float32 first.
+# Such an optimizer takes fewer lines if you pass the masters to PyTorch's own AdamW. PyTorch's AdamW needs each
+# gradient in the dtype of its parameter, so all gradients are copied to float32 first.
 
 
 # %%
@@ -651,9 +668,10 @@ copied_first = bytes_per_parameter(held_by(train_copying))
 pie({"gradients copied one at a time": mixed, "all copied first": copied_first})
 
 # %% [markdown]
-# Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in
-# float32 from the start and drop the low-precision ones at once: that makes 2 + 4 + 12 = 18. None of these counts is
-# wrong. They are different programs, and you can now tell which one a paper means. For the model of our question:
+# This optimizer needs 20 bytes per parameter, 4 more than ours, while it works. Some libraries add up gradients in
+# float32 from the start and free the low-precision gradients at once: that makes 2 + 4 + 12 = 18 bytes. None of the
+# counts 16, 18 and 20 is wrong. They belong to different programs, and you can now tell which program a paper means.
+# The chart shows the counts for the model of our question:
 
 
 # %%
@@ -667,8 +685,8 @@ draw.chart(gigabytes(7.5e9), "GB", caption="7.5 billion parameters: P, G and S")
 # %% [markdown]
 # ## Native
 #
-# PyTorch's own mixed precision is `torch.autocast`. It goes the other way round: the parameters *are* the masters, in
-# float32, and inside the context each matrix multiplication casts what it needs.
+# PyTorch's own mixed precision is `torch.autocast`. Autocast does the opposite of ours: the parameters *are* the
+# masters, in float32, and inside the context each matrix multiplication casts its inputs to bfloat16.
 
 
 # %%
@@ -685,18 +703,20 @@ autocast = bytes_per_parameter(held_by(train_autocast))
 pie({"float32": full, "ours": mixed, "torch.autocast": autocast})
 
 # %% [markdown]
-# Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes per parameter, for a batch of 12 times 64
-# tokens. Both keep the norms and the loss in float32, so A is not halved. Autocast also keeps the cast weights until
-# backward is done, and casts one input anew for each matrix that multiplies it: three times in attention (its q, k and
-# v), twice in the MLP. So it saves less; in return, the parameters, and what flows between layers, stay float32.
+# With autocast, P, G and S take 4 + 4 + 8 = 16 bytes once more. But look at A, which the table also counts in bytes per
+# parameter, for a batch of 12 times 64 tokens. Both programs compute the norms and the loss in float32, so A is not
+# halved. Autocast also keeps the cast weights until backward is done. And it casts an input again for each matrix that
+# multiplies it: three times in attention, for q, k and v, and twice in the MLP. So autocast saves less of A than ours
+# does. In return, the parameters and the tensors that pass between layers stay in float32.
 #
 # ## Why, and why not
 #
-# **Why** so much? Because each kind answers a need. Without G there is no step, without S the steps are worse, without
-# A there is no backward, and without masters small changes are lost. One can trade: an optimizer with less memory,
-# gradients applied as they come, activations computed twice (a later notebook). None of these is free.
+# **Why** does training need so much memory? Each kind has its purpose. Without G there is no step, without S the steps
+# are worse, without A there is no backward, and without masters small changes are lost. One can save some memory at a
+# price: use an optimizer with less state, apply each gradient as soon as it is computed, or compute activations twice,
+# as a later notebook does.
 #
-# **Why not** one device? A device for training has, say, 80 GB:
+# **Why not** train on one device? A device for training has, say, 80 GB of memory:
 
 # %%
 need = 16 * 7.5e9 / 1e9
@@ -710,9 +730,8 @@ tokens = f"one sequence of {llama.context:,} tokens"
 print(f"and {kept:.0f} GB of activations for {tokens}, if kept in float32")
 
 # %% [markdown]
-# So on such devices the model of our question does not fit, not even with an empty batch. Somebody has to hold the
-# rest. *Where do they all live, these sixteen bytes per parameter?* That is the question of this course. Before devices
-# can share anything, though, they have to talk: that is the next notebook.
+# So the model of our question does not fit on such a device, not even with an empty batch, and other devices have to
+# hold the rest. *Which device holds which of these sixteen bytes per parameter?* That is the question of this course.
 #
 # ## Say it back
 #
@@ -725,25 +744,27 @@ print(f"and {kept:.0f} GB of activations for {tokens}, if kept in float32")
 # <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step is most memory in
 # use?</summary>
 #
-# Only A. In this model the peak is where forward ends and backward begins: all activations are there.
+# Only A depends on the batch. In this model memory peaks when forward ends and backward begins, because all activations
+# are held at that moment.
 # </details>
 #
 # <details><summary>Mixed precision halves parameters and gradients. Why does the sum stay at 16?</summary>
 #
-# The float32 parameter is still there: it has moved into the optimizer state, as the master copy. 4 + 4 + (4 + 4) has
-# become 2 + 2 + (4 + 4 + 4).
+# The float32 parameter still exists: it has moved into the optimizer state, as the master copy. The sum 4 + 4 + (4 + 4)
+# has become 2 + 2 + (4 + 4 + 4).
 # </details>
 #
 # <details><summary>Two programs give gradients that differ by 1e-9. How do you find out whether that is rounding or a
 # mistake?</summary>
 #
-# Run both in float64. Rounding shrinks by many orders of magnitude, a mistake stays.
+# Run both programs in float64. A difference from rounding shrinks by many orders of magnitude, and a difference from a
+# mistake stays.
 # </details>
 
 # %% [markdown]
-# **Read on**: the 16 bytes are counted in section 3.1 of the ZeRO paper, Rajbhandari et al. 2020,
-# [arXiv 1910.02054](https://arxiv.org/abs/1910.02054); mixed precision is Micikevicius et al. 2018,
-# [arXiv 1710.03740](https://arxiv.org/abs/1710.03740).
+# **Read on**: section 3.1 of the ZeRO paper counts the 16 bytes (Rajbhandari et al. 2020, [arXiv
+# 1910.02054](https://arxiv.org/abs/1910.02054)). Mixed precision was introduced by Micikevicius et al. 2018, [arXiv
+# 1710.03740](https://arxiv.org/abs/1710.03740).
 #
 # **Next.** One device is too small for these sixteen bytes per parameter, so several have to share them. Before devices
 # can share anything, they have to talk: [02 Collectives](02_collectives.ipynb).

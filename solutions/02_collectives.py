@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Collectives
 #
-# *Four ranks each hold a tensor. How does every one of them come to hold the sum, and what is the least that each must
-# send?*
+# *Each of four ranks holds a tensor. How can every rank get the sum of the four tensors, and how many bytes must each
+# rank send at least?*
 #
-# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call.
-# **Minutes**, by estimate: 40 without exercises, 85 with them, 10 more for optional parts, 30 more for the challenge.
-# The machine works for a minute of it, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. **Minutes**, by
+# estimate: 40 without exercises, 85 with them, 10 more for optional parts, 30 more for the challenge. The cells compute
+# for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -18,11 +18,13 @@ recall.ask("02")
 # %% [markdown]
 # ## Question
 #
-# In the next notebook four ranks train copies of one model, each on its own quarter of the batch. Each computes a
-# gradient of its own, and before the optimizer steps, all need the mean of the four. But a **rank** is a process with
-# memory of its own: it sees nobody else's. All it can do is *send* a tensor to another rank, or *receive* one.
+# In the next notebook four ranks train copies of one model, each rank on its own quarter of the batch. Each rank
+# computes the gradient of its quarter, and before the optimizer steps, every rank needs the mean of the four gradients.
+# But a **rank** is a process with its own memory, and cannot read the memory of another rank. It can only *send* a
+# tensor to another rank, or *receive* one.
 #
-# Is that expensive? Here is the gradient of one of today's smaller models, at two bytes per number.
+# Is it expensive to send a gradient? The next cell computes the size of the gradient for one of today's smaller models,
+# at two bytes per number.
 
 # %%
 import math
@@ -47,30 +49,30 @@ print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank
 # %% [markdown]
 # ## Picture
 #
-# A **collective** is an operation in which all ranks of a group take part. These six, and a `barrier` that moves
-# nothing (nobody leaves it before everybody has arrived), are all that this course needs. In the picture, a row is a
-# rank; a tensor is cut into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold,
-# here by adding.
+# A **collective** is an operation in which all ranks of a group take part. This course needs seven: the six in the
+# picture, and a `barrier`, which sends no data and which no rank leaves before every rank has entered it. In the
+# picture, a row is a rank, and a tensor is cut into as many **pieces** as there are ranks. To **reduce** tensors is to
+# combine them, here by adding.
 #
 # ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
 # all_to_all](../images/collectives.svg)
 #
-# `all_reduce` is what the question asks for. Now look at the row below it: `reduce_scatter` leaves one piece of the sum
-# on each rank, and `all_gather` gives everybody all pieces. One after the other, they are an `all_reduce`. Keep that
-# in mind.
+# The question asks for an `all_reduce`. Two of the other collectives together do the same: `reduce_scatter` leaves one
+# piece of the sum on each rank, and `all_gather` gives every rank all pieces. So a `reduce_scatter` followed by an
+# `all_gather` is an `all_reduce`. The fastest algorithm below is built from this fact.
 
 # %% [markdown]
 # ## Predict
 #
-# Rank r brings `[10r, 10r + 1, 10r + 2, 10r + 3]`, so each piece is one number. After a `reduce_scatter`, which number
-# does rank 2 hold? Type your guess, then run the two cells.
+# Each rank r contributes the tensor `[10r, 10r + 1, 10r + 2, 10r + 3]`, so each piece is one number. After a
+# `reduce_scatter`, which number does rank 2 hold? Type your guess, then run the two cells.
 
 # %%
 guess_number = 68  # your number
 
 
 def glance():
-    """What this rank holds after each collective."""
+    """Return the numbers that this rank holds after each collective."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     own = 10 * rank + torch.arange(ranks)
     held = {"before": own.tolist()}
@@ -90,21 +92,21 @@ question = "After reduce_scatter, which number does rank 2 hold?"
 check.predict(question, guess_number, after[2]["reduce_scatter"][0], tolerance=0)
 
 # %% [markdown]
-# Compare the table with the picture. After `reduce` only rank 0 has the sum; what the others hold is left over from the
-# work (partial sums), and not meant to be used. That is what the collectives promise. Now we build them, from send and
-# receive alone.
+# Compare the table with the picture. After `reduce` only rank 0 has the sum; the other ranks hold partial sums, which
+# are left over from the algorithm and not meant to be used. The table shows the results of the collectives. Now we
+# build them from send and receive alone.
 
 # %% [markdown]
-# ## Build: what a rank can do on its own
+# ## Build: send and receive
 #
-# `send` and `recv` come in pairs: one rank names the destination, the other the source. The receiver provides a tensor
-# of the right size and dtype, and the message overwrites it. Every rank runs the *same* function; what it does depends
-# on its number.
+# `send` and `recv` come in pairs: the sender names the destination, and the receiver names the source. The receiver
+# provides a tensor of the right size and dtype, and the message overwrites it. Every rank runs the *same* function;
+# inside the function, the rank's number decides whether it sends or receives.
 
 
 # %%
 def hand_over():
-    """Rank 0 tells rank 1 three numbers."""
+    """Send three numbers from rank 0 to rank 1."""
     if dist.get_rank() == 0:
         dist.send(torch.tensor([1.0, 2.0, 3.0]), dst=1)
     else:
@@ -116,13 +118,13 @@ def hand_over():
 assert run(hand_over, ranks=2) == [None, [1.0, 2.0, 3.0]]
 
 # %% [markdown]
-# Now let all four send at once, around a ring: each rank sends to the next one, and receives from the one before. Think
-# before you run it: who moves first? This cell is *meant* to fail.
+# Now let all four ranks send at once, around a ring: each rank sends to the next rank, and receives from the previous
+# rank. Before you run the cell, think: which rank can finish its `send` first? This cell is *meant* to fail.
 
 
 # %% tags=["raises-exception"]
 def ring_of_sends():
-    """Everybody hands a tensor to the next rank; or so it seems."""
+    """Send a tensor to the next rank, on all ranks at once; this hangs."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine, theirs = torch.ones(4), torch.empty(4)
     dist.send(mine, dst=(rank + 1) % ranks)
@@ -132,17 +134,18 @@ def ring_of_sends():
 run(ring_of_sends, ranks=4)
 
 # %% [markdown]
-# `send` **blocks**: it does not return before the other side has begun to receive. All four wait in their `send`, and
-# nobody ever reaches `recv`. This is a **deadlock**. (Some libraries buffer small messages; with them such a program
-# works until the tensor grows.) Elsewhere the job would say nothing until a timeout, many minutes later. Here the
-# launcher keeps a record of what every rank waits for, notices the circle, and tells you the line of each rank.
+# `send` **blocks**: it does not return before the receiver has begun to receive. All four ranks wait in their `send`,
+# and no rank ever reaches `recv`. This is a **deadlock**. Some libraries buffer small messages; with them such a
+# program works until the tensor grows. On a cluster the job would print nothing until a timeout, many minutes later.
+# Here the launcher records what every rank waits for, notices that the ranks wait in a circle, and tells you the line
+# at which each rank waits.
 #
-# The other classic is a rank that never joins. This cell is meant to fail, too.
+# Another common mistake is a rank that never calls the collective. This cell is meant to fail, too.
 
 
 # %% tags=["raises-exception"]
 def absent():
-    """All ranks add up, except one that sees no reason to."""
+    """Call all_reduce on every rank but rank 3; this hangs."""
     x = torch.ones(4)
     if dist.get_rank() != 3:
         dist.all_reduce(x)
@@ -151,17 +154,18 @@ def absent():
 run(absent, ranks=4)
 
 # %% [markdown]
-# Many jobs hang because a collective stands inside an `if` that tests the rank. The rule: *every rank of a group calls
-# the same collectives in the same order.*
+# Many jobs hang because a collective is called inside an `if` that tests the rank. The rule is: *every rank of a group
+# calls the same collectives in the same order.*
 #
-# And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to
-# wait on. So every rank posts both of its messages, and then waits for both. `exchange` from
-# [labs/collectives.py](../labs/collectives.py) does just that; it counts peers modulo N, the number of ranks.
+# How can ranks send around a ring without a deadlock? `isend` and `irecv`, where i stands for *immediate*, only
+# **post** a message: they return at once with a handle to wait on. So every rank posts both of its messages, and then
+# waits for both. The function `exchange` from [labs/collectives.py](../labs/collectives.py) does this; it takes the
+# numbers of peers modulo N, the number of ranks.
 
 
 # %%
 def ring_of_exchanges():
-    """Everybody hands a number to the next rank."""
+    """Send a number to the next rank, on all ranks at once."""
     rank = dist.get_rank()
     mine, theirs = torch.tensor([rank]), torch.tensor([-1])
     exchange(None, send=(mine, rank + 1), receive=(theirs, rank - 1))
@@ -171,15 +175,15 @@ def ring_of_exchanges():
 assert run(ring_of_exchanges, ranks=4) == [3, 0, 1, 2]
 
 # %% [markdown]
-# One such exchange by all ranks is a **round**. From here on, `exchange` is all that you need. (Its first argument is
-# the *group* of ranks that take part; `None` means all.)
+# One such exchange by all ranks is a **round**. From here on, you can build every collective from `exchange`. Its first
+# argument is the *group* of ranks that take part; `None` means all ranks.
 #
 # ## Build: broadcast, a tree
 #
-# Rank 0 has a tensor, and eight ranks need it. If rank 0 told them one after another, that would take seven rounds,
-# with six ranks idle in each. Better: *whoever knows it tells one more.* The number of ranks that know it doubles in
-# each round. A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press
-# play.
+# Rank 0 has a tensor, and eight ranks need it. If rank 0 sent it to the others one after another, that would take seven
+# rounds, with six ranks idle in each round. A tree is faster: *in each round, every rank that has the tensor sends it
+# to one more rank.* So the number of ranks that have the tensor doubles in each round. The next cell describes a
+# collective as a list of messages (round, from, to, piece). Drag the slider, or press play.
 
 # %%
 tree, informed = [], [0]
@@ -193,20 +197,21 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # %% [markdown]
 # ### Exercise 1: broadcast (15 minutes)
 #
-# Write what one rank does in one round. `me` is this rank's distance from the root; the root's own is 0. Before the
-# round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; when N
-# is not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal
-# with groups and roots; leave them as they are, and hand `group` on to `exchange`.)
+# Write what one rank does in one round. `me` is this rank's distance from the root, so `me` is 0 on the root. Before
+# the round, the ranks with `me < distance` have the tensor. In the round, some ranks send it, some ranks receive it,
+# and some do nothing. When N is not a power of two, some ranks have the tensor and no rank is left to send it to. Peers
+# are `rank ± distance`. The lines before the loop deal with groups and roots: leave them as they are, and pass `group`
+# to `exchange`.
 #
-# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, by `exchange` or by sends and receives of your own, but not by a
-# built-in collective; and, as in all exercises here, room for one copy of the tensor. Any tree that keeps to it is
-# right.
+# Budget: all ranks together send N − 1 messages, in ⌈log₂ N⌉ rounds. Use `exchange` or your own sends and receives, but
+# no built-in collective. As in all exercises of this notebook, you may allocate memory for one copy of the tensor. Any
+# tree within this budget is right.
 
 
 # %%
 def my_broadcast(tensor, src=0, group=None):
-    """Every rank's `tensor` (any shape and dtype, in place) becomes a copy of global rank
-    `src`'s."""
+    """Copy the `tensor` of global rank `src` into the `tensor` of every rank, in place. It has
+    any shape and dtype."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.view(-1)
     me = (rank - dist.get_group_rank(group or dist.group.WORLD, src)) % ranks
@@ -224,19 +229,20 @@ def my_broadcast(tensor, src=0, group=None):
 check.broadcast(my_broadcast)
 
 # %% [markdown]
-# A check runs your function in real jobs, on sizes, groups and types that you did not think of, and measures what you
-# sent. `reduce` is the same tree backwards: the leaves begin, and each rank adds what arrives before it passes the sum
-# on.
+# The check runs your function in real jobs, with sizes, groups and dtypes that you may not have thought of, and counts
+# the bytes that you send. `reduce` uses the same tree backwards: the leaves begin, and each rank adds the tensors that
+# it receives to its own before it sends the sum on.
 #
 # ## Build: the sum, the obvious way
 #
-# Two ways to do an `all_reduce` come to mind. Everybody sends to rank 0, which adds up and tells everybody the result.
-# Or everybody sends to everybody, and each rank adds up for itself.
+# Two ways to do an `all_reduce` come to mind. In the first, all ranks send their tensors to rank 0, which adds them up
+# and sends the sum to all ranks. In the second, every rank sends its tensor to every other rank, and each rank adds up
+# all tensors itself.
 
 
 # %%
 def through_rank_0(x):
-    """Rank 0 collects, adds up, and tells everybody."""
+    """Add up all tensors on rank 0, which sends the sum to all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     theirs = torch.empty_like(x)
     if rank == 0:
@@ -252,7 +258,7 @@ def through_rank_0(x):
 
 # %%
 def everyone_to_everyone(x):
-    """All tensors go everywhere, and everybody adds up."""
+    """Send every tensor to every rank, and add them up on every rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine, theirs = x.clone(), torch.empty_like(x)
     for step in range(1, ranks):
@@ -261,8 +267,8 @@ def everyone_to_everyone(x):
 
 
 def outcome(all_reduce):
-    """What a rank has after an all-reduce of the ranks' numbers, with a fraction that floats
-    must round."""
+    """Return a rank's tensor after an all-reduce. The ranks' numbers have a fraction that
+    floats must round."""
     x = dist.get_rank() + torch.arange(8000) / 7
     all_reduce(x)
     return x
@@ -272,19 +278,20 @@ for way in through_rank_0, everyone_to_everyone:
     assert torch.allclose(run(outcome, way, ranks=4)[0], 6 + 4 * torch.arange(8000) / 7)
 
 # %% [markdown]
-# Both are right. What do they cost? `record="communication"` watches a job from outside and counts every message; the
-# tensor here has 8,000 elements of 4 bytes. The table shows what the busiest rank sends, in multiples of this tensor.
+# Both ways give the right sum. How many bytes do they send? `record="communication"` watches a job from outside and
+# counts every message; the tensor here has 8,000 elements of 4 bytes. The table shows how much the busiest rank sends,
+# as a multiple of the size of this tensor.
 
 
 # %%
 def busiest(all_reduce, ranks):
-    """What the rank that sends most sends, in tensors."""
+    """Return how much the busiest rank sends, in multiples of the tensor."""
     recording = run(outcome, all_reduce, ranks=ranks, record="communication").recording
     return max(recording.sent(rank) for rank in range(ranks)) / 32_000
 
 
 def costs(*ways):
-    """The busiest rank's share, by way and number of ranks."""
+    """Draw how much the busiest rank sends, by algorithm and number of ranks."""
     shares = {way.__name__: {f"{n} ranks": busiest(way, n) for n in (2, 4, 8)} for way in ways}
     return draw.table([{"": name, **each} for name, each in shares.items()])
 
@@ -292,10 +299,11 @@ def costs(*ways):
 costs(through_rank_0, everyone_to_everyone)
 
 # %% [markdown]
-# N − 1 tensors, either way: from two ranks to eight, seven times as much. Through rank 0, one link carries everything
-# while the others idle; everyone to everyone keeps all links busy with the same numbers again and again.
-# Can it be done so that the cost does not grow with N? Guess before you read on: with four ranks, how many tensors
-# does each rank have to send *at least*, if none is to send more than the others?
+# Either way, the busiest rank sends N − 1 tensors: seven times as many on eight ranks as on two. When all tensors pass
+# through rank 0, one link is busy and all the other links are idle. When every rank sends to every rank, all links
+# carry the same numbers again and again. Is there an algorithm whose cost does not grow with N? Guess before you read
+# on: with four ranks, how many tensors does each rank have to send *at least*, if no rank may send more than the
+# others?
 
 # %%
 guess_tensors = 1.5  # your number
@@ -303,21 +311,21 @@ guess_tensors = 1.5  # your number
 # %% [markdown]
 # ## Build: a ring
 #
-# The trick is to give everybody a share of the adding. Cut the tensor into N pieces, and let each travel around the
-# ring, summed as it goes. Every rank sends one *piece* per round, to its neighbour, and all links are busy in all
-# rounds.
+# The trick is to share the additions among all ranks. Cut the tensor into N pieces. Each piece travels around the ring,
+# and each rank that it reaches adds its own numbers to the piece. Every rank sends one *piece* per round, to the next
+# rank, and all links are busy in all rounds.
 #
 # ![A ring all-reduce on four ranks, round by round: three rounds of reduce-scatter, then three of
 # all-gather](../images/ring_all_reduce.svg)
 #
-# One sentence says it all: *begin with the piece that has the number of the rank before you; from then on, pass on what
-# has just arrived.* In the first N − 1 rounds what arrives is added to your own; in the next N − 1 it replaces your
-# own.
+# Every rank follows one rule: *in the first round, send the piece that has the number of the previous rank; in every
+# later round, send the piece that has just arrived.* In the first N − 1 rounds a rank adds the arriving piece to its
+# own. In the next N − 1 rounds the arriving piece replaces its own.
 
 
 # %%
 def ring(ranks):
-    """The messages (round, from, to, piece) of a ring all-reduce."""
+    """Return the messages (round, from, to, piece) of a ring all-reduce."""
     messages, carried = [], [(rank - 1) % ranks for rank in range(ranks)]
     for number in range(2 * (ranks - 1)):
         messages += [(number, rank, (rank + 1) % ranks, carried[rank]) for rank in range(ranks)]
@@ -329,11 +337,12 @@ assert len(ring(4)) == 24
 play.collective(ring(4), ranks=4)
 
 # %% [markdown]
-# Follow one piece with the slider: where does piece 0 start, and where is its sum complete? After three rounds rank r
-# holds the sum of piece r, and of no other: a `reduce_scatter`. The last three rounds are an `all_gather`.
+# Follow one piece with the slider: where does piece 0 start, and where is its sum complete? After three rounds, each
+# rank r holds the complete sum of piece r and of no other piece: the first three rounds are a `reduce_scatter`. The
+# last three rounds are an `all_gather`.
 #
-# When the number of elements is not divisible by N, `tensor_split` makes the first pieces one element longer. With
-# fewer elements than ranks some pieces are empty, and `exchange` sends nothing for them.
+# When the number of elements is not divisible by N, `tensor_split` makes the first pieces one element longer. When
+# there are fewer elements than ranks, some pieces are empty, and `exchange` sends no message for an empty piece.
 
 # %%
 assert [len(piece) for piece in torch.arange(10).tensor_split(4)] == [3, 3, 2, 2]
@@ -346,18 +355,19 @@ assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 # %% [markdown]
 # ### Exercise 2: reduce_scatter, the first half of the ring (15 minutes)
 #
-# Write one round: which piece leaves, which arrives, and what happens to it? `step` counts the rounds from 1. What
-# arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
+# Write one round: which piece does the rank send, which piece does it receive, and what does it do with the received
+# piece? `step` counts the rounds from 1. The received piece needs memory of its own before it is added: `buffer` is as
+# long as the longest piece.
 #
-# Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, and again without a built-in
-# collective; and as many rounds as a ring takes, at most twice as many, so not one rank after the other. A ring in the
-# other direction, or sending each piece straight to its owner, is just as good.
+# Budget: each rank sends N − 1 messages of one piece each, which is (N − 1)/N of the tensor, and calls no built-in
+# collective. The number of rounds is at most twice that of a ring, so the ranks may not take turns. A ring in the other
+# direction is just as good, and so is sending each piece directly to its owner.
 
 
 # %%
 def my_reduce_scatter(tensor, group=None):
-    """Piece r of `tensor` (any shape and dtype, in place) on rank r becomes the sum over all
-    ranks; returns it, 1-D."""
+    """Sum piece r of `tensor` over all ranks, in place on rank r, and return this piece, 1-D.
+    `tensor` has any shape and dtype."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     pieces = tensor.view(-1).tensor_split(ranks)
     buffer = torch.empty_like(pieces[0])
@@ -377,16 +387,18 @@ check.reduce_scatter(my_reduce_scatter)
 # %% [markdown]
 # ### Exercise 3 (optional): all_gather, the second half (10 minutes)
 #
-# Now rank r brings piece r, and everybody wants all of them. Here too each rank passes on what has just arrived,
-# beginning with its own piece; nothing is added, so a message can go straight to its place.
+# Now each rank r contributes piece r, and every rank needs all pieces. Each rank begins with its own piece, and then
+# always sends on the piece that has just arrived. Nothing is added, so a rank can receive a piece directly into its
+# place in the tensor.
 #
-# Budget: again N − 1 messages of one piece each, whichever way they go, in as many rounds.
+# Budget: each rank again sends N − 1 messages of one piece each, along any route, in at most as many rounds as in
+# exercise 2.
 
 
 # %%
 def my_all_gather(tensor, group=None):
-    """Rank r brings piece r of `tensor` (any shape and dtype, in place); afterwards every rank
-    has all of them."""
+    """Copy piece r of rank r's `tensor` to all ranks, in place, for every rank r. `tensor` has
+    any shape and dtype."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     pieces = tensor.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
@@ -399,13 +411,14 @@ def my_all_gather(tensor, group=None):
 check.all_gather(my_all_gather)
 
 # %% [markdown]
-# And the two together are what we came for, within the two budgets added up: 2 (N − 1) messages of one piece each. If
-# yours pass, every `all_reduce` below is *your own*; if you have left an exercise for later, it is the course's.
+# The two functions together make the `all_reduce` that we wanted, within the sum of their budgets: each rank sends 2 (N
+# − 1) messages of one piece each. If both of your functions pass, every `all_reduce` below is *your own*. If you have
+# left one for later, the cells below use the course's.
 
 
 # %%
 def my_all_reduce(tensor, group=None):
-    """Every rank's `tensor` becomes the sum over all ranks, the same bits everywhere."""
+    """Sum `tensor` over all ranks, in place; all ranks get the same bits."""
     my_reduce_scatter(tensor, group)
     my_all_gather(tensor, group)
 
@@ -417,7 +430,7 @@ answer
 # %% [markdown]
 # ## Measure: bytes
 #
-# Here is the same table as before, with the ring in it, and then your guess.
+# The next cell prints the same table as before, with the ring added, and the cell after it compares your guess.
 
 # %%
 costs(through_rank_0, everyone_to_everyone, all_reduce)
@@ -427,8 +440,8 @@ question = "With four ranks, how many tensors does each have to send?"
 check.predict(question, guess_tensors, busiest(all_reduce, 4))
 
 # %% [markdown]
-# Each rank sends N − 1 pieces in each half, and a piece is 1/N of the tensor: **2 (N − 1)/N tensors**. From two ranks
-# to a thousand that does not even double:
+# Each rank sends N − 1 pieces in each half of the ring all-reduce, and a piece is 1/N of the tensor. So each rank sends
+# **2 (N − 1)/N tensors**. From two ranks to a thousand this does not even double:
 
 # %%
 limits = {f"{n} ranks": float(cost.all_reduce_limit(1, n)) for n in (2, 4, 8, 64, 1024)}
@@ -436,14 +449,16 @@ assert limits["4 ranks"] == 1.5 and limits["1024 ranks"] < 2
 draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduce")
 
 # %% [markdown]
-# It cannot be done with fewer bytes, as long as only the ranks do the adding. Take a single element. Before anybody can
-# know its sum, each of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes
-# 2 (N − 1) messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009,
-# *Bandwidth optimal all-reduce algorithms for clusters of workstations*).
+# No algorithm can send fewer bytes, as long as only the ranks add. Take a single element. Before some rank can know the
+# sum of this element, each of the N − 1 other ranks must have sent its number or a partial sum. Then the sum must be
+# sent to each of the N − 1 other ranks. So every element must be sent at least 2 (N − 1) times, and N ranks share this
+# work. Patarasuk and Yuan prove it carefully (2009, *Bandwidth optimal all-reduce algorithms for clusters of
+# workstations*).
 #
-# Did the job do what the drawing said? The recording shows who sent what to whom in which round. An arrow carries the
-# number of its piece, found by where it lies in the tensor. (If what was sent is not a view of the tensor but a copy,
-# nobody can say which piece it was: the arrow then carries the number of bytes.)
+# Did the job send the messages that the drawing shows? The recording shows the sender, the receiver and the piece of
+# every message, round by round. Each arrow is labelled with the number of its piece, which the recording finds from the
+# piece's place in the tensor. If the rank sent a copy instead of a view of the tensor, the piece cannot be found, and
+# the arrow is labelled with the number of bytes.
 
 # %%
 recording = run(outcome, all_reduce, ranks=4, record="communication").recording
@@ -455,20 +470,21 @@ draw.messages(draw.sends(recording), ranks=4)
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a ring all-reduce gives the right sum, and each rank sends 2 (N − 1)
-# > whole tensors where 2 (N − 1)/N would do. A course's solution passed whole tensors around the ring: half-way
-# > through, every rank held the full sum, and the remaining rounds did nothing useful. Its test cell raised a
+# > whole tensors, although 2 (N − 1)/N tensors are enough. A course's solution passed whole tensors around the ring:
+# > half-way through, every rank held the full sum, and the remaining rounds did nothing useful. Its test cell raised a
 # > `TypeError` before it reached the solution, so nobody saw that it also hung on NCCL
 # > ([ARENA_3.0#407](https://github.com/callummcdougall/ARENA_3.0/pull/407), September 2026).
 #
-# Now for every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
-# [labs/cost/traffic.py](../labs/cost/traffic.py), which knows the algorithm of each (ring, tree, doubling) and
-# shares no code with it. The tensor has 1,001 elements, a number divisible neither by 4 nor by 3, so the ranks' shares
-# differ by an element or two. (`all_reduce_doubling` comes in the next section.)
+# The next cells compare prediction and measurement for every collective of
+# [labs/collectives.py](../labs/collectives.py). The predictions come from
+# [labs/cost/traffic.py](../labs/cost/traffic.py), which knows the algorithm of each collective and shares no code with
+# them. The tensor has 1,001 elements, a number that neither 4 nor 3 divides, so the ranks' shares differ by an element
+# or two. The next section explains `all_reduce_doubling`.
 
 
 # %%
 def swap(x):
-    """all_to_all: rank r sends piece i of its tensor to rank i."""
+    """Call all_to_all: each rank sends piece i of its tensor to rank i."""
     ranks = dist.get_world_size()
     arrived = torch.empty(ranks, len(x.tensor_split(ranks)[dist.get_rank()]))
     collectives.all_to_all(list(arrived), list(x.tensor_split(ranks)))
@@ -481,7 +497,7 @@ OURS |= {"all_reduce": all_reduce, "all_to_all": swap}
 
 
 def each(ways, n):
-    """Every collective, one per step, on n float32 elements."""
+    """Call every collective, one per step, on n float32 elements."""
     for collective in ways.values():
         mark("step")
         collective(torch.ones(n))
@@ -489,18 +505,18 @@ def each(ways, n):
 
 # %%
 def predicted(name, n, ranks):
-    """Bytes that ranks 0, 1, ... send for n float32 elements, by labs.cost."""
+    """Return the bytes that labs.cost predicts for ranks 0, 1, ..., for n float32 elements."""
     return [4 * getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)]
 
 
 def measured(recording, step):
-    """Bytes that ranks 0, 1, ... sent in one step of a recorded job."""
+    """Return the bytes that ranks 0, 1, ... sent in one step of a recorded job."""
     return [recording.sent(rank, step) for rank in range(recording.ranks)]
 
 
 # %%
 def audit(n, ranks):
-    """The ledger of every collective, rank by rank."""
+    """Draw the ledger of every collective, rank by rank."""
     recording = run(each, OURS, n, ranks=ranks, record="communication").recording
     rows = {}
     for step, name in enumerate(NAMES):
@@ -516,19 +532,20 @@ audit(1001, ranks=4)
 audit(1001, ranks=3)
 
 # %% [markdown]
-# In a tree some ranks send much and some nothing; in a ring all send about the same. `reduce_scatter` and `all_gather`
-# add up to `all_reduce`, rank by rank.
+# In a tree some ranks send much and some ranks send nothing; in a ring all ranks send about the same. On every rank,
+# the bytes of `reduce_scatter` and `all_gather` add up to those of `all_reduce`.
 #
 # ## Measure: time
 #
-# Bytes are not everything. A common model of a message has two numbers: **latency** α, the seconds before anything
-# arrives, and **bandwidth** W, the bytes per second from then on. A message of m bytes takes α + m/W. The ring sends
-# little, but in 2 (N − 1) rounds, and pays α in each.
+# Bytes are not everything. A common model of a message has two numbers: the **latency** α, which is the seconds until
+# the first byte arrives, and the **bandwidth** W, which is the bytes per second from then on. A message of m bytes
+# takes α + m/W. The ring sends few bytes, but it takes 2 (N − 1) rounds, and each round costs α.
 #
-# **Recursive doubling** makes the opposite trade. In round k each rank exchanges its *whole* tensor with the rank 2ᵏ
-# away, and adds: after log₂ N rounds all have the whole sum. (When N is not a power of two, the ranks beyond the
-# largest power of two below N first hand their tensor to another rank, and are told the result at the end. In the
-# ledger for three ranks, rank 2 is one of these.) In the picture there is one piece, number 0: the whole tensor.
+# **Recursive doubling** makes the opposite trade: few rounds and many bytes. In round k each rank exchanges its *whole*
+# tensor with the rank that is 2ᵏ away, and adds the tensor that it receives. After log₂ N rounds all ranks have the
+# whole sum. When N is not a power of two, let P be the largest power of two below N. The ranks from P on first send
+# their tensors to other ranks, and receive the result at the end. In the ledger for three ranks, rank 2 does this. The
+# picture has only one piece, number 0, which is the whole tensor.
 
 # %%
 # ^ flips one bit: 5 ^ 1 is 4
@@ -538,18 +555,18 @@ draw.messages(doubling, ranks=8)
 # %% [markdown]
 # ### Exercise 4: seconds, on paper (15 minutes)
 #
-# What does an all-reduce take, by this model of a message? In a round all ranks send at the same moment, so a round
-# takes as long as one message; the additions take no time. Write it for the ring, and for a tree: `reduce`, then
-# `broadcast`. One rank alone needs no time at all.
+# How long does an all-reduce take, by this model of a message? In a round all ranks send at the same moment, so a round
+# takes as long as one message. The additions take no time. Write the time as a function for the ring, and for a tree,
+# which does a `reduce` and then a `broadcast`. On a single rank the all-reduce takes no time.
 
 
 # %%
 def ring_seconds(size, ranks, latency, bandwidth):
-    """Seconds of an all-reduce around a ring, of size bytes on each rank; a piece has size /
-    ranks, whole or not.
+    """Return the seconds of a ring all-reduce of a tensor of `size` bytes. A piece has size /
+    ranks bytes, whole or not.
 
-    latency: seconds per message, even an empty one; bandwidth: bytes per second that leave a
-    rank, while as many arrive
+    latency: seconds per message, even an empty one
+    bandwidth: bytes per second that a rank can send, while it receives as many
     """
     ### BEGIN SOLUTION
     rounds = 2 * (ranks - 1)
@@ -564,8 +581,8 @@ ring_answer
 
 # %%
 def tree_seconds(size, ranks, latency, bandwidth):
-    """The same for reduce, then broadcast, both by the tree of exercise 1: whole tensors, any
-    number of ranks."""
+    """Return the seconds of a reduce and then a broadcast, both by the tree of exercise 1, with
+    whole tensors, on any number of ranks."""
     ### BEGIN SOLUTION
     rounds = math.ceil(math.log2(ranks))
     return 2 * rounds * (latency + size / bandwidth)
@@ -576,11 +593,12 @@ tree_answer = check.tree_seconds(tree_seconds)
 tree_answer
 
 # %% [markdown]
-# Here are all three algorithms, with your formulas where they are right.
+# The chart shows all three algorithms, and uses your formulas where they are right.
 #
-# Fewer rounds, more bytes. Which is quicker? Both axes are logarithmic: where a line is flat, latency is all that
-# counts, and where it rises, bandwidth is. The dots are at the sliders' setting, and the terms of the formulas that a
-# slider moves light up. Begin with 1 MB on 8 ranks; make the tensor small, then large; then the job large.
+# Is an algorithm with fewer rounds and more bytes faster, or one with more rounds and fewer bytes? Both axes are
+# logarithmic. Where a line is flat, latency dominates; where it rises, bandwidth dominates. The dots mark the sliders'
+# setting, and a slider lights up the terms of the formulas that depend on it. Begin with 1 MB on 8 ranks. Make the
+# tensor small, then large, and then raise the number of ranks.
 
 # %%
 play.all_reduce_times(
@@ -592,13 +610,14 @@ play.all_reduce_times(
 )
 
 # %% [markdown]
-# Small tensors are all latency, and the fewest rounds win; large ones are all bandwidth, and the fewest bytes win.
-# Where is the border? Double the size until the ring is quicker:
+# For small tensors latency dominates, and the algorithm with the fewest rounds is fastest. For large tensors bandwidth
+# dominates, and the algorithm with the fewest bytes is fastest. At which size is the border? The next cell doubles the
+# size until the ring is faster:
 
 
 # %%
 def border(ranks, latency=20e-6, bandwidth=10e9):
-    """The first power of two, in bytes, at which the ring is quicker than doubling."""
+    """Return the first power of two, in bytes, at which the ring is faster than doubling."""
     size, wire = 1, (ranks, latency, bandwidth)
     while cost.ring_seconds(size, *wire) > cost.doubling_seconds(size, *wire):
         size *= 2
@@ -608,15 +627,15 @@ def border(ranks, latency=20e-6, bandwidth=10e9):
 draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4, 8, 64, 1024)])
 
 # %% [markdown]
-# And on your machine? This is the time of one all-reduce, of 32 bytes and of 16 MB, the median of nine. (The `barrier`
-# makes all ranks start together.) Few rounds should win at 32 bytes, and few bytes at 16 MB; does your machine agree?
-# Bear in mind that eight ranks share your cores, where a cluster gives each rank a device, and that memory stands in
-# for the network.
+# Does your machine agree with the model? The next cell measures the time of one all-reduce of 32 bytes and of one of 16
+# MB, as the median of nine runs. The `barrier` makes all ranks start together. At 32 bytes the algorithm with few
+# rounds should be faster, and at 16 MB the one with few bytes. Keep in mind that eight ranks share your cores, whereas
+# a cluster gives each rank a device, and that your machine's memory takes the place of a network.
 
 
 # %%
 def seconds(all_reduce, elements):
-    """The median time of an all-reduce, s."""
+    """Return the median time of an all-reduce, in seconds."""
     x, times = torch.ones(elements), []
     for _ in range(10):
         collectives.barrier()
@@ -632,15 +651,15 @@ for elements in 8, 4_000_000:
         print(f"{4 * elements:,} bytes, {way.__name__}: {1000 * took:.2f} ms")
 
 # %% [markdown]
-# A **timeline** shows when a rank did what: on top the names of its phases; below, what was on its way (sends, `s`,
-# above receives, `r`, each numbered); at the bottom what it computed and, hatched, where it waited. This is one ring
-# all-reduce of 16 MB, which the slider replays; look for the six rounds, and for ranks that wait because their
-# neighbour is late.
+# A **timeline** shows what a rank did at each moment. The top row of a rank names its phases. Below it are the messages
+# in flight: numbered sends, marked `s`, above numbered receives, marked `r`. The bottom row shows when the rank
+# computed and, hatched, when it waited. The slider replays one ring all-reduce of 16 MB. Look for the six rounds, and
+# for ranks that wait because their neighbour is late.
 
 
 # %%
 def watched():
-    """One ring all-reduce of 16 MB, its halves marked."""
+    """Run one ring all-reduce of 16 MB, with its halves marked."""
     x = torch.ones(4_000_000)
     all_reduce(x)  # the first one also connects
     collectives.barrier()
@@ -656,10 +675,10 @@ play.replay(run(watched, ranks=4, record="communication").recording, step=0)
 # %% [markdown]
 # ## Native
 #
-# At work you call `torch.distributed`, and a **backend** does the sending: *gloo* between CPUs, *NCCL* between NVIDIA
-# GPUs. PyTorch 2.13 calls the forms that take one flat tensor `all_gather_single` and `reduce_scatter_single`; in
-# earlier versions they are `all_gather_into_tensor` and `reduce_scatter_tensor`. They need pieces of equal size, so
-# here we take 1,000 elements on four ranks.
+# In real programs you call `torch.distributed`, and a **backend** sends the messages: *gloo* between CPUs, *NCCL*
+# between NVIDIA GPUs. Two of PyTorch's collectives take one flat tensor. PyTorch 2.13 calls them `all_gather_single`
+# and `reduce_scatter_single`; in earlier versions they are `all_gather_into_tensor` and `reduce_scatter_tensor`. They
+# need pieces of equal size, so this section uses 1,000 elements on four ranks.
 
 # %%
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -667,7 +686,7 @@ scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 def own_piece(x):
-    """This rank's piece of x, as a tensor of its own."""
+    """Return a copy of this rank's piece of x."""
     return x.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
@@ -681,8 +700,8 @@ NATIVE = {
 }
 
 # %% [markdown]
-# The same ledger, now summed over all ranks: PyTorch's `broadcast` is a single call, and does not say which rank sends
-# what.
+# The next cell prints the same ledger, now summed over all ranks, because PyTorch's `broadcast` is a single call and
+# does not reveal which rank sends how much.
 
 # %%
 recorded = partial(run, ranks=4, record="communication")
@@ -695,18 +714,19 @@ for step, name in enumerate(NATIVE):
 draw.ledger(rows, caption="bytes sent by all of 4 ranks; 1,000 elements")
 
 # %% [markdown]
-# All exact, but look at what was counted. In ours the recording sees every message. In PyTorch's it sees only *calls*,
-# and from their sizes it *books* for each call the least that it must send: these are **logical bytes**. What the
-# backend really puts on the **wire** is another matter. Linux counts the bytes that each connection has delivered; we
-# ask before and after.
+# All rows agree exactly, but the two columns were counted in different ways. In our collectives the recording sees
+# every message. In PyTorch's collectives it sees only *calls*, and computes from the size of each call the fewest bytes
+# that the call must send. These bytes are **logical bytes**. The backend may really send other numbers of bytes over
+# the network, the **wire**. Linux counts the bytes that each connection has delivered, and the next cells read this
+# counter before and after each collective.
 
 # %%
 from labs.kit.sockets import delivered
 
 
 def wire(ways, n):
-    """Bytes that this rank really sent for each collective; None on systems that do not
-    count."""
+    """Return the bytes that this rank really sent for each collective, or None on systems that
+    do not count them."""
     sent = {}
     for name, collective in ways.items():
         x = torch.ones(n)
@@ -721,7 +741,7 @@ def wire(ways, n):
 
 # %% tags=["nbval-ignore-output"]
 def times_logical(ways, name, n=2**20, ranks=4):
-    """All ranks' bytes on the wire, as a multiple of the logical ones."""
+    """Return all ranks' bytes on the wire, as a multiple of the logical bytes."""
     sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks)]
     logical = sum(predicted(name, n, ranks))
     return "not counted here" if None in sent else f"{sum(sent) / logical:.2f} ×"
@@ -734,18 +754,19 @@ for name in NATIVE:
 draw.table(rows)
 
 # %% [markdown]
-# There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, which is twice the bytes, and throws
-# the other pieces away; its `reduce` is not a plain tree either. So when a later notebook says "measured" of what a
-# strategy sends, the bytes of every `dist` call are worked out from its sizes: logical bytes, which hold for any
-# backend. Where the wire carries more, the notebook says so.
+# The table shows that gloo has no `reduce_scatter` of its own. Gloo runs an `all_reduce` instead, which sends twice the
+# bytes, and throws the other pieces away. Its `reduce` is not a plain tree either. So when a later notebook says that
+# bytes sent were "measured", it means logical bytes, computed from the sizes of every `dist` call; they hold for any
+# backend. Where more bytes travel on the wire, the notebook says so.
 #
-# PyTorch's collectives can also leave you time to do something else. With `async_op=True` a collective only starts; you
-# get a handle, go on computing, and `wait()` when you need the result. Until then the tensor is not yours to touch.
+# PyTorch's collectives can also run while your program computes. With `async_op=True` the call starts the collective
+# and returns a handle. You go on computing, and call `wait()` on the handle when you need the result. Until then you
+# may neither read nor change the tensor.
 
 
 # %%
 def meanwhile():
-    """When a call returned, and when its sum was there; ms."""
+    """Return when the call returned and when the sum was ready, in ms."""
     x = torch.ones(4_000_000)
     dist.all_reduce(x)  # the first one also connects
     dist.barrier()
@@ -761,23 +782,25 @@ started, done = run(meanwhile, ranks=4)[0]
 print(f"the call came back after {started:.2f} ms, the sum was there after {done:.2f} ms")
 
 # %% [markdown]
-# In notebook 03 the gradients of the last layers travel like this while the first layers still compute theirs. Ours
-# can do it, too: `collectives.all_reduce(x, async_op=True)`.
+# In notebook 03 the gradients of the last layers are reduced in this way while the gradients of the first layers are
+# still being computed. The course's own collective has the same argument: `collectives.all_reduce(x, async_op=True)`.
 #
-# **NCCL** (described here, not run) has rings and trees side by side, and chooses anew for each size, by a model like
-# the one above that knows the nodes, the GPUs and their links
-# ([a maintainer's words](https://github.com/NVIDIA/nccl/issues/754)). Where the network's switches can add, a rank
-# sends its tensor about once and gets the sum back: less than 2 (N − 1)/N, as it is no longer only the ranks that add.
+# **NCCL**, which this notebook does not run, has both rings and trees, and chooses one for each size. It uses a model
+# like the one above that knows the nodes, the GPUs and their links ([a maintainer explains
+# it](https://github.com/NVIDIA/nccl/issues/754)). If the network's switches can add, each rank sends its tensor about
+# once and receives the sum. That is fewer than 2 (N − 1)/N tensors, which is possible because it is no longer only the
+# ranks that add.
 
 # %% [markdown]
 # ## Why, and why not
 #
-# Back to the question. The gradient of Llama 3 8B, on links of 50 GB/s with 20 µs of latency, by the formulas:
+# Back to the question. The formulas predict how long an all-reduce of the gradient of Llama 3 8B takes, on links of 50
+# GB/s with 20 µs of latency:
 
 
 # %%
 def bill(ranks, latency=20e-6, bandwidth=50e9):
-    """One all-reduce of the gradient."""
+    """Predict one all-reduce of the gradient."""
     return {
         "ranks": ranks,
         "each sends, GB": round(cost.all_reduce(gradient, ranks).elements / 1e9, 2),
@@ -790,13 +813,13 @@ def bill(ranks, latency=20e-6, bandwidth=50e9):
 draw.table([bill(ranks) for ranks in (2, 4, 8, 64, 1024)])
 
 # %% [markdown]
-# **Why a ring**: what a rank sends hardly depends on N, all links are busy in all rounds, and each piece is added up
-# once and then copied, so all ranks end with the *same bits*. **Why not**: its latency grows with N. For a loss value,
-# a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient takes a good part of a second in
-# which nobody computes, unless it overlaps with something.
+# **Why a ring**: the bytes that a rank sends hardly depend on N, and all links are busy in all rounds. Each piece is
+# added up once and then copied, so all ranks end with the *same bits*. **Why not a ring**: its latency grows with N.
+# For a loss value, a norm or a flag, use the algorithm with the fewest rounds. The `all_reduce` of a large gradient
+# takes a good part of a second, and no rank computes in that time unless the all-reduce overlaps with computation.
 #
-# The same bits on all ranks are worth a look. Copies of a model that differ in the last digit can drift apart, step by
-# step.
+# It matters that all ranks get the same bits. Copies of a model that differ in the last digit can drift apart, step by
+# step. The next cell tests whether two algorithms give the same bits on all ranks.
 
 # %%
 for way in everyone_to_everyone, all_reduce:
@@ -805,17 +828,19 @@ for way in everyone_to_everyone, all_reduce:
     print(f"{way.__name__}: the same bits on all ranks: {'yes' if same else 'no'}")
 
 # %% [markdown]
-# Everyone added the same four numbers, but each in a different order, and floating-point sums depend on the order.
+# In `everyone_to_everyone` all ranks added the same four numbers, but each rank added them in a different order, and a
+# floating-point sum depends on the order.
 #
 # ## Say it back
 #
-# Now from memory: what does a rank send in each of these, by rings, in multiples of the tensor?
+# Now answer from memory: how much does a rank send in each of these collectives if they are built with rings, as a
+# multiple of the size of the tensor?
 
 
 # %%
 def sent_by_rings(ranks):
-    """{"reduce_scatter": …, "all_gather": …, "all_reduce": …, "all_to_all": …}, each × the
-    tensor's bytes."""
+    """Return {"reduce_scatter": …, "all_gather": …, "all_reduce": …, "all_to_all": …}, each as
+    a multiple of the size of the tensor."""
     ### BEGIN SOLUTION
     pieces = (ranks - 1) / ranks
     once = ("reduce_scatter", "all_gather", "all_to_all")
@@ -826,60 +851,69 @@ def sent_by_rings(ranks):
 check.sent_by_rings(sent_by_rings)
 
 # %% [markdown]
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>In a ring, why does a rank send hardly more when there are more ranks?</summary>
+# <details><summary>In a ring all-reduce, why does a rank send hardly more bytes when there are more ranks?</summary>
 #
-# It sends 2 (N − 1) pieces, but a piece is 1/N of the tensor: in all 2 (N − 1)/N tensors, always less than two.
+# A rank sends 2 (N − 1) pieces, but each piece is only 1/N of the tensor. In all it sends 2 (N − 1)/N tensors, which is
+# always less than two.
 # </details>
 #
-# <details><summary>512 ranks need the sum of one number each. Ring or doubling?</summary>
+# <details><summary>512 ranks need the sum of one number per rank. Which is faster, a ring or recursive
+# doubling?</summary>
 #
-# Doubling: 9 rounds instead of 1,022. With so few bytes only the rounds count. (A ring would even have 511 empty
-# pieces.)
+# Recursive doubling is faster: it takes 9 rounds, and a ring takes 1,022. With so few bytes only the number of rounds
+# matters. In a ring, 511 of the 512 pieces would even be empty.
 # </details>
 #
 # <details><summary>What is wrong with <code>if loss.isnan(): dist.all_reduce(stop)</code>?</summary>
 #
-# A rank whose loss is not NaN does not join, and the others wait for it forever. Let every rank call it in every step,
-# each with its own flag: then all know whether any of them saw a NaN.
+# A rank whose loss is not NaN does not call the `all_reduce`, and the other ranks wait for it for ever. Let every rank
+# call the `all_reduce` in every step, each rank with its own flag. Then all ranks know whether any of them has seen a
+# NaN.
 # </details>
 #
-# | collective | rounds | elements that a rank sends, of n | you will meet it in |
+# | collective | rounds | elements that a rank sends, for a tensor of n elements | used later for |
 # |---|---|---|---|
 # | `broadcast` | ⌈log₂ N⌉ | n to each of its children | replicas that start equal |
-# | `reduce` | ⌈log₂ N⌉ | n; the root, nothing | a metric on one rank |
+# | `reduce` | ⌈log₂ N⌉ | n; the root sends nothing | a metric on one rank |
 # | `reduce_scatter` | N − 1 | (N − 1)/N n | gradients, sharded |
 # | `all_gather` | N − 1 | (N − 1)/N n | parameters, sharded |
 # | `all_reduce` | 2 (N − 1) | 2 (N − 1)/N n | gradients, replicated |
 # | `all_reduce_doubling` | log₂ N | n log₂ N | small tensors |
 # | `all_to_all` | N − 1 | (N − 1)/N n | experts |
 #
-# Predicted, ours and PyTorch's stand side by side in the ledger under *Native*.
+# The ledger in the section *Native* shows predicted bytes, our bytes and PyTorch's bytes side by side.
 
 # %% [markdown]
 # ## Beat it: the quickest sum on a slow wire (30 minutes)
 #
-# From here it is open: no answer is the only right one, and the course's own can be beaten. Your function adds up
-# tensors of 100, 2,000, 8,000 and 40,000 numbers on eight ranks, then on six. On this wire a message costs α + m/W, as
-# above, and 1,000 numbers take as long as one α. A rank sends one message at a time and receives one at a time, and
-# each keeps the sender busy for all of its α + m/W. The job is a real one, its messages are recorded, and what they
-# cost is worked out from that. So the score is the same on any machine.
+# This challenge is open: there is no single right answer, and the course's own answer can be beaten. Your function adds
+# up tensors of 100, 2,000, 8,000 and 40,000 numbers on eight ranks, then on six. On this wire a message of m bytes
+# takes α + m/W seconds, as above, and sending 1,000 numbers takes as long as one α. A rank sends one message at a time
+# and receives one at a time, and each message keeps its sender busy for all of its α + m/W. The check runs a real job,
+# records its messages, and computes the time from them. So the score is the same on any machine.
 #
-# **The bound.** With each message, a rank's numbers reach at most twice as many ranks: the last one has heard of them
-# after ⌈log₂ N⌉ latencies, and not before. And some rank sends 2 (N − 1)/N of its tensor. No sum takes less than the
-# longer of these two times, and that is 100 points. A ring everywhere scores 46.6, in the mean of the eight cases.
-# The course's own answer has 63.1: that is the score to beat. Before you write anything: where does a ring lose most?
-# A score is 100 × bound / time.
+# **The bound.** Let N be the number of ranks, M the bytes of a tensor, α the latency and W the bandwidth. Then time ≥
+# max(⌈log₂ N⌉ · α, 2 (N − 1)/N · M/W). No algorithm can beat the first term: within one α, the number of ranks that
+# know about one rank's numbers at most doubles. And none can beat the second: as shown above, some rank sends at least
+# 2 (N − 1)/N tensors.
+#
+# The score of a case is 100 × bound / time, and your score is the mean over the eight cases. A ring in all cases scores
+# 46.6. The course's own answer scores 63.1: that is the score to beat. Before you write code, think: in which cases
+# does a ring lose most?
 
 
 # %%
 def quick_sum(x, latency, bandwidth):
-    """x becomes the sum of all ranks' x, in place, as quickly as this wire allows.
+    """Sum x over all ranks, in place, as fast as this wire allows.
 
-    x: 1-D, of float64; latency: s for each message; bandwidth: bytes per s.
-    Messages only: collectives.exchange, all that is built of it, or dist's isend and irecv.
-    It is also called with other sizes, and in all it has two minutes.
+    x: 1-D, float64
+    latency: seconds per message
+    bandwidth: bytes per second
+
+    Send messages only: use collectives.exchange, functions built from it, or dist's isend and
+    irecv. The check also calls this function with other sizes, and gives it two minutes in all.
     """
     ### BEGIN SOLUTION
     ranks, size = dist.get_world_size(), x.nbytes
@@ -893,18 +927,20 @@ def quick_sum(x, latency, bandwidth):
 beat.slow_wire(quick_sum)
 
 # %% [markdown]
-# Each try in this notebook is kept, and `python -m labs challenges` shows your best.
+# The notebook saves the score of each try, and `python -m labs challenges` shows your best one.
 #
-# <details><summary>Where is there room?</summary>
+# <details><summary>Where can the course's answer be beaten?</summary>
 #
-# Between the two: halve the tensor with one partner, and only then double. And 6 is 2 × 3.
+# Use an algorithm between ring and recursive doubling: first exchange halves of the tensor with one partner, and then
+# use recursive doubling on the half. And for six ranks, use that 6 = 2 × 3.
 # </details>
 #
-# **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
-# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*.
+# **Read on**: [labs/collectives.py](../labs/collectives.py) holds all collectives of this notebook, and you can now
+# read it in one sitting. Thakur, Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in
+# MPICH*, compare the algorithms.
 #
-# **Next.** Ranks can now add up a tensor, and as long as only ranks add, no other way sends less. If copies of a model
-# average their gradients like this, is it still the same training, and can the time that it takes be hidden? That is
-# [03 DDP](03_ddp.ipynb).
+# **Next.** Ranks can now add up a tensor, and as long as only ranks add, no algorithm sends fewer bytes. If copies of a
+# model average their gradients with an all-reduce, is it still the same training, and can the time of the all-reduce be
+# hidden? [03 DDP](03_ddp.ipynb) answers both questions.
 #
 # A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.
