@@ -1,8 +1,8 @@
-"""The prefetch explorer's picture: the timeline of a step, and below it the bytes that a rank held meanwhile.
+"""The prefetch explorer's picture: the timeline of a step, and below it the bytes that a rank held during the step.
 
-    Stacked((timeline, memory))      two pictures as one
+    Stacked((timeline, memory))      two pictures, one above the other
 
-`labs.kit.play.prefetch` puts a slider above it, for the number of layers that are prefetched.
+`labs.kit.play.prefetch` shows this picture below a slider for the number of layers that are prefetched.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from labs.kit.drawing.timelines import timeline
 
 @dataclass(frozen=True)
 class Stacked:
-    """Pictures that a cell shows one above the other."""
+    """Several pictures that a notebook cell shows one above the other."""
 
     pictures: tuple[Picture, ...]
 
@@ -30,9 +30,10 @@ class Stacked:
 
 
 def picture(talk, held, step: int) -> Stacked:
-    """Draw the timeline of a step of `talk`, and rank 0's memory in the last step of `held`.
+    """Draw the timeline of one step of a job, and below it rank 0's bytes held over the job's last step.
 
-    talk: a labs.kit.record.Recording of communication.
-    held: a recording of memory, of the same job.
+    talk: a labs.kit.record.Recording of kind "communication".
+    held: a labs.kit.record.Recording of kind "memory", of the same job.
+    step: the step of `talk` to show.
     """
     return Stacked((timeline(talk, step=[step]), memory(held, step=held.steps - 1, ranks=[0])))

@@ -1,9 +1,9 @@
-"""The picture of `labs.kit.play.all_reduce_times`: the seconds of one all-reduce, by its algorithm and its size.
+"""The all-reduce explorer's picture: the seconds of one all-reduce, by its algorithm and its size.
 
-    picture({"ring": cost.ring_seconds, ...}, **BEGIN)     a line for each, a dot on it at this size, its formula above
+    picture({"ring": cost.ring_seconds, ...}, **BEGIN)     a line and a formula per algorithm, a dot at the chosen size
 
-`megabytes` is the size on each rank, `latency` is in µs per message, and `bandwidth` in GB/s per link.  Every number
-of ranks is a power of two.
+`labs.kit.play.all_reduce_times` shows this picture below its controls.  Every number of ranks to choose from is a power
+of two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from labs.kit.drawing.times_by_size import amount, by_size, rate, span
 
 Formula = Callable[[int, int, float, float], float]  # (bytes, ranks, latency in s, bandwidth in bytes/s) -> seconds
 
-# The label and the values of each control, by name, and where each begins.
+# CONTROLS has the label and the values of each control (slider), by its name; BEGIN has the control's first value.
 CONTROLS: dict[str, tuple[str, Sequence]] = {
     "ranks": ("ranks", (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)),
     "megabytes": ("MB", (0.001, 0.01, 0.1, 1, 10, 100, 1000)),
@@ -27,7 +27,14 @@ BEGIN = {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}
 def picture(
     seconds: Mapping[str, Formula], ranks: int, megabytes: float, latency: float, bandwidth: float
 ) -> Captioned:
-    """Draw each algorithm's seconds by size, below the formulas of the algorithms that FORMULAS has."""
+    """Draw the seconds of an all-reduce by size, a line per algorithm, below the formulas of the algorithms.
+
+    seconds: {name of an algorithm: function that predicts its seconds}; names without an entry in FORMULAS are drawn
+        without a formula.
+    megabytes: MB on each rank.
+    latency: µs per message.
+    bandwidth: GB/s per link.
+    """
     alpha, size, W = 1e-6 * latency, 1e6 * megabytes, 1e9 * bandwidth
     lines = {name: partial(taken, each, ranks, alpha, W) for name, each in seconds.items()}
     title = f"{ranks} ranks, {amount(size)}, {span(alpha)} per message, {rate(W)} per link"

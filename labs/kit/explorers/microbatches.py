@@ -1,9 +1,10 @@
-"""A picture of one moment of a pipeline: each micro-batch's place, and below it the schedule with that moment marked.
+"""A picture of one moment of a pipeline: where each micro-batch is, and below it the schedule with that moment marked.
 
-    picture(simulate(lists), now=3)      ranks side by side; the stages of each from its first down
+    picture(simulate(lists), now=3)      the ranks side by side, each with its stages below each other
 
-The middle of a stage shows the instruction that it runs.  At its left stand the micro-batches that wait for their
-forward, at its right those whose gradient waits for their backward, and at its foot those whose activations it holds.
+A stage is a box, and the instruction that the stage runs stands in the middle of the box.  At the left stand the
+micro-batches that wait for their forward in this stage.  At the right stand the micro-batches that wait for their
+backward.  At the foot stand the micro-batches whose activations the stage holds.
 
 `labs.kit.play.microbatches` makes a film of the moments at which an instruction begins.
 """
@@ -20,13 +21,13 @@ from labs.pp.checker import ranks_of, stages_of
 from labs.pp.instructions import B, F, I, Instruction, W, makes, needs
 from labs.pp.simulation import Simulation
 
-WIDE, HIGH, APART, TOP = 100, 98, 24, 78  # pixels: a stage's width and height, between two stages, and the head
+WIDE, HIGH, APART, TOP = 100, 98, 24, 78  # pixels: a stage's width and height, the gap between stages, the head
 SMALL, A_ROW = 18, 5  # pixels of a micro-batch's square, and squares per row
 KEY = "In a stage, at the left: waits for its forward; at the right: its gradient waits; at the foot: activations held."
 
 
 def moments(of: Simulation) -> list[float]:
-    """Return the times at which an instruction begins, and the end."""
+    """Return the times at which an instruction of a simulated schedule begins, and the time at which the last ends."""
     return sorted({*of.start.values(), of.time})
 
 
@@ -35,7 +36,7 @@ def picture(of: Simulation, now: float) -> Stacked:
 
 
 class Moment:
-    """The state of all stages at one moment: the instruction each runs, and the micro-batches it holds or waits for."""
+    """The state of a pipeline at one moment: what each stage runs, and which micro-batches it holds or waits for."""
 
     def __init__(self, of: Simulation, now: float):
         self.of, self.now, self.last = of, now, stages_of(of.lists)
@@ -47,7 +48,10 @@ class Moment:
         )
 
     def waits(self, stage: int, kinds: tuple[type[Instruction], ...]) -> list[int]:
-        """Return the micro-batches whose input has arrived from the neighbour and that this stage has not begun."""
+        """Return the micro-batches whose input has arrived from another stage and that `stage` has not begun.
+
+        kinds: the classes of instructions to consider, such as F, or B and I.
+        """
         return [
             x.microbatch
             for x, start in self.of.start.items()
@@ -65,7 +69,7 @@ class Moment:
 
 
 def stages(of: Simulation, now: float) -> Drawing:
-    """Draw the ranks side by side, each with its stages."""
+    """Draw the ranks of a pipeline side by side at one moment, each with its stages and their micro-batches."""
     moment, fills, ranks = Moment(of, now), Fills(of.lists), ranks_of(of.lists)
     rows = {s: sorted(t for t in ranks if ranks[t] == rank).index(s) for s, rank in ranks.items()}
     title = f"Time {now:.4g}"
@@ -91,7 +95,7 @@ def doing(moment: Moment, stages: Sequence[int]) -> str:
 
 
 def flow(canvas: Canvas, one: tuple[float, float], other: tuple[float, float]) -> None:
-    """Draw an arrow from one stage to the next if they are neighbours in the picture."""
+    """Draw an arrow from one stage to the next stage if the two are neighbours in the picture."""
     (x, y), (across, down) = one, other
     middle = y + HIGH / 2
     if down == y and abs(across - x) == WIDE + APART:
@@ -120,13 +124,13 @@ def stage(canvas: Canvas, x: float, y: float, s: int, moment: Moment, fills: Fil
 
 
 def place(x: float, y: float, number: int) -> tuple[float, float]:
-    """Return the corner of a square at the foot of a stage."""
+    """Return the top left corner of a micro-batch's square, the `number`-th at the foot of a stage."""
     row, column = divmod(number, A_ROW)
     return x + 4 + (SMALL + 0.5) * column, y + 56 + (SMALL + 1) * row
 
 
 def queue(canvas: Canvas, x: float, y: float, waiting: list[int], fill: str) -> None:
-    """Draw the first micro-batch that waits, and the number of those behind it."""
+    """Draw the first micro-batch that waits in a stage, and the number of micro-batches that wait behind it."""
     if waiting:
         square(canvas, x, y, waiting[0], fill)
     if len(waiting) > 1:

@@ -1,8 +1,8 @@
-"""The planner's picture: the layout that the plan chooses for a model on a cluster, and the field's usual alternatives.
+"""The planner explorer's picture: the layout that labs.plan chooses for a model on a cluster, and usual alternatives.
 
-    picture(**BEGIN)      bars of a step's seconds, and below them the layouts
+    picture(**BEGIN)      bars of the seconds of a step in each layout, and below them a table of the layouts
 
-`labs.kit.play.planner` puts controls above it.
+`labs.kit.play.planner` shows this picture below its controls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,10 @@ from labs.plan.results import Plan, gb
 MODELS = {
     "0.4B": Config(50_257, 1024, 24, 16, 16, 2752, context=1024),
     **{name: PRESETS[name] for name in ("llama3-8b", "llama3-70b", "llama3-405b")},
-    "700B": Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192),  # GPT-4's class, as if it were dense
+    "700B": Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192),  # about as large as GPT-4, but dense
 }
-# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
+# CONTROLS has the values of each control, by its name: a sequence becomes a slider, a mapping becomes a menu.
+# BEGIN has the control's first value.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "model": {name: name for name in MODELS},
     "cluster": {name: name for name in plan.CLUSTERS},
@@ -33,9 +34,10 @@ BEGIN = {"model": "llama3-70b", "cluster": "H100, InfiniBand", "gpus": 32, "sequ
 
 
 def picture(model: str, cluster: str, gpus: int, sequences: int) -> Picture | Stacked:
-    """Draw the plan's choice and the alternatives at these settings.
+    """Draw the seconds of a step in the layout that labs.plan chooses and in the alternatives, at these settings.
 
-    If no layout fits, a sentence says by how many bytes; if the cluster is impossible, the plan's own error says why.
+    If no layout fits, the picture is a sentence that says how many bytes are missing.  If the cluster is impossible, it
+    is the text of the error that labs.plan raised.
     """
     try:
         found = plan.search(MODELS[model], plan.CLUSTERS[cluster].of(gpus), sequences)

@@ -1,10 +1,9 @@
-"""The schedule explorer's picture: a schedule of labs.pp in time, with its bubble and the activations alive.
+"""The schedule explorer's picture: a pipeline schedule of labs.pp in time, with its bubble and the activations alive.
 
-    picture(**BEGIN)      the picture; sizes that a schedule cannot have give the schedule's own sentence instead
+    picture(**BEGIN)      the picture; if the schedule does not exist in these sizes, the text of its error
 
-`labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they are cut into: a
-forward that takes `forward` on a rank takes half of that in each of two stages.  A message takes `send` times a rank's
-forward.
+`labs.kit.play.schedule` shows this picture below its controls.  A rank has the same layers, however many stages they
+are cut into: with two stages per rank, the forward of a stage takes half of the time `forward`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,8 @@ from labs.kit.drawing.svg import Canvas
 from labs.pp.schedules import SCHEDULES
 from labs.pp.simulation import simulate
 
-# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
+# CONTROLS has the values of each control, by its name: a sequence becomes a slider, a mapping becomes a menu.
+# BEGIN has the control's first value.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "schedule": {name: name for name in SCHEDULES},
     "ranks": tuple(range(1, 9)),
@@ -35,7 +35,11 @@ BEGIN |= {"forward": 1, "backward": 2, "send": 0}
 def picture(
     schedule: str, ranks: int, microbatches: int, stages_per_rank: int, forward: float, backward: float, send: float
 ) -> Drawing:
-    """Draw the schedule at these settings.  The two halves of a split backward take equally long."""
+    """Draw a pipeline schedule at these settings; the two halves of a split backward take equally long.
+
+    forward, backward: the time of a micro-batch on all stages of a rank.
+    send: the time of a message, as a multiple of `forward`.
+    """
     try:
         lists = SCHEDULES[schedule](ranks, microbatches, stages_per_rank)
     except ValueError as refused:
@@ -45,7 +49,7 @@ def picture(
 
 
 def usual_stages(schedule: str) -> int:
-    """Return the number of stages that each rank has by default in this schedule."""
+    """Return the default number of stages per rank of a pipeline schedule."""
     return signature(SCHEDULES[schedule]).parameters["stages_per_rank"].default
 
 

@@ -2,8 +2,9 @@
 
     picture(**BEGIN)      the GPT's matrices in the order of the forward; the bytes that rank 0 sends and holds
 
-`labs.kit.play.tensor_parallel` puts controls above it.  Every number comes from labs.cost.  The other widths follow
-from `width` as in Llama 3: heads of 128, at most 8 heads of keys and values, and an MLP of 3.5 × width.
+`labs.kit.play.tensor_parallel` shows this picture below its controls.  All numbers come from labs.cost.  The shape of
+the model follows from `width` as in Llama 3: heads of 128, at most 8 heads of keys and values, and an MLP of 3.5 ×
+width.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +20,15 @@ from labs.kit.drawing.svg import Canvas, width_of
 from labs.model import Config
 
 HEAD_SIZE, KV_HEADS, DEPTH = 128, 8, 32
-WIDE, HIGH, APART, BADGE, TOP, LEFT = 58, 64, 8, 22, 78, 92  # pixels: a matrix, between two, a collective, margins
-LONG = 420  # pixels of the longest bar
+WIDE, HIGH, APART, BADGE, TOP, LEFT = 58, 64, 8, 22, 78, 92  # pixels: a matrix, the gap, a collective, margins
+LONG = 420  # pixels: the longest bar
 OPS = {"all_reduce": KINDS["comm"], "all_gather": COLLECTIVES["all_gather"]}
 OPS |= {"reduce_scatter": COLLECTIVES["reduce_scatter"]}
 LETTERS = {"all_reduce": "R", "all_gather": "G", "reduce_scatter": "S"}
 KEY = "As in x @ W: inputs down, outputs across. A number in a matrix: the rank that has this part of it."
 
-# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
+# CONTROLS has the values of each control, by its name: a sequence becomes a slider, a mapping becomes a menu.
+# BEGIN has the control's first value.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "ranks": (1, 2, 4, 8, 16, 32),
     "width": (512, 1024, 2048, 4096, 8192, 16384),
@@ -39,10 +41,11 @@ BEGIN = {"ranks": 4, "width": 4096, "sequence": 8192, "vocabulary": 128_256, "x"
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the model, split over the ranks.
+    """A weight matrix of the model, split over the ranks.
 
-    pieces: the outputs of each rank, or its inputs if the matrix is split by inputs.
-    copies: the number of neighbouring ranks that have the same piece.
+    pieces: the number of output features of each rank, or of input features if the matrix is split by inputs.
+    by_outputs: whether the matrix is split by its outputs.
+    copies: the number of neighbouring ranks that hold the same piece.
     """
 
     name: str
@@ -52,7 +55,7 @@ class Matrix:
 
 
 def picture(ranks: int, width: int, sequence: int, vocabulary: int, x: bool) -> Drawing:
-    """Draw the model at these settings, the values of CONTROLS.
+    """Draw the split matrices, the collectives and the bytes of a tensor-parallel GPT at these values of CONTROLS.
 
     x: whether the activations x between split layers are sharded along the sequence.
     """
@@ -121,7 +124,7 @@ def of_kinds(held: Mapping[str, int]) -> dict[str, int]:
 
 
 def strip(canvas: Canvas, found: list[Matrix], calls: list[Call]) -> None:
-    """Draw the matrices, and at each border its collectives: the forward's above, the backward's below."""
+    """Draw the matrices in a row, with the collectives between them: the forward's above, the backward's below."""
     enter, leave = ({call.phase: call.op for call in calls if call.part == part} for part in ("head", "embedding"))
     before, behind = {"q", "gate", "head"}, {"embedding", "o", "down"}
     x, mid = LEFT, {"forward": TOP + HIGH / 2 - BADGE, "backward": TOP + HIGH / 2}
@@ -192,7 +195,10 @@ def table(canvas: Canvas, y: float, calls: Iterable[Call], sent: int) -> float:
 
 
 def spoken(calls: Iterable[Call]) -> dict[str, dict[str, list[str]]]:
-    """Return {part: {phase: lines}}, a line for each size: "2 all-gathers and 2 reduce-scatters of 101 MB"."""
+    """Return the collectives in words, as {part of the model: {phase: lines}}.
+
+    Collectives of one size share a line: "2 all-gathers and 2 reduce-scatters of 101 MB".
+    """
     alike: dict[tuple[str, str, int], list[str]] = {}
     for call in calls:
         name = f"{call.times} {call.op.replace('_', '-')}{'s' * (call.times > 1)}"

@@ -1,8 +1,8 @@
 """The memory explorer's picture: the bytes that each rank holds, by kind and by stage of ZeRO, beside common GPUs.
 
-    picture({}, PRESETS, **BEGIN)       DDP and the stages of ZeRO as `labs.cost` predicts them, below their formulas
+    picture({}, PRESETS, **BEGIN)       the predictions of labs.cost as bars, below their formulas
 
-`labs.kit.play.memory` puts controls above it.
+`labs.kit.play.memory` shows this picture below its controls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from labs.model import PRESETS, Config
 STAGES = {"DDP": 0, "stage 1": 1, "stage 2": 2, "stage 3": 3}
 YOURS = "yours"  # the name of a model that is not one of the PRESETS
 
-# The controls and their values, and where each begins; a sequence becomes a slider, a mapping a menu.
+# CONTROLS has the values of each control, by its name: a sequence becomes a slider, a mapping becomes a menu.
+# BEGIN has the control's first value.
 CONTROLS: dict[str, Sequence | Mapping] = {
     "model": {name: name for name in PRESETS},
     "precision": {name: name for name in cost.PIE},
@@ -35,12 +36,14 @@ BEGIN |= {"recompute": "none", "offload": "nothing", "card": "80 GB"}
 def picture(
     measured: Mapping[str, Bytes], models: Mapping[str, Config], model: str, ranks: int, card: int, **settings: Any
 ) -> Captioned:
-    """Draw bars of DDP and of the three stages at these settings, and of the bytes that a job measured.
+    """Draw the bytes that a rank holds with DDP and with each stage of ZeRO at these settings, and measured bytes.
 
-    The predictions are for GPUs, where RMSNorm is one kernel; those for the model YOURS are for PyTorch on a CPU.
+    The predictions are for GPUs, where RMSNorm is one kernel.  Predictions for the model YOURS are for PyTorch on a
+    CPU.
 
-    measured: {name: bytes by kind, and "peak"}.
-    settings: the other CONTROLS, by name.
+    measured: the bytes that a job measured, as {name: {kind: bytes, ..., "peak": bytes}}.
+    models: {name: configuration} of the models to choose from.
+    settings: the values of all other CONTROLS, by name.
     """
     batch, context, offload = settings["batch"], settings["context"], settings["offload"] != "nothing"
     config, kernel = replace(models[model], context=context), {"fused_norms": model != YOURS}
@@ -57,7 +60,7 @@ def picture(
 
 
 def formulas(job: cost.Job, offload: bool) -> list[Line]:
-    """Return a line of terms for each stage: the textbook's formula for P + G + S."""
+    """Return the formula of P + G + S as a line of terms, for DDP and for each stage of ZeRO."""
     psi, N = sum(cost.parameter_sizes(job.config)), term(f"/{job.ranks}", "ranks")
     p, g = (term(str(job.size[kind]), "precision") for kind in "PG")
     s = term("0" if offload else str(job.size["S"]), "precision", "offload")
@@ -80,7 +83,7 @@ def total(job: cost.Job, psi: int, stage: int, offload: bool) -> str:
 
 
 def activations(job: cost.Job, held: Bytes) -> Line:
-    """Return the line for A, which is the same in all stages."""
+    """Return the line of terms for the activations A, which are the same in all stages of ZeRO."""
     tokens = term(f"{job.batch} × {job.T:,} tokens", "batch", "context")
     return [f"A = {size(held['A'])} in all four: ", tokens, ", recompute: ", term(job.recompute, "recompute")]
 

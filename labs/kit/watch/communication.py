@@ -1,11 +1,11 @@
-"""Every collective and send/recv of one rank, watched from outside through the tap.
+"""A recorder of every collective, send and recv that one rank issues, without a line in the recorded code.
 
     with CommunicationWatch() as watch: train()
-    watch.tape                  # a dictionary for each event; labs.kit.record makes Events of them
+    watch.tape                  # a dictionary for each event; labs.kit.record turns each into an Event
 
 An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors passed to the call.
-`sent` is logical: it is the least that rank r has to send.  A tensor of n elements is cut into N pieces as evenly as
-possible, the longer ones first (torch.tensor_split), and c_i is the size of the i-th piece:
+`sent` is logical: it is the number of bytes that rank r of N must send at least.  A tensor of n elements is cut into N
+pieces as evenly as possible, the longer pieces first (torch.tensor_split), and c_i is the size of the i-th piece:
 
     all_reduce       2n - c_r - c_(r+1)        a reduce_scatter, then an all_gather, each around a ring
     reduce_scatter   all pieces but its own    all_gather   N - 1 times its piece
@@ -14,17 +14,19 @@ possible, the longer ones first (torch.tensor_split), and c_i is the size of the
     reduce, gather        each rank but the root: its tensor
     recv, barrier         nothing
 
-Around a ring, each rank sends everything to the next member of the group; `to` has the bytes for each receiver.  A
-tree sends as much in all, but from other ranks.  A backend may really send more: gloo's reduce_scatter is an
-all_reduce.  The watch reads the sizes of the tensors when the call is issued, and keeps no tensor.
+In a ring, each rank sends everything to the next member of the group; `to` has the bytes for each receiver.  A tree
+algorithm sends as many bytes in all, but from other ranks.  A backend may really send more bytes: gloo runs a
+reduce_scatter as an all_reduce.  The recorder reads the sizes of the tensors when a call is issued, and keeps no tensor
+alive.
 
-gloo's collectives report their end.  gloo's reduce_scatter, send and recv do not, nor does any call on NCCL, which
-works asynchronously to the host: such an event ends when the rank has waited for it, or, without a wait, when the call
-returned.  `waits` has the times in which the rank was blocked in Work.wait or wait_tensor; on a busy machine it wakes
-some time after the end.  A wait inside C++, such as the last one of torch's DDP, is not seen.
+gloo reports the end of a collective.  gloo does not report the end of a reduce_scatter, send or recv, and NCCL, which
+works asynchronously to the host, reports no end at all.  The event of such a call ends when the rank has waited for the
+call, or, without a wait, when the call returned.  `waits` has the times in which the rank was blocked in Work.wait or
+wait_tensor; on a busy machine, a rank wakes up some time after the call has ended.  A wait inside C++, such as the last
+wait of torch's DDP, is not recorded.
 
-labs.kit.nccl judges how another backend would run the same calls.  For that, an event has the name of its
-communicator, the root, the tag, its batch, and the addresses of its memory.
+labs.kit.nccl judges how NCCL would run the calls that were recorded on gloo.  An event therefore has the name of its
+communicator, the root, the tag, the number of its batch_isend_irecv, and the addresses of its memory.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short
 from labs.kit.watch.storages import storages_of
 
 BATCHES = itertools.count()
-IN_PLACE = "all_gather", "reduce_scatter"  # the input may be a part of the output, or the output of the input
-ONE_SIDED = "broadcast", "reduce"  # some ranks only read their tensor: a broadcast's root, a reduce's other members
+IN_PLACE = "all_gather", "reduce_scatter"  # the input may be a part of the output, or the output a part of the input
+ONE_SIDED = "broadcast", "reduce"  # some ranks only read their tensor: the root of a broadcast, all others of a reduce
 TELLS_ITS_END = {
     "all_reduce",
     "all_gather",
@@ -66,14 +68,14 @@ TELLS_ITS_END = {
 PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
 OPERATOR = os.path.join(TORCH, "_ops.py")
 IN_PYTHON = os.path.join(TORCH, "distributed", "distributed_c10d.py"), OPERATOR
-FAR = 48  # bits: made-up addresses of two storages are at least 2^48 bytes apart, more than any storage has
-Extent = tuple[int, int]  # addresses of memory: the first byte, and the one after the last
+FAR = 48  # bits: a dry run makes up addresses of storages that are 2^48 bytes apart, more than any storage has
+Extent = tuple[int, int]  # a range of memory: the address of its first byte, and the address after its last byte
 SETTING_UP = "_initialize_stage", "_initialize_stages"  # functions that run before a schedule's first step
 
 
 @dataclass(frozen=True)
 class Event:
-    """One collective, send or recv of one rank."""
+    """One recorded collective, send or recv of one rank."""
 
     rank: int
     op: str  # "all_reduce", "send", ...
@@ -83,52 +85,55 @@ class Event:
     group: str
     ranks: tuple[int, ...]  # the group's members, as ranks of the job
     peer: int | None  # the other rank of a send or recv, as a rank of the job
-    start: float  # s on the job's clock
+    start: float  # seconds on the job's clock
     end: float
-    waits: tuple[tuple[float, float], ...]  # (start, end) of each wait for it, in s on the job's clock
-    sent: int  # logical bytes
+    waits: tuple[tuple[float, float], ...]  # (start, end) of each wait for the call, in seconds on the job's clock
+    sent: int  # logical bytes (see above), whatever the backend really sends
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
     step: int | None = None  # the number of the step; None outside of any step, and for `meta`
     to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` for each receiver, as a rank of the job
-    part: tuple[int, int] | None = None  # a send's (first byte in its storage, the storage's bytes)
-    meta: bool = False  # a message about shapes: PyTorch's pipelines send a few before their first step
+    part: tuple[int, int] | None = None  # (first byte of a send's tensor in its storage, bytes of the storage)
+    meta: bool = False  # whether this is a message about shapes; PyTorch's pipelines send a few before their first step
     communicator: str = ""  # the name of the group, which no other group of this rank has
     root: int | None = None  # a rank of the job
     reduction: str = ""  # "sum", "max", ...; "" if nothing is reduced
     tag: int = 0  # the tag of a send or recv
-    batch: int | None = None  # the number of the batch_isend_irecv that has issued it, if one has
+    batch: int | None = None  # the number of the batch_isend_irecv that issued the call, if one did
     takes: dict[int, int] = field(default_factory=dict, hash=False)  # an all_to_all's bytes from each sender
-    reads: tuple[Extent, ...] = ()  # the memory that it reads; empty for a tensor without memory
-    writes: tuple[Extent, ...] = ()
-    overwritten: bool = False  # the program wrote to its tensors before the rank waited for it
-    read_at: str = ""  # the line that read its output before the rank waited for it (labs.kit.watch.touches)
-    unseen: bool = False  # the wait cannot be seen: C++ has issued the call, or the program waits by a future
+    reads: tuple[Extent, ...] = ()  # the memory that the call reads; empty for a tensor without memory
+    writes: tuple[Extent, ...] = ()  # the memory that the call writes
+    overwritten: bool = False  # whether the program wrote to the call's tensors before the rank waited for the call
+    read_at: str = ""  # the line that read the call's output before the rank waited (labs.kit.watch.touches)
+    unseen: bool = False  # whether a wait for the call cannot be recorded: C++ issued it, or the program uses a future
 
     @property
     def waited(self) -> float:
-        """Return the seconds that the rank waited for it."""
+        """Return the seconds that the rank waited for the call."""
         return sum(end - start for start, end in self.waits)
 
 
 class CommunicationWatch(tap.Listener):
-    """A recorder of this process' calls in the body of a with statement; its `tape` is small and picklable."""
+    """A recorder of this process' collectives, sends and recvs in the body of a with statement.
+
+    The recording, `tape`, is small and picklable.
+    """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.in_flight: list[dict[str, Any]] = []  # calls in flight: the rank has not waited for them yet
+        self.in_flight: list[dict[str, Any]] = []  # calls that the rank has not waited for yet
         self.batch = Batch()
 
     @property
     def tape(self) -> list[dict[str, Any]]:
-        """Return a dictionary of Event's fields for each event; times are nanoseconds of the monotonic clock."""
+        """Return the recorded events as dictionaries of Event's fields, with times of time.monotonic_ns."""
         rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
-        unfinished = ("returned", "since", "versions")  # "since" is left if a wait has not ended
+        unfinished = ("returned", "since", "versions")  # "since" is still here if a wait has not ended
         return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
         tap.install()
         tap.listeners.append(self)
-        # Each batch_isend_irecv calls this check once, however it was imported; on gloo nothing else shows a batch.
+        # Every batch_isend_irecv calls this check once, however a program imported it; gloo shows batches nowhere else.
         self.check = distributed_c10d._check_p2p_op_list
         distributed_c10d._check_p2p_op_list = self.batch.counting(self.check)
         return self
@@ -154,7 +159,7 @@ class CommunicationWatch(tap.Listener):
         if work is not None and not row["unseen"]:
             self.in_flight = [*self.in_flight, row][-tap.OUTSTANDING :]
         if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
-            # The callback runs on one of gloo's threads, before the waiting threads are woken.
+            # The callback runs on one of gloo's threads, before gloo wakes the threads that wait for the collective.
             work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
 
     def has_future(self, call: tap.Call) -> None:
@@ -167,7 +172,7 @@ class CommunicationWatch(tap.Listener):
         if self in call.notes:
             row = call.notes[self]
             row["since"] = time.monotonic_ns()
-            # The backend's own work in a wait, such as gloo's division for an average, is no early touch.
+            # The backend itself writes to the output in a wait, as gloo divides for an average: that is no early touch.
             self.in_flight = [other for other in self.in_flight if not is_done_with(other, row)]
 
     def waited(self, call: tap.Call) -> None:
@@ -179,17 +184,17 @@ class CommunicationWatch(tap.Listener):
                 row["overwritten"] = any(now._version != then for it, then in versions if (now := it()) is not None)
 
     def touched(self, memory: Extent, writes: bool, frame: FrameType) -> None:
-        """Note that an operator of the program reads this memory, or writes to it."""
+        """Note that an operator of the program reads or writes memory that a call in flight may use."""
         for row in self.in_flight:
             if overlap(memory, row["writes"] + row["reads"] * writes):
                 row |= {"overwritten": True} if writes else {"read_at": issuer(frame)}
 
 
 def is_done_with(row: dict[str, Any], waited: dict[str, Any]) -> bool:
-    """Return whether the end of the call `waited` implies the end of `row`.
+    """Return whether the call `row` has ended when the call `waited` has.
 
-    It does in one batch, and for earlier calls of the same communicator, which runs its calls in order. A single
-    message may have a communicator of its pair.
+    It has if both calls are in one batch.  It also has if `row` is an earlier call of the same communicator, since a
+    communicator runs its calls in order.  A send or recv outside a batch may have a communicator of its two ranks.
     """
     if waited["batch"] is not None and row["batch"] == waited["batch"]:
         return True
@@ -202,12 +207,12 @@ def overlap(memory: Extent, others: Iterable[Extent]) -> bool:
 
 
 class Batch(threading.local):
-    """The batch_isend_irecv that the next send or recv of this thread is a part of."""
+    """The number of the batch_isend_irecv that issues the next send or recv of this thread."""
 
     number, left = -1, 0
 
     def counting(self, check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-        """Wrap PyTorch's check of a batch's messages, so that the number of messages to come is noted."""
+        """Wrap the check of a batch in PyTorch, so that this object notes how many messages the batch has."""
 
         def noted(messages: list[Any]) -> None:
             check(messages)
@@ -225,9 +230,10 @@ class Batch(threading.local):
 def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
     """Return (weak reference, version) of each tensor of a call whose version counter shows only the program's writes.
 
-    An inference tensor has no counter, and a slice shares the counter of the memory beside it.  An all_gather counts
-    its own write to its output, of which its input may be a part; likewise a reduce_scatter, whose output may be a
-    part of its input.  gloo's own writes count, too, when it divides for an average or copies coalesced tensors back.
+    An inference tensor has no version counter, and a slice shares the counter of the memory beside it.  An all_gather's
+    write to its output raises the counter of its input if the input is a part of the output; the same holds for a
+    reduce_scatter whose output is a part of its input.  gloo's writes also raise the counter when gloo divides for an
+    average or copies coalesced tensors back.
     """
     if call.reduction == "avg" or "coalesced" in call.raw:
         return []
@@ -245,7 +251,7 @@ def describe(call: tap.Call) -> dict[str, Any]:
     ranks, is_root = shared(tuple(dist.get_process_group_ranks(call.group))), call.group.rank() == call.root
 
     def of_the_job(member: int | None) -> int | None:
-        """Return the member's rank in the job; a message may be for none, and the launcher reports it."""
+        """Return a group member's rank in the job; a number that is no member stays, and the launcher reports it."""
         return ranks[member] if member is not None and 0 <= member < len(ranks) else member
 
     to = by_rank(tuple((of_the_job(member), size) for member, size in destinations(call).items() if size))
@@ -273,18 +279,18 @@ def describe(call: tap.Call) -> dict[str, Any]:
 
 @lru_cache(8)
 def shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same object for the same ranks: each event has some, and in a dry run they may be thousands."""
+    """Return one tuple object for all equal tuples of ranks: each event has one, of thousands of ranks in a dry run."""
     return ranks
 
 
 @lru_cache(8)
 def by_rank(sizes: tuple[tuple[int, int], ...]) -> dict[int, int]:
-    """Return one dictionary for the same sizes; nobody writes to it."""
+    """Return one dictionary object for all equal sizes; no event writes to its dictionary."""
     return dict(sizes)
 
 
 def extents(tensors: Iterable[torch.Tensor]) -> tuple[Extent, ...]:
-    """Return the memory of each tensor from its first byte to its last, with the gaps in between."""
+    """Return the range of memory of each tensor, from its first byte to its last, gaps between elements included."""
     return tuple(filter(None, map(extent, tensors)))
 
 
@@ -292,7 +298,7 @@ def extent(tensor: torch.Tensor) -> Extent | None:
     if tensor.layout != torch.strided or not tensor.numel() or not (storages := storages_of(tensor)):
         return None
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    if isinstance(tensor, FakeTensor):  # a dry run's tensor has no address, but stands for memory
+    if isinstance(tensor, FakeTensor):  # a dry run's tensor has no address, so one is made up
         begin = (storages[0]._cdata << FAR) + tensor.storage_offset() * tensor.element_size()
     else:
         begin = tensor.data_ptr()
@@ -304,7 +310,7 @@ def part(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def destinations(call: tap.Call) -> dict[int, int]:
-    """Return the bytes that this rank has to send to each member, by the table at the head of this file."""
+    """Return {member of the group: bytes that this rank must send to it}, by the table at the head of this file."""
     ranks, rank = call.group.size(), call.group.rank()
     given, received = nbytes(call.inputs), nbytes(call.outputs)
     following = (rank + 1) % ranks
@@ -331,25 +337,29 @@ def destinations(call: tap.Call) -> dict[int, int]:
 
 
 def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
-    """Return the number of elements of a piece, as torch.tensor_split cuts."""
+    """Return the number of elements of the piece `index` if torch.tensor_split cuts a tensor into `pieces` pieces."""
     size, longer = divmod(tensor.numel(), pieces)
     return size + (index < longer)
 
 
 def sources(call: tap.Call) -> dict[int, int]:
-    """Return the bytes that this rank receives from each member in an all_to_all; nothing for any other call."""
+    """Return {member: bytes that this rank receives from it} for an all_to_all, and {} for any other call."""
     if call.op != "all_to_all":
         return {}
     return without(call.group.rank(), cuts(call, call.outputs, call.output_splits))
 
 
 def without(rank: int, sizes: list[int]) -> dict[int, int]:
-    """Return the sizes by member, but for this rank's own."""
+    """Return {member: size} for all members of a group but this rank."""
     return {member: size for member, size in enumerate(sizes) if member != rank}
 
 
 def cuts(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int]) -> list[int]:
-    """Return the bytes of an all_to_all to each member, or from it: those of a list's tensors, or of rows."""
+    """Return the bytes that an all_to_all sends to each member, or receives from it.
+
+    tensors: one tensor per member, or a single tensor whose rows are split.
+    splits: the rows for each member; equal numbers of rows if empty.
+    """
     if call.raw == "alltoall_":
         return [nbytes([tensor]) for tensor in tensors]
     rows, size, ranks = tensors[0].shape[0], nbytes(tensors), call.group.size()
@@ -363,9 +373,9 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def issuer(frame: FrameType | None) -> str:
-    """Return the line that issued the call: the innermost one outside torch and this kit, or "torch (C++)".
+    """Return the line that issued a call: the innermost line outside torch and this kit, or "torch (C++)".
 
-    Autograd's engine is C++: a call right below its Python frame was issued from there (by DDP's reducer).
+    A call directly below the Python frame of autograd's engine, which is C++, was issued in C++, as by DDP's reducer.
     """
     frame = program_frame(frame)
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
@@ -374,15 +384,15 @@ def issuer(frame: FrameType | None) -> str:
 
 
 def is_by_cpp(frame: FrameType | None) -> bool:
-    """Return whether C++ issued the call: torch's Python code called something else there than a collective."""
+    """Return whether C++ issued a call: the innermost frame is torch's, but not of torch's code for collectives."""
     frame = program_frame(frame)
     return frame is None or (frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_filename not in IN_PYTHON)
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the program, which is neither in this kit nor below one of its dispatch modes.
+    """Return the innermost frame of the program: a frame that is not in this kit, nor below the kit's dispatch modes.
 
-    The modes of a dry run, for example, pass operators on to fake tensors.
+    A dispatch mode of this kit, such as the dry run's, calls operators for the program.
     """
     inner = frame
     while frame is not None:
@@ -395,7 +405,7 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def sets_up_a_pipeline(frame: FrameType | None) -> bool:
-    """Return whether PyTorch's pipelining issued the call to tell its neighbours the shapes to come."""
+    """Return whether torch.distributed.pipelining issued a call to tell other stages the shapes of later messages."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
         if frame.f_code.co_name in SETTING_UP and frame.f_code.co_filename.startswith(PIPELINING):
             return True

@@ -1,9 +1,10 @@
-"""Snapshots of a folder's files, before each call of this process that changes the folder or flushes a file.
+"""Snapshots of a checkpoint folder's files, before each call of this process that changes the folder.
 
     with watched(folder, newest) as moments: save(folder, …)
 
-A file that is not written by Python, but by safetensors, is seen when it is flushed.  The audit hook
-(sys.addaudithook) stays until the process ends, so use this in a rank.
+A snapshot is also taken before each flush: safetensors writes a file without Python, so that the file first shows when
+it is flushed.  An audit hook (sys.addaudithook) cannot be removed from a process, so use `watched` in a rank, which
+ends with its job.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMES = {"os.mkdir": "make", "os.rename": "rename", "os.rmdir": "remove", "os.remove": "remove"}
-RANDOM = re.compile(r"\.\w+\.draft")  # the word in a draft's name
+RANDOM = re.compile(r"\.\w+\.draft")  # the random part in the name of a file that is not complete yet
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The next call, the files before it, and the checkpoint that would be loaded then, or ""."""
+    """A snapshot of a checkpoint folder before a call that changes the folder.
+
+    next: the call that follows, in words.
+    files: the files in the folder.
+    newest: the checkpoint that would be loaded if the process died at this moment; "" for none.
+    """
 
     next: str
     files: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Frames of a stack without torch's, the kit's and Python's own, and the text that shows a line to a person."""
+"""The stack frames that belong to the user's code, not to torch, the kit or Python, and a source line as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library
 INSTALLED = (
     PYTHON + "site-packages" + os.sep,
     PYTHON + "dist-packages" + os.sep,
-)  # packages lie inside the standard library's folder
+)  # the standard library's folder holds installed packages, too
 TORCH = os.path.dirname(torch.__file__) + os.sep
 KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
@@ -25,7 +25,7 @@ CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the user's code, from `frame` outwards, or None."""
+    """Return the innermost frame of the user's code on the stack that ends in `frame`, or None."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -45,7 +45,7 @@ def source_line(frame: FrameType | None) -> str:
 
 
 def show_line(filename: str, line: int) -> str:
-    """Return "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called "cell", since its name is noise."""
+    """Return a source line as text, "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called "cell"."""
     source = linecache.getline(filename, line).strip()
     return f"{short_name(filename)} line {line}" + (f": {source[:120]}" if source else "")
 

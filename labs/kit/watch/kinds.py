@@ -1,15 +1,18 @@
-"""Hooks that find the kind of each storage; each is global to the process and needs no line in the watched code.
+"""Hooks that find out whether a tensor's memory holds parameters, gradients, optimizer state or activations.
 
-    parameters     tagged when a module registers one, when the outermost forward begins, or when a lazy parameter
-                   gets its memory
-    gradients      tagged by a hook on each such parameter, and when somebody sets its `.grad`
+Each hook is global to the process, so that the watched code needs no line for it.  A hook tags a storage (the block of
+memory behind one or several tensors) with its kind:
+
+    parameters     tagged when a module registers a parameter, when the outermost forward begins, and when a lazy
+                   parameter gets its memory
+    gradients      tagged by a hook on each such parameter, and when the program sets a parameter's `.grad`
     state          tagged before and after an optimizer's step
-    activations    tagged by hooks on the tensors that autograd saves; the program's own hooks (checkpointing) are
-                   wrapped in ours
-    gathered       parameters that a module computes with and that were not seen as parameters between steps
+    activations    tagged by hooks on the tensors that autograd saves; the program's own hooks (activation
+                   checkpointing) are wrapped
+    gathered       tagged after a forward: parameters that a module computed with, but does not hold between steps
 
-Other hooks see memory that no operator of the watched thread allocates: storages that are resized or copied, and the
-memory of other threads.
+Further hooks report memory that no operator of the watched thread allocates: storages that are resized or copied, and
+the memory of other threads.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ from labs.kit.watch.ledger import GATHERED, Ledger
 
 
 class Finders:
-    """A set of hooks that tag the storages of a ledger in the body of a with statement.
+    """A set of hooks that tag storages with their kind in the body of a with statement.
 
-    this_thread: returns the context that each new thread must enter.
+    ledger: the record of all storages.
+    this_thread: function that returns the context manager that each new thread must enter.
     """
 
     def __init__(self, ledger: Ledger, this_thread: Callable[[Finders], AbstractContextManager[None]]) -> None:
@@ -62,8 +66,8 @@ class Finders:
         self.replace(UninitializedTensorMixin, "materialize", self.materialize)
         self.replace(threading.Thread, "start", self.start)
         self.replace(eval_frame, "_callback_from_stance", self.run_compiled)
-        self.uncompiled = torch.compiler.set_stance("force_eager")  # the stance is set at once, not by __enter__
-        around = vars(nn.Parameter).get("grad")  # a budget may count within a recording
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # set_stance acts at once, not in __enter__
+        around = vars(nn.Parameter).get("grad")  # a budget (labs.kit.budget) may have replaced `.grad` already
         self.set_gradient = around.fset if around else torch.Tensor.grad.__set__
         nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
         self.undo.append(
@@ -107,27 +111,27 @@ class Finders:
                 self.meet_gradient(parameter)
 
     def at_rest(self, parameter: torch.Tensor) -> None:
-        if parameter.is_leaf:  # torch.func.functional_call gives a module other tensors for one call
+        if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
             self.ledger.tag(parameter, "P")
-            if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3 keeps its shard here
+            if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3
                 self.ledger.tag(shard, "P")
             self.meet_gradient(parameter)
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:
         key = id(parameter)
-        # A parameter without memory is met at its first forward: torch.utils.swap_tensors, which may give it memory in
-        # place, refuses a tensor with weak references.
+        # A parameter without memory gets its hook at its first forward.  Before that, torch.utils.swap_tensors may give
+        # the parameter memory in place, and swap_tensors refuses a tensor with weak references.
         without_memory = parameter.is_meta or is_lazy(parameter)
         if parameter.requires_grad and key not in self.hooked and not without_memory:
             handle = parameter.register_post_accumulate_grad_hook(self.accumulated)
             self.hooked[key] = weakref.ref(parameter, partial(self.hooked.pop, key)), handle
 
     def accumulated(self, parameter: nn.Parameter) -> None:
-        gradient = torch.Tensor.grad.__get__(parameter)  # a strategy may hide it from `parameter.grad`
+        gradient = torch.Tensor.grad.__get__(parameter)  # a strategy may override `parameter.grad`
         if gradient is not None:
             self.ledger.tag(gradient, "G" if self.ledger.kind(parameter) == "P" else "comm")
 
-    accumulated.only_watches = True  # lets a strategy that replaces its parameters drop this hook
+    accumulated.only_watches = True  # a strategy that replaces its parameters may drop this hook
 
     def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         self.set_gradient(parameter, gradient)
@@ -137,7 +141,7 @@ class Finders:
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if self.ledger.kind(parameter) != "P":
-                self.ledger.tag(parameter, "S" if self.hooked else "P")  # without any module, it is no master copy
+                self.ledger.tag(parameter, "S" if self.hooked else "P")  # a master copy, unless there are no modules
             if parameter.grad is not None:
                 self.ledger.tag(parameter.grad, "G")
         for state in optimizer.state.values():
@@ -152,7 +156,7 @@ class Finders:
     # ---- activations -------------------------------------------------------------------------------------------
 
     def keeping(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        """Wrap a pack hook of saved_tensors_hooks so that its result, which autograd saves, is tagged."""
+        """Wrap a pack hook of saved_tensors_hooks so that the tensor that autograd saves is tagged as an activation."""
 
         def packed(tensor: torch.Tensor) -> Any:
             answer = pack(tensor)
@@ -163,7 +167,7 @@ class Finders:
         return packed
 
     def enter_saved_tensors_hooks(self, original: Callable[..., Any], hooks: saved_tensors_hooks) -> None:
-        # Autograd calls only the innermost pair of hooks: ours would not see what checkpointing saves as it recomputes.
+        # Autograd calls only the innermost pair of hooks, so the program's pair must tag what it saves, as well.
         torch._C._autograd._push_saved_tensors_default_hooks(self.keeping(hooks.pack_hook), hooks.unpack_hook)
 
     @contextmanager
@@ -176,7 +180,7 @@ class Finders:
 
     @contextmanager
     def disable_saved_tensors_hooks(self, original: Callable[..., Any], message: str) -> Iterator[None]:
-        """Remove our hooks while torch.func, which refuses to work with hooks, runs; the program's own hooks stay."""
+        """Remove this kit's hooks while torch.func runs, which works with no hooks; the program's own hooks stay."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         if top is None or top[0] is not self.pack:
             with original(message):
@@ -198,7 +202,7 @@ class Finders:
         return answer
 
     def clone(self, original: Callable[..., Any], storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Copy a storage, as copy.deepcopy of a tensor does, and note the copy."""
+        """Copy a storage, as copy.deepcopy of a tensor does, and record the birth of the copy."""
         copy = original(storage)
         if copy.device.type != "meta":
             self.ledger.born(copy)
@@ -215,14 +219,14 @@ class Finders:
         original(thread)
 
     def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
-        """Warn when a compiled function is called; without a callback, the function must not be compiled anyway."""
+        """Warn when a compiled function is called; without a callback, torch runs it uncompiled anyway."""
         if callback:
             self.ledger.warn("compiled functions run uncompiled, since generated code has no operators to see")
         return original(callback)
 
 
 def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that a module computes with: its own, and those whose views it has as plain attributes."""
+    """Yield the parameters that a module computes with: its registered ones, and those whose views are attributes."""
     for value in (*module._parameters.values(), *vars(module).values()):
         if isinstance(value, torch.Tensor):
             value = value if value._base is None else value._base
@@ -231,13 +235,13 @@ def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:
-    # The tensor is saved without its graph: a node that held its own output, and so itself, would never be freed.
-    # A leaf has no graph. It must be saved itself, so that a parameter whose data is replaced is freed as usual.
+    # A tensor with a graph is saved without it: a node that saved its own output would hold itself, and would never be
+    # freed.  A leaf is saved itself, so that a parameter whose data is replaced is freed as usual.
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-# PyTorch 2.15 warns of hooks around selective checkpoints, unless they are its own, which have these attributes. The
-# second one holds the hooks that were there before.
+# PyTorch 2.15 warns of hooks around selective activation checkpointing, unless the hooks have the attributes of its own
+# hooks: `_checkpoint_internal`, and `_user_hooks` with the hooks that were there before.
 keep._checkpoint_internal, keep._user_hooks = True, None
 
 

@@ -1,9 +1,9 @@
-"""Tensors lent to the backend for collectives, and the moment in which the backend has released them.
+"""Tensors that gloo still holds after a collective has ended: wait until gloo has released them, so that memory counts.
 
-One of gloo's threads holds the tensors of a collective until the thread runs again.  On a busy machine this may be
-long after the program has continued, so the memory of a step would depend on the machine.  Therefore the backend gets
-other tensors on the same memory, which nobody else holds.  The next operator waits until the backend has released
-those of every collective that is over.
+One of gloo's threads holds the tensors of a collective until that thread runs again.  On a busy machine, this may be
+long after the program has continued, so the recorded memory of a step would depend on the machine.  So gloo gets other
+tensor objects on the same memory (a loan), which nobody else holds.  The next operator of the program waits until gloo
+has released the loans of every collective that has ended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_map_only
 
 from labs.kit.watch import tap
 
-SLICE = 5e-5  # s between two checks
-PATIENCE = 10.0  # s: a machine may be that busy. A backend that never releases its tensors is waited for only once.
+SLICE = 5e-5  # seconds between two checks
+PATIENCE = 10.0  # seconds: longest wait for a busy machine; after one such wait, no loan is waited for again
 
 
 class Loan:
-    """The tensors that one collective got, and the Work with which the program waits for it.
+    """The tensors that the backend got for one collective, and the Work with which the program waits for it.
 
-    A weak reference only reports the end of its tensor, and is never dereferenced: C++ may be destroying the tensor.
+    A weak reference reports the end of a tensor.  It is never dereferenced, since C++ may be destroying the tensor.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Loan:
         self.handle: weakref.ref | None = None
 
     def lend(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout != torch.strided:  # the backend may give the tensor other memory, which the program must see
+        if tensor.layout != torch.strided:  # the backend may replace a sparse tensor's memory
             return tensor
         other = tensor.detach()
         self.tensors.append(weakref.ref(other, self.back.append))
@@ -45,18 +45,18 @@ class Loan:
 
 
 class Loans(tap.Listener):
-    """All loans of one watch."""
+    """The loans of all collectives that the backend runs during one recording of memory."""
 
     def __init__(self) -> None:
         self.waited_for: list[Loan] = []
-        self.is_overdue = False  # the backend has once held a tensor for longer than PATIENCE
+        self.is_overdue = False  # whether the backend has held a tensor for longer than PATIENCE
 
     def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
         return tree_map_only(torch.Tensor, loan.lend, args)
 
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
-        loan = call.notes.get(self)  # a call that was issued before this watch began has none
+        loan = call.notes.get(self)  # a call that was issued before the recording began has no loan
         if loan and work is not None:
             loan.handle = weakref.ref(work)
 
@@ -66,7 +66,7 @@ class Loans(tap.Listener):
             self.waited_for.append(loan)
 
     def wait_for_release(self) -> None:
-        """Wait until the backend has released each loan whose Work the program has waited for and released."""
+        """Wait until the backend has released the tensors of each collective that the program has waited for."""
         over = [loan for loan in self.waited_for if loan.handle() is None]
         if over:
             self.waited_for = [loan for loan in self.waited_for if loan not in over]

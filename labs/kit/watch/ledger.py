@@ -1,4 +1,4 @@
-"""The storages of a process: when each was allocated and freed, its size, and its kind."""
+"""A record of a process' storages (blocks of tensor memory): when each was allocated and freed, its size and kind."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch.utils._pytree import tree_leaves
 from labs.kit.watch.storages import allocates, storages_of
 
 KINDS = ("P", "G", "S", "A", "comm", "temporary")
-GATHERED = "gathered"  # counts as comm, and no later tag changes it
+GATHERED = "gathered"  # the kind of parameters that were gathered for a forward: counts as comm, and is final
 STRENGTH = {kind: strength for strength, kind in enumerate([*reversed(KINDS), GATHERED])}
 
 
 class Life(weakref.ref):
-    """A weak reference to a storage, with the number and the address that the storage has while it lives."""
+    """A weak reference to a storage, with the number and the address under which the storage is recorded."""
 
     number: int
     key: int
 
 
 class Ledger:
-    """A record of births, changes of size and deaths of storages, each with its kind; it keeps no storage alive.
+    """A record of when storages are allocated, resized and freed, with each storage's kind; it keeps no storage alive.
 
-    A storage may die in any thread, in the middle of a line.  A Python callback may run too
-    late, after another thread has acted.  So the weak reference appends itself to a list, and every read of the ledger
-    first takes note of the storages in that list.
+    A storage may be freed in any thread, in the middle of a line, and a Python callback may run too late, after another
+    thread has acted.  So the weak reference of a freed storage appends itself to the list `dead`, and every read of the
+    ledger first records the storages in that list as freed.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Ledger:
 
     @property
     def changes(self) -> list[tuple[int, int, int]]:
-        """Return (nanoseconds, number of the storage, change in bytes) for each change of size."""
+        """Return (nanoseconds, number of the storage, change in bytes) for each change of a storage's size."""
         self.bury()
         return self._changes
 
     @property
     def alive(self) -> dict[int, Life]:
-        """Return the storages that are alive, as {address: life}."""
+        """Return the storages that are not freed, as {address: weak reference}."""
         self.bury()
         return self._alive
 
     def bury(self) -> None:
-        """Record the deaths up to now."""
+        """Record all storages that have been freed up to now."""
         with self.reading:
             while self.dead:
                 life = self.dead.pop(0)
@@ -77,7 +77,7 @@ class Ledger:
                 self.born(storage)
 
     def tag(self, values: Any, kind: str) -> None:
-        """Give every storage under `values` this kind, unless a stronger kind is known."""
+        """Give this kind to every storage under the tensors in `values`, unless a stronger kind (STRENGTH) is known."""
         for value in (values,) if isinstance(values, torch.Tensor) else tree_leaves(values):
             for storage in storages_of(value):
                 number = self.born(storage)
@@ -108,5 +108,5 @@ class Ledger:
     def change(self, number: int, size: int) -> None:
         if delta := size - self.sizes[number]:
             self.sizes[number] = size
-            # append is atomic: several threads may do this at once.
+            # append is atomic, so several threads may record a change at once.
             self._changes.append((time.monotonic_ns(), number, delta))

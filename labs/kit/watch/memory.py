@@ -1,12 +1,12 @@
-"""Bytes held by one rank over time, by kind, watched from outside.
+"""A recorder of the bytes that one rank holds over time, by kind, without a line in the recorded code.
 
     with StorageWatch() as watch: train()
     timeline(watch.tape)        # [(nanoseconds, {"P": bytes, "G": bytes, ...}), ...]
 
-A dispatch mode sees every operator of the rank.  It notes each storage (the block of memory behind one or several
-tensors) when it is allocated and, through a weak reference, when it is freed: nothing is kept alive.  The kind of a
-storage is often known only some time after its birth, so a kind counts for the whole life of a storage.  It is the
-first kind that fits:
+A dispatch mode sees every operator of the rank.  It notes when a storage (the block of memory behind one or several
+tensors) is allocated and, through a weak reference, when the storage is freed: the recorder keeps no tensor alive.  The
+kind of a storage is often known only some time after it is allocated, so a storage has one kind from its allocation to
+its end.  This is the first kind that fits:
 
     P          parameters as modules hold them between steps: when they are registered, and whenever the outermost
                forward begins
@@ -17,16 +17,17 @@ first kind that fits:
     comm       buffers passed to collectives; parameters gathered for a forward (FSDP's full ones), and their gradients
     temporary  the rest
 
-The watch counts the bytes that operators of this job request from the allocator, in every thread that starts during
-the watch.  It does not count copies that a kernel or a backend (gloo) makes for itself, NumPy's memory, or memory that
-operators only view, such as the text of a file.  A fake tensor holds nothing, except in a dry run, where it counts as
-the tensor that it stands for.  The watch changes two things, with a warning.  Compiled code runs uncompiled, since
-generated code has no operators to see; and inside torch.func, which allows no hooks on what autograd saves,
-activations count as temporary.
+The recorder counts the bytes that operators of this job request from the allocator, in every thread that starts during
+the recording.  It does not count copies that a kernel or a backend (gloo) makes for itself, NumPy's memory, or memory
+that operators only view, such as the text of a file.  A fake tensor holds nothing, except in a dry run, where it counts
+as the tensor that it stands for.  The recorder changes two things, with a warning.  Compiled code runs uncompiled,
+since generated code has no operators to see.  Inside torch.func, which allows no hooks on the tensors that autograd
+saves, activations count as temporary.
 
-The watch costs some 15 microseconds per operator, and a wait after each collective until the backend has released the
-tensors that the program has released.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6
-times as long, or 3 times with a dispatch mode that does nothing.  A step with more work takes a quarter to a half more.
+The recorder costs some 15 microseconds per operator, and a wait after each collective until the backend has released
+the tensors that the program has released.  A recorded step of four Linear(64) with Adam, which computes little, takes 5
+to 6 times as long as without the recorder, and 3 times as long with a dispatch mode that does nothing.  A step that
+computes more takes a quarter to a half longer.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ COMMUNICATION = "c10d", "_c10d_functional"
 
 
 class StorageWatch(Ledger):
-    """A ledger of the storages in the body of a with statement; its `tape` is small and picklable."""
+    """A recorder of the storages that are allocated and freed in the body of a with statement.
+
+    The recording, `tape`, is small and picklable.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,19 +80,19 @@ class StorageWatch(Ledger):
         self.alive.clear()
 
     def settle(self) -> None:
-        """Wait for the backend's loans and record every death, so that both count before the next operator."""
+        """Wait until the backend has released its tensors, and record all storages that are freed."""
         self.loans.wait_for_release()
         self.bury()
 
     @contextmanager
     def this_thread(self, finders: Finders) -> Iterator[None]:
-        """Enter the mode and the hooks that each thread needs for itself."""
+        """Enter the dispatch mode and the hooks on saved tensors, which each thread needs for itself."""
         with finders.hooks_on_saved_tensors(), Operators(self):
             yield
 
 
 class Operators(TorchDispatchMode):
-    """A dispatch mode that shows a watch the outputs of every operator of one thread."""
+    """A dispatch mode that shows a StorageWatch the outputs of every operator of one thread."""
 
     supports_higher_order_operators = True
 
@@ -98,7 +102,7 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled during a watch (kinds.py), so operators need no guard against that
+        return False  # nothing is compiled during a recording (kinds.py), so operators need no guard against it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(map(takes_itself_apart, types)):
@@ -117,7 +121,7 @@ class Operators(TorchDispatchMode):
         return answer
 
     def inside(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-        """Run a higher-order operator (flex_attention) so that the watch also sees the operators inside it."""
+        """Run a higher-order operator (flex_attention) so that the operators inside it are recorded, too."""
         kernel = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
         if kernel is None:
             return func(*args, **kwargs)
@@ -126,7 +130,7 @@ class Operators(TorchDispatchMode):
 
 
 def timeline(tape: Tape) -> list[tuple[int, dict[str, int]]]:
-    """Return (nanoseconds, {kind: bytes}) after each change, from the birth of the first storage."""
+    """Return (nanoseconds, {kind: bytes held}) after each change, from the allocation of the first storage on."""
     held = dict.fromkeys(KINDS, 0)
     moments = []
     for moment, storage, delta in tape["changes"]:

@@ -1,9 +1,9 @@
-"""A table of the redistributions on a rank while a module ran, operation by operation, with the reason for each.
+"""A table of the DTensor redistributions while a module runs, operation by operation, with the reason for each.
 
     run(redistributed, model, {"up.weight": [Shard(0)], "x": [Shard(0)]}, x, ranks=4)[0]      # rows of a table
 
-An operation redistributes its inputs as its rule requires (labs.dtensor.operation); the table shows the rule.  A
-redistribution that the module itself, or a gradient, asks for is called "redistribute".
+An operation on DTensors redistributes its inputs as the operation's rule requires (labs.dtensor.operation); the table
+shows this rule.  A redistribution that the module's code or a gradient asks for is called "redistribute".
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ ASKED, SENT = "asked for by itself", "rank 0 sends, bytes"
 def redistributed(
     module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh | None = None
 ) -> list[dict[str, Any]]:
-    """Run module(x) and the backward of its sum; return a row for each operation whose inputs were redistributed.
+    """Run module(x) and its backward; return a row for each operation whose inputs were redistributed.
 
-    layouts: placements as {name of a parameter, or "x": placements}; every other parameter is replicated.
+    layouts: {name of a parameter, or "x" for the input: placements}; every other parameter is replicated.
     mesh: device mesh; by default all ranks along one axis.
     """
     x = laid_out(module, layouts, x, mesh or Mesh((dist.get_world_size(),), ("ranks",)))
@@ -38,10 +38,13 @@ def redistributed(
 
 
 def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh) -> Tensor:
-    """Distribute the parameters inside the module, and x, which is returned.  Raises ValueError for an unknown name."""
+    """Distribute the module's parameters in place, and return x distributed.
+
+    Raises ValueError if `layouts` names a parameter that the module does not have.
+    """
     names = [name for name, _ in module.named_parameters()] + ["x"]
     if unknown := [name for name in layouts if name not in names]:
-        raise ValueError(f"no parameter is called {unknown[0]!r}: there are {', '.join(names)}")
+        raise ValueError(f"layouts names {unknown[0]!r}, which is no parameter: choose from {', '.join(names)}")
     whole = [Replicate()] * mesh.ndim
     for path, part in module.named_modules():
         for name, p in list(part.named_parameters(recurse=False)):
@@ -52,7 +55,7 @@ def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: T
 
 @contextmanager
 def watched() -> Iterator[Counter]:
-    """Count the redistributions in the body; the keys are a row's items, in the order of their first occurrence."""
+    """Count the redistributions in the body of a with statement, as {items of a row: times} in order of occurrence."""
     moves: Counter = Counter()
     prepare, by_rule, by_itself, now = operation.prepare, operation.redistribute, dtensor.redistribute, ("", "")
 

@@ -1,4 +1,4 @@
-"""The blocks of memory behind tensors."""
+"""Storages: the blocks of memory behind tensors, and the operators that allocate such blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_STORAGE = FakeTensor, UninitializedTensorMixin
 
 
 def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
-    """Return the storages behind a tensor, even a wrapped one (DTensor, AsyncCollectiveTensor); () for other values."""
+    """Return the storages behind a tensor, even a wrapped one such as a DTensor; return () for any other value."""
     is_plain = type(value) in PLAIN
     if isinstance(value, FakeTensor) and getattr(value.fake_mode, "stands_for_memory", False):
         return (value.untyped_storage(),)
@@ -34,13 +34,13 @@ def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
 
 @cache
 def takes_itself_apart(cls: type[torch.Tensor]) -> bool:
-    """Return whether a tensor of this class (DTensor) wraps others, whose operators a dispatch mode sees separately."""
+    """Return whether tensors of this class, such as DTensor, wrap tensors whose operators a dispatch mode also sees."""
     return hasattr(cls, "__tensor_flatten__")
 
 
 @cache
 def allocates(func: Any) -> bool:
-    """Return whether an operator's outputs are new memory.
+    """Return whether an operator allocates new memory for its outputs.
 
     torch.tensor() allocates without a visible operator: its memory first appears as the output of lift_fresh.
     """

@@ -1,19 +1,19 @@
-"""A tap on the one place that every collective of a process passes through.
+"""A tap on all communication of a process: listeners are called for every collective, send, recv and wait.
 
-Every collective and every send/recv ends in one of PyTorch's `c10d::*` operators, whether this course's code issues
-it, torch's DDP in C++, FSDP2, DTensor or pipelining.  A kernel for the dispatch key BackendSelect, just above the
-backends, shows each call to the listeners and passes it on.  Nothing is replaced, and nothing else is slowed.
+Every collective, send and recv runs one of PyTorch's `c10d::*` operators, whether this course's code, torch's DDP in
+C++, FSDP2, DTensor or pipelining issues it.  `install` adds a kernel for the dispatch key BackendSelect, just above the
+backends.  The kernel shows each call to the listeners and passes it on to the backend.
 
-    call      the op, tensors, group, and peer or root of a call
+    call      the op, tensors, group, and peer or root of a collective, send or recv
     listener  issued(call)          is called before the operator runs
-              lent(call, args)      returns the arguments for the backend: these, or others in their place
-              handed(call, work)    returns the work for the process: this one, or another in its place
-              returned(call, work)  is called when the operation is queued; most backends return before it is done
-              has_future(call)      is called when the process takes the future, by which it may wait unseen
+              lent(call, args)      returns the arguments for the backend: `args`, or others in their place
+              handed(call, work)    returns the work for the program: `work`, or another in its place
+              returned(call, work)  is called when the call is queued; most backends queue it and run it later
+              has_future(call)      is called when the program takes the work's future: its wait may not be seen
               waiting(call)         is called when a wait begins, in Work.wait or wait_tensor
               waited(call)          is called when that wait has ended
 
-A GPU's direct reads and writes of another GPU's memory (symmetric memory, `symm_mem::*`) do not pass here.
+A GPU's direct reads and writes of another GPU's memory (symmetric memory, `symm_mem::*`) are not seen.
 
 The kernel calls `redispatch`, since a boxed call would hold the GIL, and then gloo's own threads would never finish.
 """
@@ -56,7 +56,7 @@ OPERATORS = {
     "barrier": ("barrier", None, None, 1),
     "monitored_barrier_": ("barrier", None, None, 1),
 }
-NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only reads a tensor
+NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: check_for_nan only reads a tensor
 ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "gather_into_tensor_": 3, "scatter_": 3}  # index of the root
 WAITS = "wait_tensor", "wait_tensors"  # the waits of functional collectives, for one tensor or for a list
 WORKS = dist.Work, FakeWork  # the classes that have a wait of their own
@@ -68,16 +68,17 @@ REDUCTION = {  # index of the reduction
     "reduce_scatter_": 3,
     "reduce_scatter_tensor_coalesced_": 3,
 }
-OUTSTANDING = 64  # most works without a wait that are remembered; beyond that, the oldest is forgotten
-HELD_HERE = 3  # the reference count of a work that only _outstanding holds, seen from the loop in _remember
+OUTSTANDING = 64  # the most works without a wait that are remembered; beyond 64, the oldest is forgotten
+HELD_HERE = 3  # the reference count that the loop in _remember sees for a work that only _outstanding holds
 
 
 class Call:
-    """One collective or send/recv as this rank issued it.
+    """One collective, send or recv as this rank issued it.
 
-    `inputs` and `outputs` are flat tuples of tensors. `peer` (send, recv) and `root` are ranks of the group, or None.
-    `splits` and `output_splits` are the sizes of an uneven all_to_all. `reduction` is "sum", "max" or another name,
-    and "" if nothing is reduced.
+    inputs, outputs: flat tuples of tensors.
+    peer, root: ranks of the group, or None; only a send or recv has a peer.
+    splits, output_splits: the sizes of an uneven all_to_all.
+    reduction: "sum", "max" or another name; "" if nothing is reduced.
     """
 
     __slots__ = (
@@ -111,13 +112,13 @@ class Call:
         self.reduction = reduction(args[REDUCTION[raw]]) if raw in REDUCTION else ""
         self.output_splits, self.splits = args[3:5] if raw == "alltoall_base_" else ((), ())
         self.start_ns = time.monotonic_ns()
-        self.notes: dict[str, Any] = {}  # a listener may leave something here for its own later events
+        self.notes: dict[str, Any] = {}  # a listener may store values here for its own later methods
 
 
 class Listener:
-    """A listener, which hears every call in the body of a with statement.
+    """A listener whose methods are called for every collective, send and recv in the body of a with statement.
 
-    Override the methods that you need, and keep them fast: they run inside every collective.
+    Override the methods that you need, and keep them fast: they run inside every call.
     """
 
     def __enter__(self) -> Self:
@@ -146,18 +147,18 @@ class Listener:
 
 listeners: list[Listener] = []
 _libraries: list[torch.library.Library] = []
-_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # id(work): (work, which keeps the id valid, call, thread)
-_by_storage: dict[int, Call] = {}  # calls by their output's storage: functional collectives are waited for by tensor
+_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # {id(work): (work, call, thread)}
+_by_storage: dict[int, Call] = {}  # {storage of an output: call}: wait_tensor gives only the tensor
 
 
 def install() -> None:
-    """Start to listen in this process; a second call does nothing."""
+    """Install the tap in this process, so that listeners are called; a second `install` does nothing."""
     if _libraries:
         return
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     library = torch.library.Library("c10d", "IMPL")
     for raw in OPERATORS:
-        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):  # the operators differ a little between versions of torch
+        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):  # versions of torch differ a little in their operators
             operator = getattr(torch.ops.c10d, raw).default
             library.impl(raw, _collective_kernel(raw, operator, below), "BackendSelect", with_keyset=True)
     functional = torch.library.Library("_c10d_functional", "IMPL")
@@ -172,7 +173,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`."""
+    """Remove the tap that `install` has installed."""
     if _libraries:
         for kind in WORKS:
             kind.wait = kind.wait.__wrapped__
@@ -181,7 +182,7 @@ def uninstall() -> None:
 
 
 def remove(listener: Listener) -> None:
-    """Remove a listener; with the last one, forget everything that was stored for them."""
+    """Remove a listener; after the last one, forget all calls that were stored for listeners."""
     listeners.remove(listener)
     if not listeners:
         _outstanding.clear()
@@ -189,7 +190,7 @@ def remove(listener: Listener) -> None:
 
 
 def let_go(call: Call) -> None:
-    """Forget the work of a call that has been waited for at once, rather than at the next collective."""
+    """Forget the work of a call now, instead of at the next collective, since the program has waited for it."""
     for key, (_, other, _) in list(_outstanding.items()):
         if other is call:
             _outstanding.pop(key, None)
@@ -215,8 +216,8 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
             listener.returned(call, work)
         if work is not None:
             _remember(work, call)
-        # The listeners have seen these. A longer life here would keep tensors beyond their step, and a group beyond the
-        # interpreter's end, where it aborts the process.
+        # The call is kept until the program has waited for it.  Without this, it would keep tensors alive beyond their
+        # step, and a group beyond the interpreter's end, where a group aborts the process.
         call.inputs = call.outputs = ()
         call.group = None
         return answer
@@ -266,7 +267,7 @@ def _watched_future(get_future: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell_waited(calls: list[Call]) -> None:
-    """Tell every listener, in order, that the waits have ended; raise the first exception after all were told."""
+    """Call every listener's `waited` for these calls, in order, and then raise the first exception, if any."""
     failure = None
     for call, listener in itertools.product(calls, listeners):
         try:
@@ -278,8 +279,9 @@ def _tell_waited(calls: list[Call]) -> None:
 
 
 def _remember(work: dist.Work, call: Call) -> None:
-    # A work keeps its tensors alive.  A work that nobody else holds will not be waited for in Python: it is forgotten.
-    # Another thread may be here, too, hence list() and pop(), and its newest work may not have reached its owner yet.
+    # A work keeps its tensors alive.  A work that only _outstanding holds cannot be waited for in Python, so forget it.
+    # Another thread may run this function at the same time, hence list() and pop().  The program may not hold that
+    # thread's newest work yet, so forget only works of this thread.
     mine, entries = threading.get_ident(), list(_outstanding.items())
     for key in [key for key, (other, _, its) in entries if its == mine and sys.getrefcount(other) <= HELD_HERE]:
         _outstanding.pop(key, None)
@@ -308,7 +310,7 @@ def unbox(kind: Any, value: Any) -> Any:
 
 
 def reduction(op: torch.ScriptObject | dist.ReduceOp) -> str:
-    """Return the name of a reduction, which at this depth is a C++ object that gives only its number."""
+    """Return the name of a reduction, such as "sum"; a c10d operator gets it as a C++ object that has only a number."""
     number = op._get_method("op")() if isinstance(op, torch.ScriptObject) else int(op.op)
     return dist.ReduceOp.RedOpType(number).name.lower()
 

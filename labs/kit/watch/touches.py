@@ -1,11 +1,11 @@
-"""Reads and writes by operators of memory that a call in flight still uses.
+"""A detector of operators that read or write a tensor while a collective, send or recv in flight still uses it.
 
     with CommunicationWatch() as watch, Touches(watch): train()
 
-A call uses its tensors from its issue until the rank has waited for it, for a later one of its communicator, or for
-another message of its batch.  The bytes that an operator touches follow from its arguments: they run from the first
-byte to the last, gaps included.  A view touches nothing, nor does an operator that only takes a shape.  Only the
-operators of this thread are seen.
+A call uses its tensors from the moment in which it is issued until the rank has waited for the call, for a later call
+of the same communicator, or for another message of the same batch.  An operator touches the memory of its arguments,
+each from the first byte to the last, gaps between elements included.  An operator that returns a view touches nothing,
+and neither does an operator that only takes a shape.  Only the operators of the current thread are seen.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from labs.kit.watch.communication import CommunicationWatch, Extent, extents
 from labs.kit.watch.storages import allocates, takes_itself_apart
 
 NOT_COMPUTING = "c10d", "_c10d_functional"
-DEVICE = torch.ops.prim.device.default  # PyTorch asks fake tensors for this more often than for all other operators
+DEVICE = torch.ops.prim.device.default  # PyTorch calls this on fake tensors more often than any other operator
 SHAPE_ALONE = "new_", "empty", "zeros", "ones", "full", "rand", "record_stream", "set_"
 
 
 class Touches(TorchDispatchMode):
-    """A dispatch mode that tells a watch which call's memory is touched too early, and at which line."""
+    """A dispatch mode that tells a CommunicationWatch which memory each operator reads or writes, and at which line."""
 
     def __init__(self, watch: CommunicationWatch) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def touched(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 @cache
 def looks(func: OpOverload) -> bool:
-    """Return whether an operator reads or writes any numbers."""
+    """Return whether an operator reads or writes the elements of a tensor."""
     name = func._schema.name.split("::")[1]
     if func.namespace in NOT_COMPUTING or name.startswith(SHAPE_ALONE) or name.endswith("_like"):
         return False

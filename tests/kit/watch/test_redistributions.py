@@ -49,5 +49,5 @@ def test_it_shows_everything_that_was_sent():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(RankError, match=r"no parameter is called 'up'.* there are weight, bias, x"):
+    with pytest.raises(RankError, match=r"layouts names 'up', which is no parameter: choose from weight, bias, x"):
         run(redistributions.redistributed, nn.Linear(2, 2), {"up": [Shard(0)]}, torch.ones(2, 2), ranks=1, device="cpu")
