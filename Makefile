@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -p tools.lean
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
 # What leans on PyTorch's own parts and private names: its strategies, a dry run of each row, and two notebooks.
-PART   := $(addprefix tests/,test_contract.py test_private_names.py test_odd.py kit/dry kit/test_tour.py fsdp cost) \
+PART   := $(addprefix tests/,test_contract.py test_private_names.py test_odd.py kit/simulated kit/test_dry.py kit/commands fsdp cost) \
           $(addprefix solutions/,06_fsdp.ipynb 10_pipeline.ipynb)
 
 notebooks = $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(1)ipynb))

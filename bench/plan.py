@@ -2,7 +2,7 @@
 
 A calibration runs in turns with the steps that are predicted from it, on the same ranks:
 
-    computes    the row's own step, with every message finished at once (labs.kit.dry.alone), on all ranks side by side
+    computes    the row's own step, every message finished at once (kit/simulated/alone.py), on all ranks side by side
     messages    of each kind, in groups of each size, and in two places:
                     amid      after a computation, from which ranks do not return at the same time
                     behind    right after another message: the ranks have just met, and are awake
@@ -34,11 +34,11 @@ from bench.figure import Figure, figure
 from bench.step import BATCH, RANKS, Stepper, rounds, slowest, stepper
 from labs import pp
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
-from labs.kit.dry.alone import unheard
-from labs.kit.dry.dry import dry
-from labs.kit.dry.rehearsal import NEIGHBOURS, rehearse
-from labs.kit.strategies import ROWS
-from labs.kit.tour import ONE_OF_EACH
+from labs.kit.commands.tour import ONE_OF_EACH
+from labs.kit.dry import dry
+from labs.kit.simulated.alone import unheard
+from labs.kit.simulated.rehearsal import NEIGHBOURS, rehearse
+from labs.kit.training.strategies import ROWS
 from labs.kit.watch import tap
 from labs.kit.watch.communication import Event
 from labs.mesh import Mesh

@@ -15,7 +15,7 @@ from bench.figure import Figure, figure, ratios
 from labs import agree
 from labs.kit.launch import run
 from labs.kit.record import Recording, mark
-from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
+from labs.kit.training.strategies import ROWS, STRATEGIES, set_up, step
 from labs.model import GPT, PRESETS
 
 RANKS, BATCH, WARM_UP = 4, 3, 3

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.figure import Figure, figure, ratios
 from bench.step import BATCH, RANKS, WARM_UP, phases, rounds, slowest
 from labs.kit.launch import run
-from labs.kit.strategies import ROWS, train
+from labs.kit.training.strategies import ROWS, train
 from labs.model import GPT, PRESETS
 
 NATIVE = {"zero-1": "torch-zero-1", "zero-3": "torch-fsdp"}

@@ -15,23 +15,23 @@ import sys
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["tour", *rest]:
-            from labs.kit.tour import main as tour
+            from labs.kit.commands.tour import main as tour
 
             return tour(rest)
         case ["doctor"]:
-            from labs.kit.doctor import main as doctor
+            from labs.kit.commands.doctor import main as doctor
 
             return doctor()
         case ["progress", *rest]:
-            from labs.kit.standings import progress_main as progress
+            from labs.kit.learners.standings import progress_main as progress
 
             return progress(rest)
         case ["challenges", *rest]:
-            from labs.kit.standings import challenges_main as challenges
+            from labs.kit.learners.standings import challenges_main as challenges
 
             return challenges(rest)
         case ["dryrun", *rest]:
-            from labs.kit.dry.dryrun import main as dryrun
+            from labs.kit.commands.dryrun import main as dryrun
 
             return dryrun(rest)
         case ["plan", *rest]:

@@ -429,9 +429,9 @@ run(hang, ranks=4)
 # passed. In a terminal, `make progress` (or `python -m labs progress`) also says when you passed them.
 
 # %% tags=["nbval-ignore-output"]
-from labs.kit import progress
+from labs.kit.check import course_map
 
-progress.course_map()
+course_map()
 
 # %% [markdown]
 # Every notebook has the same order: a question, a picture and a prediction. Then you build the strategy, measure it,

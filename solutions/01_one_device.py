@@ -28,7 +28,7 @@ from labs.data import Batches, corpus
 from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.strategies import ADAMW
+from labs.kit.train import ADAMW
 from labs.model import GPT, PRESETS
 
 # %% [markdown]
@@ -150,12 +150,12 @@ draw.curves({"one device": reference}, marks={"unigram entropy": entropy})
 assert again == reference
 
 # %% [markdown]
-# The course's own loop, `labs.kit.strategies.train`, takes a strategy, a function that builds the model, and a list of
+# The course's own loop, `strategies.train`, takes a strategy, a function that builds the model, and a list of
 # batches for each rank. With the strategy "one device" the loop gives the reference curve; `make tour` runs it with
 # every other strategy.
 
 # %%
-from labs.kit import strategies
+from labs.kit.train import strategies
 
 same = strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches]
 [(losses, parameters)] = run(*same, ranks=1, device="cpu")
@@ -477,7 +477,7 @@ answer
 
 # %%
 if not answer:
-    from labs.kit.exercises import mixed_step, remember
+    remember, mixed_step = check.mixed_precision.remember, check.mixed_precision.mixed_step
 
 
 class MixedAdamW(torch.optim.Optimizer):
@@ -574,7 +574,7 @@ answer
 
 # %%
 if not answer:
-    from labs.kit.exercises import bytes_by_kind
+    bytes_by_kind = check.bytes_by_kind.expected
 
 tensors = [(p.shape, True) for p in GPT(config).parameters()]
 rows = {}

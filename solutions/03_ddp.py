@@ -37,10 +37,10 @@ from torch.optim import SGD, AdamW
 
 from labs import collectives, cost, ddp, native
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, play, strategies
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.strategies import ADAMW
+from labs.kit.train import ADAMW, strategies
 from labs.model import GPT, PRESETS
 
 # %% [markdown]

@@ -38,7 +38,7 @@ from torch import nn
 
 from labs import cost, ddp
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, play, strategies
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
 
@@ -54,8 +54,7 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all, {63 * each:,.0f}
 # and S outweigh the activations: it is the copies that we want to see.
 
 # %%
-from labs.kit.strategies import ADAMW, Training, backward, step
-from labs.kit.training import take_step
+from labs.kit.train import ADAMW, Training, backward, step, strategies, take_step
 from labs.model import GPT, PRESETS
 
 CONFIG = replace(PRESETS["small"], depth=4, context=16)

@@ -40,8 +40,7 @@ from labs.dtensor.algebra import ways
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import MOVES, plan
 from labs.kit import beat, check, draw, play
-from labs.kit.launch import run
-from labs.kit.ranks.link import Link
+from labs.kit.launch import Link, run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 
@@ -516,7 +515,7 @@ check.rules(rules)
 # first weight is cut along its inputs, and so is the batch. Cut another dim, or put in a module of yours:
 
 # %%
-from labs.kit.watch.redistributions import redistributed
+from labs.kit.record import redistributed
 
 module = torch.nn.Sequential(torch.nn.Linear(8, 20), torch.nn.GELU(), torch.nn.Linear(20, 8))
 layouts = {"0.weight": [Shard(1)], "x": [Shard(0)]}  # all else is whole

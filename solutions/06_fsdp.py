@@ -33,12 +33,12 @@ from torch import nn
 
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, play, strategies
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
 
 # %%
-from labs.kit.strategies import ADAMW, Training, backward, step, trainable
+from labs.kit.train import ADAMW, Training, backward, step, strategies, trainable
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
 
@@ -169,7 +169,7 @@ unsharded
 # [link](../labs/kit/ranks/link.py) says; a busy machine only adds to that.
 
 # %%
-from labs.kit.ranks.link import Link
+from labs.kit.launch import Link
 
 SIDE, wire = 256, Link(nodes=2, bandwidth="350 Mbit/s")
 a_layer = 4 * SIDE**2  # bytes
@@ -519,7 +519,7 @@ FSDP = partial(fully, (4,), by_layer)
 # gathered ahead, since your `unshard` waits.
 
 # %%
-from labs.kit.exercises import unshard_with
+from labs.kit.train import unshard_with
 
 
 def yours(model):

@@ -40,10 +40,9 @@ from torch.random import fork_rng
 from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play
-from labs.kit.budget import budget
 from labs.kit.launch import RankError, run
-from labs.kit.record import mark
-from labs.kit.strategies import ADAMW
+from labs.kit.record import budget, mark
+from labs.kit.train import ADAMW
 from labs.memory import recompute
 from labs.model import GPT, PRESETS
 

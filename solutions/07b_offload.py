@@ -32,11 +32,11 @@ import torch.distributed as dist
 # %%
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, exercises, play
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
-from labs.kit.strategies import ADAMW
-from labs.memory.offload import Offloaded
+from labs.kit.train import ADAMW
+from labs.memory.offload import Offloaded, one_ahead
 from labs.model import GPT, PRESETS, initial_value
 from labs.zero import Zero
 
@@ -248,9 +248,9 @@ answer = check.offloaded_step(offloaded_step)
 answer
 
 # %% [markdown]
-# (From here on your step is used if it is right, else the course's.) `Offloaded.step` is the same loop, around its own
-# `fetch`, `updated` and `store`. To see when each of the three runs, here are some that do nothing but take time: a
-# fetch and a store take 10 ms each, an update 20 ms.
+# (From here on your step is used if it is right, else the course's, `one_ahead`, which `Offloaded.step` calls with its
+# own `fetch`, `updated` and `store`.) To see when each of the three runs, here are some that do nothing but take time:
+# a fetch and a store take 10 ms each, an update 20 ms.
 
 # %%
 PAUSES = {"fetch": 0.010, "update": 0.020, "store": 0.010}  # seconds
@@ -288,7 +288,7 @@ def one_by_one(due, fetch, update, store):
 
 
 # %%
-mine = offloaded_step if answer.ok else exercises.offloaded_step
+mine = offloaded_step if answer.ok else one_ahead
 for name, how in {"one after the other": one_by_one, "overlapped": mine}.items():
     lasted, beside = step_of(8, how)
     assert beside == (how is mine)
@@ -326,7 +326,7 @@ answer = check.step_seconds(step_seconds)
 answer
 
 # %%
-formula = step_seconds if answer.ok else exercises.step_seconds
+formula = step_seconds if answer.ok else check.step_seconds.expected
 predicted = formula(*([seconds] * 8 for seconds in PAUSES.values()))
 print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
 

@@ -38,8 +38,7 @@ from labs.dtensor import DTensor
 from labs.fsdp import fully_shard
 from labs.kit import beat, check, draw, play
 from labs.kit.launch import RankError, run
-from labs.kit.record import mark
-from labs.kit.watch.folders import watched
+from labs.kit.record import mark, watch_folder
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
@@ -408,7 +407,7 @@ check.replace(replace)
 # %%
 def two_saves(place):
     held, _ = by_parameter(GPT(CONFIG))
-    with watched(place, newest) as moments:
+    with watch_folder(place, newest) as moments:
         for step in 4, 8:
             save(place, step, held)
     return moments

@@ -35,7 +35,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from labs.checkpoint import Held, Saver, load, newest, random_state, save, set_random_state
 from labs.data import Batches, corpus
 from labs.fsdp import fully_shard
-from labs.kit import check, draw, exercises
+from labs.kit import check, draw
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
@@ -400,7 +400,7 @@ answer = check.interval(interval)
 answer
 
 # %%
-best = interval if answer.ok else exercises.interval
+best = interval if answer.ok else check.interval.expected
 minutes = round(best(SAVE, between * gpus, gpus) / 60, 1)
 ask = "Minutes between two saves, if each takes one?"
 print(check.predict(ask, guess_minutes, minutes, tolerance=0.3))

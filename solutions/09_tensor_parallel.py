@@ -33,7 +33,7 @@ import torch.nn.functional as F
 
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import check, draw, strategies
+from labs.kit import check, draw
 from labs.kit.launch import run
 from labs.kit.record import mark
 
@@ -240,10 +240,8 @@ pair = check.conjugate(copy, reduce)
 pair
 
 # %%
-from labs.exercises.tensor_parallel.conjugate import courses_reduce
-
 # from here on yours if it passed, else the course's
-reduce = reduce if pair.ok else courses_reduce
+reduce = reduce if pair.ok else check.conjugate.reduce
 
 # %% [markdown]
 # ### Exercise 2: a row-parallel linear, with its bias (10 minutes)
@@ -332,7 +330,7 @@ check.deal_heads(deal_heads)
 # `recorded` says what rank 0 sends.
 
 # %%
-from labs.kit.side_by_side import in_turn, recorded
+from labs.kit.train import in_turn, recorded, strategies
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from labs.tp import SequenceParallel, gpt_plan, parallelize

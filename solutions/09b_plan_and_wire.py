@@ -33,11 +33,11 @@ import torch.nn.functional as F
 
 from labs import cost
 from labs.data import Batches, corpus
-from labs.exercises.tensor_parallel.conjugate import courses_reduce as reduce
-from labs.kit import beat, check, draw, play, strategies
-from labs.kit.launch import run
-from labs.kit.ranks.link import Link
+from labs.kit import beat, check, draw, play
+from labs.kit.launch import Link, run
 from labs.kit.record import mark
+
+reduce = check.conjugate.reduce  # of the last notebook
 
 # %%
 from labs.model import PRESETS
@@ -112,7 +112,7 @@ check.split_loss(split_loss)
 # ordinary loss, beside what the formulas say of `gpt_plan`:
 
 # %%
-from labs.kit.side_by_side import in_turn, recorded
+from labs.kit.train import in_turn, recorded, strategies
 from labs.model import GPT
 from labs.tp import gpt_plan
 
@@ -164,7 +164,11 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # ranks, and over 4, without a change to its code:
 
 # %%
-from labs.exercises.plan_and_wire.block_plan import FeedForward, Mixer, Stranger
+Stranger, Mixer, FeedForward = (
+    check.block_plan.Stranger,
+    check.block_plan.Mixer,
+    check.block_plan.FeedForward,
+)
 
 print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
 

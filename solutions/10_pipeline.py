@@ -34,7 +34,7 @@ from torch import nn
 
 from labs import cost, native, pp
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, play, strategies
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.model import GPT, PRESETS
@@ -228,6 +228,8 @@ draw.table(rows)
 # The reference is one process that takes the same eight micro-batches one after another.
 
 # %%
+from labs.kit.train import strategies
+
 MICRO, on_cpu = 8, partial(run, device="cpu")
 adamw = partial(torch.optim.AdamW, **strategies.ADAMW)
 
@@ -1236,7 +1238,7 @@ def one_by_one(lists):
 
 
 # %%
-from labs.kit.nccl.verdict import would_hang
+from labs.kit.dry import would_hang
 
 
 def verdict_of(job, schedule):

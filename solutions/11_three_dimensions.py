@@ -30,9 +30,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 # %%
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw, strategies
+from labs.kit import beat, check, draw
 from labs.kit.launch import Link, run
 from labs.kit.record import mark
+from labs.kit.train import strategies
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
 from labs.parallel import AXES, Parallel
@@ -725,8 +726,7 @@ beat.best_mesh(mesh_for)
 
 # %%
 from labs.cost.on_a_mesh import along_data, along_pp, along_tp, on_mesh
-from labs.kit.dry.alone import our_neighbours
-from labs.kit.dry.dry import dry
+from labs.kit.dry import dry, our_neighbours
 
 # %%
 LLAMA = replace(PRESETS["llama3-70b"], context=4096)

@@ -31,9 +31,9 @@ recall.ask("13")
 # as we ask for; it never enters this notebook's process. If JAX is missing, the next cell says so.
 
 # %%
-from labs.kit import virtual
+from labs.kit.launch import jax_missing, or_skip
 
-virtual.or_skip()
+or_skip(jax_missing())
 
 # %%
 from dataclasses import replace
@@ -45,10 +45,10 @@ from labs import gspmd, native
 from labs.data import Batches, corpus
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.dtensor.placement import Spec
-from labs.kit import beat, check, draw, strategies
-from labs.kit.launch import run
+from labs.kit import beat, check, draw
+from labs.kit.launch import on_devices, on_processes, run
 from labs.kit.record import mark
-from labs.kit.virtual import on_devices, on_processes
+from labs.kit.train import strategies
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Layer
 from labs.xla.hlo import counted

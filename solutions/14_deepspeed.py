@@ -28,9 +28,9 @@ recall.ask("14")
 
 # %%
 from labs.deepspeed import engine
-from labs.kit import optional
+from labs.kit.launch import or_skip
 
-optional.or_skip(engine.missing())
+or_skip(engine.missing())
 
 # %%
 import gc
@@ -45,7 +45,7 @@ from labs import cost
 from labs.data import Batches, corpus
 from labs.deepspeed import estimates
 from labs.deepspeed.configuration import BUCKET, FAR, MICRO, from_fsdp, like_zero, to_fsdp
-from labs.kit import check, draw, exercises, play, strategies
+from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS
@@ -86,6 +86,8 @@ guess_times = 1.5  # your number
 # [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).
 
 # %%
+from labs.kit.train import strategies
+
 config = replace(PRESETS["tiny"], depth=1, context=32)
 loader = Batches(corpus().tokens, 4, config.context)
 parts = [[part.chunk(4) for part in loader[step]] for step in range(3)]
@@ -485,7 +487,7 @@ answer = check.left_out(left_out)
 answer
 
 # %%
-left_out = left_out if answer.ok else exercises.left_out
+left_out = left_out if answer.ok else check.left_out.expected
 rows = []
 for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
     longer = replace(config, context=context)

@@ -38,7 +38,7 @@ from statistics import median, quantiles
 from textwrap import fill
 
 from labs import cost, plan
-from labs.kit import beat, check, draw, exercises, play
+from labs.kit import beat, check, draw, play
 from labs.model import PRESETS, Config
 from labs.plan.compare import predicted
 from labs.plan.published import read
@@ -103,7 +103,7 @@ answer
 
 # %%
 # from here on yours if it passed, else the course's
-mesh_sizes = mesh_sizes if answer.ok else exercises.mesh_sizes
+mesh_sizes = mesh_sizes if answer.ok else check.mesh_sizes.expected
 sizes = mesh_sizes(32, 8, llama.heads, llama.depth, 512)
 print(f"{len(sizes)} meshes of 32 GPUs; the first and the last: {sizes[0]}, {sizes[-1]}")
 
@@ -150,7 +150,7 @@ answer
 # collectives, the allocator's gaps.
 
 # %%
-fullest_rank = fullest_rank if answer.ok else exercises.fullest_rank
+fullest_rank = fullest_rank if answer.ok else check.fullest_rank.expected
 one = cost.Job(llama, batch=1, context=4096, precision="mixed", fused_norms=True)
 activations = llama.depth * cost.regathered_activations(one, "none")
 numbers = llama.depth * cost.layer_matrices(llama) + 2 * llama.vocab * llama.dim
@@ -201,7 +201,7 @@ answer
 # all-reduce over each kind of link.
 
 # %%
-exposed = exposed if answer.ok else exercises.exposed
+exposed = exposed if answer.ok else check.exposed.expected
 small = PRESETS["llama3-8b"]
 layer = cost.layer_matrices(small)
 backward = [4 * layer * 8192 / cost.FLOPS] * small.depth
@@ -253,7 +253,7 @@ def wire(ranks, apart):
     return 300e9 if together == ranks else min(300e9, together * 25e9)
 
 
-runs = exercises.published_runs()
+runs = check.forecast.published(seen=True)
 print(len(runs), "runs, such as", runs[0].run)
 
 
@@ -286,7 +286,7 @@ answer
 # Rest the mouse on a point to see which run it is:
 
 # %%
-forecast = forecast if answer.ok else exercises.forecast
+forecast = forecast if answer.ok else check.forecast.expected
 
 
 def spot(each, speed, series):
@@ -537,7 +537,7 @@ plan.search(small, yours, batch=128, context=4096, software="pytorch")
 
 # %%
 caption = "sequences of 4,096 tokens (G: 8,192); tokens per second and GPU; 80 GiB cards"
-draw.table(exercises.reports(), caption=caption)
+draw.table(check.bottlenecks.reports(), caption=caption)
 
 
 # %%
@@ -644,8 +644,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from labs.kit import strategies
 from labs.kit.launch import run
+from labs.kit.train import strategies
 from labs.model import GPT
 
 TINY, SEQUENCES, WIDE = replace(PRESETS["small"], dim=192), 8, torch.zeros(1_000_000)
@@ -700,7 +700,7 @@ reached = {
     "wire": lambda ranks, apart: 4 * WIDE.numel() / took["wire"],
 }
 # x has numbers of 4 bytes
-one = exercises.Run(numbers, TINY.depth, 2 * TINY.dim, 8 * TINY.context, 1, 1, 1, 1)
+one = check.forecast.Run(numbers, TINY.depth, 2 * TINY.dim, 8 * TINY.context, 1, 1, 1, 1)
 mine = {
     "dp 2": one._replace(tokens=4 * TINY.context, dp=2),
     "tp 2": one._replace(tp=2),

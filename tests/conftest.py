@@ -89,10 +89,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from labs.deepspeed import engine  # the imports start a fork server, which must know first what to import
-    from labs.kit import virtual
+    from labs.kit.extras import jax_devices
 
     items.sort(key=is_alone)
-    missing = {"13_gspmd.ipynb": virtual.missing(), "14_deepspeed.ipynb": engine.missing()}
+    missing = {"13_gspmd.ipynb": jax_devices.jax_missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:
         # CI runs these cells, whose output differs
         if (reason := missing.get(item.path.name)) and "CI" not in os.environ:

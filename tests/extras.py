@@ -5,11 +5,11 @@ import os
 import pytest
 
 from labs.deepspeed import engine
-from labs.kit import virtual
+from labs.kit.extras import jax_devices
 
 
 def need_jax() -> None:
-    need(virtual.missing())
+    need(jax_devices.jax_missing())
 
 
 def need_deepspeed() -> None:

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from labs.kit import draw
-from labs.kit.doctor import GET_BROWSER, find_browser
+from labs.kit.commands.doctor import GET_BROWSER, find_browser
 from tools import learn, notebooks
 
 SECONDS = 1000  # Playwright counts in milliseconds

@@ -26,10 +26,10 @@ from torch import nn
 from torch.func import functional_call
 
 from labs import cost, ddp
+from labs.kit.commands.tour import faults_of
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import MAY_HANG, SOUND, would_hang
-from labs.kit.strategies import ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with, replicated, train
-from labs.kit.tour import faults_of
+from labs.kit.training.strategies import ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with, replicated, train
 from labs.model import GPT, PRESETS, Config
 from tests.extras import need_deepspeed
 from tests.models import Tied

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import ddp, fsdp, pp
-from labs.kit import strategies
 from labs.kit.launch import run
+from labs.kit.training import strategies
 from labs.model import GPT, Config, counted
 from labs.zero import Zero
 

@@ -4,11 +4,12 @@ import re
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
+from importlib import import_module
 from itertools import accumulate
 
 import pytest
 
-from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
+from tools.imports import EMPTY, FILES, LABS, ROOT, imports, name_of, own
 
 # A chapter is a file or a folder.  Its files import only from lower levels, and from their own folder.
 LEVELS = [
@@ -22,22 +23,23 @@ LEVELS = [
     {"kit.rows"},
     {"exercises"},
     {
-        "kit.exercises",
         "kit.beat",
-        "kit.standings",
-        "kit.strategies",
-        "kit.side_by_side",
         "kit.check",
         "kit.play",
-        "kit.tour",
-        "kit.doctor",
-        "kit.dry.rehearsal",
-        "kit.dry.dryrun",
+        "kit.train",
+        "kit.commands",
+        "kit.learners.standings",
+        "kit.simulated.rehearsal",
+        "kit.training.strategies",
+        "kit.training.side_by_side",
         "__main__",
     },
 ]
 WAYS_OUT = {"native", "deepspeed", "xla"}  # the same, as others ship it
 TEXTBOOK = set().union(*LEVELS[:6]) - WAYS_OUT
+# What notebooks import from the kit.
+FACES = ("launch", "record", "draw", "play", "check", "beat", "recall", "dry", "train", "sockets")
+GENERATED = ("check", "beat")  # their docstrings are made from what they offer
 # Other packages that a file may import.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
@@ -95,7 +97,7 @@ def test_only_xla_needs_jax():
     )
     assert {folder(name) for name in needs} == {"xla"}
     in_another_process = {
-        "kit.virtual",
+        "kit.extras.jax_devices",
         *(f"exercises.gspmd.{name}" for name in ("fewest_bytes", "pipelined", "sharded_gradients")),
     }
     assert anywhere - needs == in_another_process
@@ -117,6 +119,32 @@ def test_an_outline_names_every_file_of_its_chapter():
     for outline in (path for path in LABS.glob("*/__init__.py") if folder(name_of(path)) in TEXTBOOK | WAYS_OUT):
         named = re.findall(r"^    (\w+)  ", outline.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(named) >= {path.stem for path in outline.parent.glob("*.py")} - {"__init__"}, outline
+
+
+def test_only_the_faces_stand_directly_in_the_kit():
+    assert {path.stem for path in (LABS / "kit").glob("*.py")} == {*FACES, "__init__"}
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_a_face_lists_what_it_offers(name):
+    """Compare `__all__` with the first list of the docstring, in which names stand before two spaces or a bracket."""
+    face = import_module(f"labs.kit.{name}")
+    lists = re.findall(r"(?:^    .*\n)+", face.__doc__, re.MULTILINE)
+    rows = re.findall(r"^    (.*?)(?:  |\()", lists[-1 if name in GENERATED else 0], re.MULTILINE)
+    rows = re.findall(r"^    (?:\w+ +)(.*)", lists[-1], re.MULTILINE) if name in GENERATED else rows
+    listed = sorted(", ".join(rows).split(", "))
+    apart = ("ALL", "Answer", "predict", "course_map") if name in GENERATED else ()
+    assert listed == sorted({*face.__all__} - {*apart})
+    assert all(hasattr(face, each) for each in face.__all__)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "solutions").glob("*.py")), ids=lambda path: path.stem)
+def test_a_notebook_imports_the_textbook_other_peoples_ways_and_the_faces(path):
+    for module in own(imports(path)):
+        face = module.removeprefix("kit.")
+        assert folder(module) in TEXTBOOK | WAYS_OUT or (module != face and face in FACES), (
+            f"{path.name}: labs.{module}"
+        )
 
 
 def test_no_two_files_share_a_name():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from labs.kit.strategies import STRATEGIES
+from labs.kit.training.strategies import STRATEGIES
 from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labs.kit import launch
+from labs.kit.launch import run
 from tools import warm
 from tools.warm.once import Once
 
@@ -102,9 +102,9 @@ def test_a_job_is_run_once_in_all_notebooks(tmp_path: Path, monkeypatch: pytest.
 
     def notebook() -> list[list[str]]:
         monkeypatch.setattr(Once, "asked", Counter())
-        return [launch.run(job, *given, ranks=1) for given in (("a",), ("b",), ("a",), ("c", "said"))]
+        return [run(job, *given, ranks=1) for given in (("a",), ("b",), ("a",), ("c", "said"))]
 
-    monkeypatch.setattr(launch, "Team", Once)
+    monkeypatch.setattr("labs.kit.ranks.run.Team", Once)
     monkeypatch.setattr(Once, "place", tmp_path / "jobs", raising=False)
     first = notebook()
     assert first == [["a"], ["ab"], ["aba"], ["abac"]]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from labs.data import Batches, corpus
 from labs.deepspeed import engine
 from labs.kit.launch import run
-from labs.kit.strategies import ADAMW
+from labs.kit.training.strategies import ADAMW
 from labs.model import GPT, PRESETS
 from tests.extras import need_deepspeed
 from tools import notebooks, warm

@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from labs.data import Batches, corpus
-from labs.kit import strategies
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.kit.launch import run
+from labs.kit.training import strategies
 from labs.model import GPT, PRESETS
 
 SEEN = Path(__file__).with_name("front.json")

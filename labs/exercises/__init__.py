@@ -11,6 +11,7 @@ files whose names begin with `_`.  The engine that runs all of them is in `engin
 """
 
 import re
+from collections.abc import Collection
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -39,3 +40,9 @@ def found() -> dict[str, Any]:
 def of_kind(kind: type = FunctionType) -> dict[str, Any]:
     """Return `{name: value}` for the values of one kind: checks, which are functions, or `Challenge`s."""
     return {name: value for name, value in found().items() if isinstance(value, kind)}
+
+
+def listed(chosen: Collection[str]) -> str:
+    """Return a line for each chapter that has some of these names, for the docstring of a face."""
+    rows = [(chapter, [name for name in names(chapter) if name in chosen]) for chapter in CHAPTERS]
+    return "".join(f"    {chapter:<20}{', '.join(own)}\n" for chapter, own in rows if own)

@@ -8,12 +8,18 @@
 learner's function is judged by a real job: by its numbers first, then by what it sent, held or waited for.  100 points
 stand for a bound that nobody can beat, derived in the notebook.  Each try is drawn, and kept in scores.json where a
 notebook of the course runs; LABS_PLOT=off in the environment leaves the drawing away.
+
+ALL has them in the order of the course:
+
 """
 
 from labs import exercises
 from labs.exercises.engine.challenge import Challenge
 
+__all__ = ["ALL"]  # and each challenge
 ALL: tuple[Challenge, ...] = tuple(exercises.of_kind(Challenge).values())
 for challenge in ALL:
     globals()[challenge.name] = challenge
+    __all__.append(challenge.name)
+__doc__ += exercises.listed(__all__)
 del challenge

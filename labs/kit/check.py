@@ -9,16 +9,22 @@
       (for the same numbers again: seed=81273)
 
 `check.<name>(fn)` is the check of the exercise in labs/exercises/<chapter>/<name>.py; its docstring says what `fn` is
-called with, and what it should do.  `check.predict(question, guess, answer)` is the same in all notebooks.  The inputs
-are drawn anew in each call.  Plain torch on one process computes the expected values; the bytes sent and held are read
-from recordings (labs/kit/record.py).  `labs.exercises.engine` has the contract of every check.
+called with, and what it should do.  The inputs are drawn anew in each call.  Plain torch on one process computes the
+expected values; the bytes sent and held are read from recordings (labs/kit/record.py).  `labs.exercises.engine` has the
+contract of every check.  `check.predict(question, guess, answer)` is the same in all notebooks; both return an Answer,
+which is true if all is right.  `course_map()` links to all notebooks, and shows the exercises that are passed.
+
+The exercises of each notebook:
+
 """
 
 from labs import exercises
 from labs.exercises.engine.answer import Answer, predict
+from labs.kit.learners.progress import course_map
 
-__all__ = ["Answer", "predict"]  # and the check of each exercise
+__all__ = ["Answer", "course_map", "predict"]  # and the check of each exercise
 for name, check in exercises.of_kind().items():
     globals()[name] = check
     __all__.append(name)
+__doc__ += exercises.listed(__all__)
 del name, check

@@ -15,6 +15,8 @@
     reads, folder                     the parts of files that ranks read; a folder, as SVG      files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
     KINDS, TIMELINE                   one colour each, in every figure and widget               palette.py
+    Drawing, Figure, Table, Ledger    what these functions return: pictures, and tables         picture.py, tables.py
+    Canvas                            shapes and words on a drawing of one's own, as SVG        svg.py
 
 These functions neither measure nor predict: they draw the numbers of a recording or of a formula.
 """

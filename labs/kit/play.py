@@ -44,6 +44,11 @@ from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
 
+__all__ = [
+    "all_reduce_times", "collective", "crashes", "explore", "frames", "links", "memory", "microbatches", "placements",
+    "planner", "prefetch", "replay", "schedule", "tensor_parallel",
+]  # fmt: skip
+
 WORDS = {  # the label of a control whose name in code does not say enough
     "batch": "sequences at once",
     "context": "tokens in each",
@@ -259,7 +264,7 @@ def crashes(moments: Sequence[Moment]) -> Explorer:
 
     A saved notebook shows the moment in the middle.
 
-    moments: the moments of labs.kit.watch.folders.
+    moments: the moments that labs.kit.record.watch_folder noted.
     """
     still = draw.folder(moments, len(moments) // 2)
     return frames(lambda frame: draw.folder(moments, frame), "moment", len(moments), still)

@@ -1,7 +1,7 @@
 """Questions on earlier notebooks, different ones at each run; say the answer aloud before you unfold it.
 
-    recall.ask("04")    three questions on the notebooks before 04, at least one of them on the one just before it
-    recall.ten()        ten questions, on as many different notebooks as possible
+    ask("04")    three questions on the notebooks before 04, at least one of them on the one just before it
+    ten()        ten questions, on as many different notebooks as possible
 
 The questions come from recall.md beside this file: below the number of each notebook, every question is a heading, and
 its answer is the text below.
@@ -15,6 +15,8 @@ from functools import cache
 from html import escape
 from itertools import cycle, islice
 from pathlib import Path
+
+__all__ = ["ask", "ten"]
 
 BANK = Path(__file__).with_suffix(".md")
 

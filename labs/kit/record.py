@@ -1,5 +1,13 @@
 """Recordings of a job, made from outside: the times, the messages and the memory of its ranks.
 
+    Recording       what the ranks of a job sent, held and did, and when; it draws itself
+    mark            begin a step, or a phase of one
+    span            record a block as an activity with a name
+    instructions    record each instruction of a pipeline
+    redistributed   run a module on a rank; return a row for each redistribution of its tensors
+    watch_folder    snapshots of a folder, before each call that changes it
+    budget          a limit on the tensors of a rank: one that would hold more fails
+
     results = run(train, ranks=4, record="communication")
     results.recording                           # draws itself
     results.recording.sent(rank=0, step=2)      # bytes
@@ -45,12 +53,17 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from labs.kit.ranks.link import Link
+from labs.kit.watch.budget import budget
 from labs.kit.watch.communication import CommunicationWatch, Event
+from labs.kit.watch.folders import watch_folder
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
+from labs.kit.watch.redistributions import redistributed
 from labs.kit.watch.touches import Touches
 from labs.pp.executor import Pipeline
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Simulation
+
+__all__ = ["Recording", "budget", "instructions", "mark", "redistributed", "span", "watch_folder"]
 
 T = TypeVar("T")
 Series = list[tuple[float, dict[str, int]]]  # (s, bytes by kind), ...

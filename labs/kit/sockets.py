@@ -1,5 +1,7 @@
 """The bytes that this process's TCP connections have delivered, as the operating system counts them.
 
+    delivered()    the bytes so far, or None on a system that does not count them
+
     before = delivered()
     dist.all_reduce(x)
     dist.barrier()
@@ -16,6 +18,8 @@ import socket
 import struct
 import sys
 from pathlib import Path
+
+__all__ = ["delivered"]
 
 BYTES_ACKED = 120  # the offset of tcpi_bytes_acked (8 bytes) in `struct tcp_info` of linux/tcp.h
 

@@ -26,7 +26,7 @@ Sources: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3; Rajbhanda
 arXiv 2104.07857, section 5.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -84,23 +84,17 @@ class Offloaded:
         self.require_whole()
         require_frozen(self.frozen)
         self.half_way = True
-        due, stored = [i for i, p in enumerate(self.params) if p.grad is not None], {}
-        with ThreadPoolExecutor(1) as thread:
-            coming = [thread.submit(self.fetch, i) for i in due[:1]]
-            for n, i in enumerate(due):
-                gradient, values = coming[0].result()
-                coming = [thread.submit(self.fetch, following) for following in due[n + 1 : n + 2]]
-                stored[i] = thread.submit(self.store, i, self.updated(gradient, values))
-                del gradient, values  # now only the thread refers to them, until it has stored them
-        self.tier.commit(self.steps + 1, {i: future.result() for i, future in stored.items()})
+        due = [i for i, p in enumerate(self.params) if p.grad is not None]
+        self.tier.commit(self.steps + 1, one_ahead(due, self.fetch, self.updated, self.store))
         self.half_way = False
 
     def fetch(self, i: int) -> tuple[Tensor, Values]:
         p = self.params[i]
         return to_host(p.grad, at_least_float32(p.dtype)), self.tier.fetch(i)
 
-    def updated(self, gradient: Tensor, values: Values) -> Values:
-        """Let the optimizer take its step with one parameter, and return its new master and state."""
+    def updated(self, i: int, fetched: tuple[Tensor, Values]) -> Values:
+        """Let the optimizer take its step with parameter i, and return its new master and state."""
+        gradient, values = fetched
         master = nn.Parameter(values["master"])
         master.grad = gradient
         inner = self.optimizer([master])
@@ -148,6 +142,24 @@ class Offloaded:
                 "a step failed half way, so that some parameters have taken it and others have not: go back to an "
                 "earlier state with load_state_dict(), or, from a folder, by making the optimizer anew"
             )
+
+
+def one_ahead(
+    due: Sequence[int], fetch: Callable[[int], Any], update: Callable[[int, Any], Any], store: Callable[[int, Any], Any]
+) -> dict[int, Any]:
+    """Fetch, update and store the values of each number in `due`; return what `store` returned, by number.
+
+    While number n is updated, a thread stores n - 1 and fetches n + 1.  Raises what `fetch` and `store` raise.
+    """
+    stored = {}
+    with ThreadPoolExecutor(1) as thread:
+        coming = [thread.submit(fetch, i) for i in due[:1]]
+        for n, i in enumerate(due):
+            values = coming[0].result()
+            coming = [thread.submit(fetch, following) for following in due[n + 1 : n + 2]]
+            stored[i] = thread.submit(store, i, update(i, values))
+            del values  # now only the thread refers to them, until it has stored them
+    return {i: future.result() for i, future in stored.items()}
 
 
 def require_as_many(params: list[nn.Parameter], found: int, where: Any) -> None:

@@ -8,5 +8,5 @@
     hlo          the collectives that the compiler has added, read from the compiled program
 
 This folder needs JAX, the extra `gspmd`, which no other folder of labs imports.  JAX starts threads, and counts its
-devices only once: labs.kit.virtual runs a function in a process of its own, with any number of devices.
+devices only once: labs.kit.extras.jax_devices runs a function in a process of its own, with any number of devices.
 """

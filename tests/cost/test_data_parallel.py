@@ -12,9 +12,9 @@ from torch import nn
 from labs import cost, native
 from labs.cost import Job
 from labs.ddp import Bucketed, Naive, Overlapped
-from labs.kit import strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.kit.training import strategies
 from labs.model import GPT
 from tests.cost.common import CONFIGS
 from tests.recordings import as_predicted, held

@@ -22,7 +22,7 @@ from labs.dtensor import Replicate, Shard
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.rows.tp_rows import torch_tp
-from labs.kit.strategies import Training, backward, step, trainable
+from labs.kit.training.strategies import Training, backward, step, trainable
 from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config

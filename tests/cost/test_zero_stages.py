@@ -17,7 +17,7 @@ from labs.cost import Job, Layer
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.strategies import Training, backward, step, trainable
+from labs.kit.training.strategies import Training, backward, step, trainable
 from labs.memory.precision import Masters
 from labs.memory.recompute import recompute
 from labs.mesh import Mesh
@@ -47,7 +47,7 @@ INSIDE, FROZEN, SCALE = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),)), Layer(((
 
 
 def put_together(way, model, layers, precision="float32"):
-    """Return the arguments of `labs.kit.strategies.step`."""
+    """Return the arguments of `labs.kit.training.strategies.step`."""
     match way:
         case 1 | 2 | 3:
             mixed = precision == "mixed"

@@ -15,7 +15,7 @@ from torch import nn
 
 from labs.deepspeed import engine
 from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, from_fsdp, like_zero
-from labs.kit import tour
+from labs.kit.commands import tour
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS, parameters
@@ -59,7 +59,7 @@ def test_a_deepspeed_that_is_too_old_is_refused(version):
 
 
 def test_the_course_is_imported_without_it():
-    sentences = "import sys, labs.kit.strategies, labs.deepspeed.configuration; print('deepspeed' in sys.modules)"
+    sentences = "import sys, labs.kit.train, labs.deepspeed.configuration; print('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", sentences], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -9,10 +9,10 @@ from math import prod
 import pytest
 
 from labs import cost
-from labs.kit.dry.dry import dry
-from labs.kit.dry.dryrun import DTYPES, in_dtype
-from labs.kit.dry.rehearsal import rehearse
-from labs.kit.strategies import ROWS
+from labs.kit.commands.dryrun import DTYPES, in_dtype
+from labs.kit.dry import dry
+from labs.kit.simulated.rehearsal import rehearse
+from labs.kit.training.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held
 from labs.plan.candidates import SCHEDULES, pp_reason

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from labs.kit import strategies
+from labs.kit.extras.jax_devices import on_devices
 from labs.kit.launch import RankError, run
-from labs.kit.training import ADAMW
-from labs.kit.virtual import on_devices
+from labs.kit.training import strategies
+from labs.kit.training.training_step import ADAMW
 from labs.mesh.grid import Grid
 from labs.model import GPT, Config
 from labs.rope import RopeScaling

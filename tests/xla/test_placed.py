@@ -11,9 +11,9 @@ import torch
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.gspmd import forward_and_backward, given, lower, propagate, trace
+from labs.kit.extras.jax_devices import on_devices
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.virtual import on_devices
 from labs.mesh import Mesh
 from labs.model import Config, Layer
 from tests.extras import need_jax

@@ -2,9 +2,10 @@
 
 import pytest
 
-from labs.kit import tour, virtual
+from labs.kit.commands import tour
+from labs.kit.extras import jax_devices
 from labs.kit.launch import run
-from labs.kit.strategies import COMPILED, ONE_DEVICE, train
+from labs.kit.training.strategies import COMPILED, ONE_DEVICE, train
 from labs.model import GPT
 from tests.extras import need_jax
 
@@ -48,11 +49,11 @@ def wrong(plan):
 
 
 def test_it_says_which_ranks_and_which_extra_it_takes(monkeypatch):
-    monkeypatch.setattr(virtual, "missing", lambda: "")
+    monkeypatch.setattr(jax_devices, "jax_missing", lambda: "")
     assert [COMPILED[0].fits(ranks) for ranks in (1, 2, 3, 4, 6, 8)] == [True, True, False, True, False, True]
     with pytest.raises(ValueError, match="gspmd-tp cannot have --ranks 3: XLA cuts into equal parts"):
         tour.choose("gspmd-tp", 3)
-    monkeypatch.setattr(virtual, "missing", lambda: "JAX is not installed: do this")
+    monkeypatch.setattr(jax_devices, "jax_missing", lambda: "JAX is not installed: do this")
     with pytest.raises(ValueError, match="gspmd-fsdp cannot have --ranks 4: JAX is not installed: do this"):
         tour.choose("gspmd-fsdp", 4)
     assert not set(COMPILED) & set(tour.choose("all", 4))

@@ -20,7 +20,7 @@ READ_BY_IMPORTS = ("PYTHON", "LABS_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "ATEN
 ORIGIN = {
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # a kernel sets this
-    # otherwise labs.kit.launch would start a fork server, whose socket a forked process would close later
+    # otherwise labs/kit/ranks/run.py would start a fork server, whose socket a forked process would close later
     "LABS_RANK": "",
 }
 RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import cloudpickle
 import ipykernel.compiler
 
-from labs.kit import launch
+from labs.kit.ranks import run
 from labs.kit.ranks.output import FIRST
 from labs.kit.ranks.team import Team
 
@@ -52,6 +52,6 @@ class Once(Team):
 
 def in_this_kernel(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    Once.place, launch.Team = folder, Once
+    Once.place, run.Team = folder, Once
     # Set the folder that the functions in cells seem to come from; its name usually contains the process's number.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_0"

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from labs.kit import progress
+from labs.kit.learners import progress
 from labs.kit.ranks.payload import pickled
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labs.kit import progress
+from labs.kit.learners import progress
 
 FILE = "scores.json"
 Scores = dict[str, list[float]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from labs.exercises.engine.answer import Wrong
 from labs.exercises.engine.launching import job
-from labs.kit import virtual
+from labs.kit.extras import jax_devices
 from labs.xla.hlo import Collective
 
 N = 4
@@ -78,9 +78,9 @@ class Run:
 
 
 def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any], *given: int, devices: int = N) -> Run:
-    if told := virtual.missing():
+    if told := jax_devices.jax_missing():
         raise Wrong(told, "Has it been added to the course's own Python?")
-    run = job(virtual.with_devices, devices, script, (fn, *given), {}, ranks=1, seconds=COMPILING)[0]
+    run = job(jax_devices.with_devices, devices, script, (fn, *given), {}, ranks=1, seconds=COMPILING)[0]
     if isinstance(run, str):
         mistake = "nothing is returned" if run == "None" else "a different kind of answer"
         raise Wrong(f"it returns {run}", "What does the docstring say is returned?", mistake)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import Wrong, show
 from labs.exercises.engine.challenge import Challenge, Function, Judged, chance, job
-from labs.kit import virtual
+from labs.kit.extras import jax_devices
 
 AXES, CUTS, ITEM = "abc", 2, 4  # devices along each axis; bytes of a float32
 DEVICES = CUTS ** len(AXES)
@@ -100,10 +100,11 @@ def judge(fn: Function) -> Judged:
         for tokens in TOKENS
     ]
     (chosen,) = job(on_a_rank, fn, ranks=1, record=None)
-    if reason := virtual.missing():
+    if reason := jax_devices.jax_missing():
         raise Wrong(reason)
     given = [([w.numpy() for w in ws], x.numpy()) for *ws, x in cases]
-    for tokens, case, (sent, gradients) in zip(TOKENS, cases, virtual.on_devices(compiled, given, chosen), strict=True):
+    compiled_cases = jax_devices.on_devices(compiled, given, chosen)
+    for tokens, case, (sent, gradients) in zip(TOKENS, cases, compiled_cases, strict=True):
         for found, expected in zip(gradients, alone(*case), strict=True):
             if not torch.allclose(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-4):
                 raise Wrong(f"{tokens} tokens: the gradients are not one process's")

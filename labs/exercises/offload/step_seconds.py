@@ -90,3 +90,6 @@ MISTAKES = (
     Mistake("a store before the first update", "What is store[n - 1] in Python when n is 0?",
             as_if(slots, before_the_first=1), symptom="almost right: store[-1] is the last one, and not nothing"),
 )
+# fmt: on
+
+step_seconds.expected = slots  # the notebook goes on with this function, if the learner's is not right yet

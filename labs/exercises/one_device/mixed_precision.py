@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, instead, show
@@ -309,3 +310,23 @@ def mixed_precision(remember: Callable[..., Any], step: Callable[..., Any], seed
     """
     rest = checked(PLAY, (remember, step), seed).seen[-1].done[0].facts["bytes"][-1]
     return f"{rest:.2f} bytes per parameter at rest; the least possible is 16"
+
+
+# ---- the course's own, with which the notebook goes on ---------------------------------------------------
+
+
+def remember(p: Tensor) -> dict[str, Tensor]:
+    """Return the optimizer state of a parameter."""
+    return {"master": p.detach().float()} | {name: torch.zeros(p.shape) for name in ("mean", "square")}
+
+
+@torch.no_grad()
+def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, betas: tuple[float, float], **settings: float) -> None:
+    """Take step t by PyTorch's own AdamW, and round the master to the parameter."""
+    if p.grad is not None:
+        state = ([kept["master"]], [p.grad.float()], [kept["mean"]], [kept["square"]], [], [torch.tensor(t - 1.0)])
+        adamw(*state, amsgrad=False, maximize=False, beta1=betas[0], beta2=betas[1], **settings)
+        p.copy_(kept["master"])
+
+
+mixed_precision.remember, mixed_precision.mixed_step = remember, mixed_step

@@ -50,6 +50,14 @@ def bottlenecks(fn: Callable[..., Any], seed: int) -> str:
     return on_paper(fn, [sheet], MISTAKES, "What does this run have more of than the best one, or less?")
 
 
+def reports() -> list[dict[str, Any]]:
+    """Return the reports as rows of a table, without the bottlenecks that are to be found."""
+    return [{"": name, **report._asdict()} for name, (report, _) in REPORTS.items()]
+
+
+bottlenecks.reports = reports
+
+
 def at(name: str) -> Callable[[Seen], str | None]:
     """Return a row's test: whether this report is the first one that is wrong."""
 

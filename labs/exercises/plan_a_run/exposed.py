@@ -72,3 +72,6 @@ MISTAKES = (
     Mistake("from the other end", "In which order do the layers stand in these lists?",
             as_if(lambda backward, reduce: waits(backward[::-1], reduce[::-1]))),
 )
+# fmt: on
+
+exposed.expected = waits  # the notebook goes on with this function, if the learner's is not right yet

@@ -90,3 +90,6 @@ MISTAKES = (
                     for sizes in ((12, 2, 2), (2, 12, 2))))),
     Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: bytes_held(*job) / 1e9)),
 )
+# fmt: on
+
+fullest_rank.expected = bytes_held  # the notebook goes on with this function, if the learner's is not right yet

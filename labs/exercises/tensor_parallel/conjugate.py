@@ -17,11 +17,8 @@ from labs.exercises.engine.value import One, as_if
 from labs.tp import conjugate as borders
 
 
-def courses_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return the sum of all ranks' x, by `labs.tp.conjugate` and with the exercise's arguments.
-
-    A notebook goes on with it where the learner's function is missing.
-    """
+def sum_by_border(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return the sum of all ranks' x, by `labs.tp.conjugate` and with the exercise's arguments."""
     ranks = Line(tuple(x.shape), dist.get_world_size(group), dist.get_rank(group), group)
     return borders.Border.apply(x, ranks, (Partial(), Replicate()), (Replicate(), Replicate()))
 
@@ -121,3 +118,6 @@ def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -
     copied, reduced = (ways.describe(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
     least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
     return f"copy sent {copied}, reduce {reduced}; {least}"
+
+
+conjugate.reduce = sum_by_border  # the notebook goes on with this function, if the learner's is not right yet

@@ -19,7 +19,7 @@ COURSE = [
     "labs.kit.ranks.worker",
     "labs.kit.check",
     "labs.kit.beat",
-    "labs.kit.strategies",
+    "labs.kit.train",
 ]  # the modules that import the rest of the course
 TAP = "labs.kit.watch.tap"
 

@@ -62,7 +62,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "",  # PyTorch warns during its import: "error" would end this process; ranks get the caller's
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
-    "LABS_RANK": "",  # being set keeps labs.kit.launch, which the course imports, from starting a fork server here
+    "LABS_RANK": "",  # being set keeps run.py, which the course imports, from starting a fork server here
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from labs import cost, ddp, native
 from labs.kit.rows.row import Layers, Strategy, sizes_of
-from labs.kit.training import Training, backward, replicated
+from labs.kit.training.training_step import Training, backward, replicated
 from labs.mesh import Mesh
 
 

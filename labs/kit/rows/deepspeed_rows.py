@@ -13,7 +13,7 @@ from labs import cost
 from labs.deepspeed import configuration, engine
 from labs.kit.record import mark
 from labs.kit.rows.row import Layers, Strategy
-from labs.kit.training import ADAMW, Training
+from labs.kit.training.training_step import ADAMW, Training
 from labs.mesh import Mesh
 
 
@@ -38,7 +38,7 @@ def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
 
 
 def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None) -> list[Tensor]:
-    """Run `labs.kit.training.backward` with the engine, and tell it which micro-batch is the last of its step."""
+    """Run `training_step.backward` with the engine, and tell it which micro-batch is the last of its step."""
     losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)

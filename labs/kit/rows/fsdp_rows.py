@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from labs import cost, dtensor, fsdp, native
 from labs.fsdp import MixedPrecisionPolicy
 from labs.kit.rows.row import Layers, Strategy, sizes_of
-from labs.kit.training import ADAMW, Training, backward, trainable
+from labs.kit.training.training_step import ADAMW, Training, backward, trainable
 from labs.mesh import Mesh
 from labs.zero import Zero
 

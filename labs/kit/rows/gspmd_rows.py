@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from labs import cost
-from labs.kit import virtual
+from labs.kit.extras import jax_devices
 from labs.kit.rows.row import Strategy
 from labs.kit.rows.tp_rows import pair
 
@@ -33,7 +33,7 @@ class Compiled:
 
 
 def there(axes: Callable[[int], Mapping[str, int]], asked: int) -> Mapping[str, int]:
-    if reason := virtual.missing():
+    if reason := jax_devices.jax_missing():
         raise ValueError(reason)
     if asked & (asked - 1):
         raise ValueError("XLA cuts into equal parts, which sizes of 2, 4 and 8 do here")

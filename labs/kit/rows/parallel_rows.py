@@ -16,7 +16,7 @@ from labs.kit.record import mark
 from labs.kit.rows.fsdp_rows import whole
 from labs.kit.rows.pp_rows import Weighed, piped, schedule_of
 from labs.kit.rows.row import Strategy
-from labs.kit.training import Training
+from labs.kit.training.training_step import Training
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.parallel import Parallel

@@ -15,7 +15,7 @@ from labs import cost, native, pp
 from labs.agree import everybodys
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
-from labs.kit.training import ADAMW, Training
+from labs.kit.training.training_step import ADAMW, Training
 from labs.mesh import Mesh
 from labs.model import GPT, CrossEntropy
 

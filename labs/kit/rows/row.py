@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from labs import cost
-from labs.kit.training import Training
+from labs.kit.training.training_step import Training
 from labs.mesh import Mesh
 
 Layers = Sequence[cost.Layer]

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from labs import cost, native
 from labs.kit.rows.fsdp_rows import layers_of, our_fsdp, sharded
 from labs.kit.rows.row import Strategy
-from labs.kit.training import Training, backward, replicated
+from labs.kit.training.training_step import Training, backward, replicated
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.tp import full_parameters, gpt_plan, parallelize

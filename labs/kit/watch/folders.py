@@ -1,6 +1,6 @@
 """Snapshots of a checkpoint folder's files, before each call of this process that changes the folder.
 
-    with watched(folder, newest) as moments: save(folder, …)
+    with watch_folder(folder, newest) as moments: save(folder, …)
 
 A snapshot is also taken before each flush: safetensors writes a file without Python, so that the file first shows when
 it is flushed.  An audit hook (sys.addaudithook) cannot be removed from a process, so use `watched` in a rank, which
@@ -36,7 +36,7 @@ class Moment:
 
 
 @contextmanager
-def watched(folder: Path, newest: Callable[[Path], Path | None]) -> Iterator[list[Moment]]:
+def watch_folder(folder: Path, newest: Callable[[Path], Path | None]) -> Iterator[list[Moment]]:
     moments, watching, flush = [], [True], os.fsync
 
     def note(what: str) -> None:

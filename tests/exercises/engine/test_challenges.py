@@ -15,7 +15,8 @@ from labs.__main__ import main
 from labs.exercises.engine import scores
 from labs.exercises.engine.answer import Wrong
 from labs.exercises.engine.challenge import Challenge, Judged
-from labs.kit import beat, progress
+from labs.kit import beat
+from labs.kit.learners import progress
 from tests.exercises.engine import better, poor
 from tests.extras import need_deepspeed, need_jax
 from tools.notebooks import ROOT

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from labs.data import Batches, corpus
 from labs.fsdp import fully_shard
-from labs.kit.exercises import unshard_with
 from labs.kit.launch import run
+from labs.kit.train import unshard_with
 from labs.model import GPT, PRESETS
 from tests.exercises.fsdp.unshard_and_reshard import reshard, unshard
 

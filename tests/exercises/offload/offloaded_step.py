@@ -3,13 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from labs.kit import exercises
+from labs.memory.offload import one_ahead
 from tests.answers import Exercise
 
 # fmt: off
 answers = Exercise("offloaded_step")
 LINE = "each fetch, and each store, beside an update; the state of "
-answers.right(exercises.offloaded_step, line=LINE)
+answers.right(one_ahead, line=LINE)
 
 
 # ---- right -----------------------------------------------------------------------------------------------

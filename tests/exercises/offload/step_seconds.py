@@ -1,12 +1,12 @@
 """Answers to step_seconds (07b): how long an offloaded step takes, on paper."""
 
 from labs.exercises.offload.step_seconds import MISTAKES
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise
 
 # fmt: off
 answers = Exercise("step_seconds")
-answers.right(exercises.step_seconds, line="right on all 15 examples")
+answers.right(check.step_seconds.expected, line="right on all 15 examples")
 
 
 # ---- right -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn  # noqa: F401  (exchanged words name it)
 
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise, exchanged
 
 # fmt: off
@@ -56,7 +56,7 @@ def remember_and_count(p):
     return remember(p) | {"steps": 0}
 
 
-answers.right(exercises.remember, line=LINE, given=lambda fn: (fn, exercises.mixed_step))
+answers.right(check.mixed_precision.remember, line=LINE, given=lambda fn: (fn, check.mixed_precision.mixed_step))
 
 
 # ---- wrong: what is remembered ---------------------------------------------------------------------------

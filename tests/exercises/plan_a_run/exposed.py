@@ -1,11 +1,11 @@
 """Answers to exposed (15): what a step waits for gradients after its last backward."""
 
 from labs.exercises.plan_a_run.exposed import MISTAKES
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise
 
 answers = Exercise("exposed")
-answers.right(exercises.exposed, line="right on all 13 examples")
+answers.right(check.exposed.expected, line="right on all 13 examples")
 
 
 @answers.right

@@ -1,11 +1,11 @@
 """Answers to fullest_rank (15): the bytes on the first rank of a pipeline."""
 
 from labs.exercises.plan_a_run.fullest_rank import MISTAKES
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise
 
 answers = Exercise("fullest_rank")
-answers.right(exercises.fullest_rank, line="right on all 10 examples")
+answers.right(check.fullest_rank.expected, line="right on all 10 examples")
 
 
 @answers.right

@@ -3,11 +3,11 @@
 from itertools import product
 
 from labs.exercises.plan_a_run.mesh_sizes import MISTAKES
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise
 
 answers = Exercise("mesh_sizes")
-answers.right(exercises.mesh_sizes, line="right on all 7 examples")
+answers.right(check.mesh_sizes.expected, line="right on all 7 examples")
 
 
 @answers.right

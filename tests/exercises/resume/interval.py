@@ -3,11 +3,11 @@
 import math
 
 from labs.exercises.resume.interval import MISTAKES
-from labs.kit import exercises
+from labs.kit import check
 from tests.answers import Exercise
 
 answers = Exercise("interval")
-answers.right(exercises.interval, line="right on all 8 examples")
+answers.right(check.interval.expected, line="right on all 8 examples")
 
 
 # ---- right -----------------------------------------------------------------------------------------------

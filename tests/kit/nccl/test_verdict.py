@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.drawing.circles import circle
-from labs.kit.dry.dry import dry
+from labs.kit.dry import dry
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import HANGS, SOUND, WRONG, would_hang
 from labs.kit.record import Recording

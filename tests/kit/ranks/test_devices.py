@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.kit import launch
-from labs.kit.dry.host import Pretend
 from labs.kit.launch import RankError, run
 from labs.kit.ranks.devices import LOOPBACK, devices_for
+from labs.kit.simulated.host import Pretend
 
 
 def pretended_cuda():
@@ -23,7 +22,7 @@ def pretended_cuda():
     def arrive(name: str) -> str:
         import torch.testing._internal.distributed.fake_pg
 
-        from labs.kit.dry.device import NAME, register
+        from labs.kit.simulated.device import NAME, register
 
         register()
         use, begin = torch.set_default_device, dist.init_process_group
@@ -52,7 +51,7 @@ def gpus(monkeypatch):
         found = devices_for(device, ranks)
         return replace(found, names=[*map(pretended_cuda(), found.names)]) if "nccl" in found.backend else found
 
-    monkeypatch.setattr(launch, "devices_for", devices)
+    monkeypatch.setattr("labs.kit.ranks.run.devices_for", devices)
     return there_are
 
 

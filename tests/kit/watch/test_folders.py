@@ -8,7 +8,7 @@ from torch import nn
 from labs.checkpoint import Held, newest, save
 from labs.kit import draw, play
 from labs.kit.launch import run
-from labs.kit.watch.folders import watched
+from labs.kit.watch.folders import watch_folder
 from tests.checkpoint.common import linear
 
 
@@ -16,7 +16,7 @@ def two_saves(folder):
     model: nn.Module = linear()
     folder.mkdir(exist_ok=True)
     dist.barrier()
-    with watched(folder, newest) as moments:
+    with watch_folder(folder, newest) as moments:
         save(folder, 1, Held(model))
         save(folder, 2, Held(model))
     shutil.rmtree(folder / "step-1", ignore_errors=True)  # nobody watches this call

@@ -1,0 +1,187 @@
+"""The command `python -m labs dryrun`: two steps of a strategy as some ranks of many; prints bytes held and sent."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from math import prod
+
+import torch
+
+from labs.cost import RECOMPUTE
+from labs.kit import draw
+from labs.kit.drawing.tables import short
+from labs.kit.dry import dry
+from labs.kit.launch import RankError
+from labs.kit.simulated.device import TooLarge
+from labs.kit.simulated.host import NeedsNumbers
+from labs.kit.simulated.rehearsal import rehearse
+from labs.kit.training.strategies import ROWS, STRATEGIES
+from labs.kit.watch.ledger import KINDS
+from labs.model import PRESETS
+
+STEPS = 2  # the second one is a steady step
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m labs dryrun", description=__doc__)
+    parser.add_argument("--model", required=True, help=f"one of {', '.join(PRESETS)}")
+    parser.add_argument("--mesh", required=True, help="its axes, outermost first, like dp=128,tp=8 or pp=16,dp=8,tp=8")
+    parser.add_argument("--ranks", type=int, help="the mesh's, if given")
+    parser.add_argument("--rank", type=int, nargs="+", default=[0], help="one or several (%(default)s)")
+    parser.add_argument("--strategy", help="a row of the table; by default the one that the axes name")
+    parser.add_argument("--batch", type=int, help="sequences for each part of the batch (1, or one per stage)")
+    parser.add_argument("--node", type=int, default=8, help="ranks on a node (%(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what it computes in (%(default)s)")
+    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help="of each layer (%(default)s)")
+    chosen = parser.parse_args(arguments)
+    try:
+        model, axes = known("model", chosen.model, PRESETS), mesh_of(chosen.mesh, chosen.ranks)
+        name = known("strategy", chosen.strategy or row_of(axes), ROWS)
+        batch = axes.get("pp", 1) if chosen.batch is None else chosen.batch
+        require_fitting(name, axes, batch)
+        if chosen.node < 1:
+            raise ValueError(f"node is {chosen.node}: a node has 1 rank or more, such as --node 8")
+        ranks = prod(axes.values())
+        name, dtype = in_dtype(name, DTYPES[chosen.dtype])
+        asked = (name, model, axes, batch, dtype, chosen.recompute)
+        tell = f"{model} as {len(chosen.rank)} of {ranks:,} ranks"
+        found = dry(train, *asked, ranks=ranks, rank=chosen.rank, node=chosen.node, tell=tell)
+        if refused := next(filter(None, found), None):
+            raise ValueError(refused)
+    except (ValueError, NeedsNumbers, RankError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    last = STEPS - 1
+    print(f"{name}, {model}, {batch} × {PRESETS[model].context} tokens, of {ranks:,} ranks in a steady step")
+    print(f"assumed: {assumed(name, dtype, chosen.recompute)}\n")
+    for rank in chosen.rank:
+        held = found.memory.steady(rank)
+        sent, across = found.communication.sent(rank, last), found.communication.across(rank, last)
+        kinds = ", ".join(f"{kind} {short(held[kind])}" for kind in KINDS if held[kind])
+        print(f"rank {rank} holds at its peak {short(held['peak'])} (the most of each kind: {kinds})")
+        where = f", {short(across)} of it to other nodes" if across else at_home(axes, chosen.node)
+        print(f"    and sends {short(sent)}{where}")
+    print(f"\n{draw.traffic(found.communication, last)!r}")
+    return 0
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def in_dtype(name: str, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """Return the row that computes in this dtype, with mixed precision if the table has it, and its model's dtype."""
+    mixed = f"{name}-bf16"
+    return (mixed, torch.float32) if dtype == torch.bfloat16 and mixed in ROWS else (name, dtype)
+
+
+def assumed(name: str, dtype: torch.dtype, recompute: str) -> str:
+    """Return the assumptions that decide the bytes, in words."""
+    state, computes = dtype_name(dtype), dtype_name(dtype if dtype != torch.float32 else ROWS[name].computes)
+    again = "nothing is recomputed" if recompute == "none" else f"recompute {recompute} in each layer"
+    words = f"AdamW; parameters, gradients and optimizer state in {state}; it computes in {computes}"
+    return f"{words}; attention is one kernel, norms are not; {again}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def at_home(axes: Mapping[str, int], node: int) -> str:
+    """Return which ranks may send to other nodes, in words, for a rank that sends nothing to them.
+
+    Collectives differ in whom they send to, and pipelines have ends, so the ranks are those that may send across.
+    """
+    ranks, strides, stride = prod(axes.values()), [], 1
+    for size in reversed(axes.values()):
+        strides.append((size, stride))
+        stride *= size
+    edges = [
+        rank
+        for rank in range(min(ranks, 4 * node))
+        if any(
+            (rank + (((rank // step + 1) % size) - rank // step % size) * step) // node != rank // node
+            for size, step in strides
+            if size > 1
+        )
+    ]
+    if not edges:
+        return ", none of it to other nodes: the next rank along each axis is on its own"
+    some = ", ".join(map(str, edges[:3]))
+    may = f"ranks {some}, … have the next one along an axis on another node, and may send to it"
+    return f", none of it to other nodes; {may}"
+
+
+def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:
+    """Run the steps; return the sentence with which the strategy refuses them, or None."""
+    try:
+        for _ in rehearse(ROWS[name], PRESETS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
+            pass
+    except TooLarge:
+        raise
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def known(what: str, name: str, names: Mapping[str, object]) -> str:
+    if name in names:
+        return name
+    raise ValueError(f"{what} {name!r} is not known: the nearest is {nearest(name, names)!r}, of {', '.join(names)}")
+
+
+def nearest(name: str, names: Mapping[str, object]) -> str:
+    """Return the most similar name; of names with a size, such as llama2-7b, the one with the nearest size."""
+    sizes = {each: int(found[1]) for each in names if (found := SIZE.search(each))}
+    if sizes and (size := SIZE.search(name)):
+        return min(sizes, key=lambda each: abs(sizes[each] - int(size[1])))
+    return get_close_matches(name, names, 1, 0)[0]
+
+
+SIZE = re.compile(r"(\d+)b$")
+
+
+def mesh_of(text: str, ranks: int | None) -> dict[str, int]:
+    axes = {}
+    for word in text.split(","):
+        axis, equals, size = word.partition("=")
+        if not (axis and equals and size.isdecimal() and int(size)) or axis in axes:
+            raise ValueError(f"mesh {text!r}: write each axis once, with its size, like dp=128,tp=8")
+        axes[axis] = int(size)
+    if "pp" in axes and len(axes) > 1:  # the table's rows of several axes have all of them
+        axes = {
+            "pp": axes["pp"],
+            "replicate": axes.get("replicate", 1),
+            "shard": axes.get("dp", axes.get("shard", 1)),
+            "tp": axes.get("tp", 1),
+            **{axis: size for axis, size in axes.items() if axis not in ("pp", "replicate", "dp", "shard", "tp")},
+        }
+    if ranks not in (None, prod(axes.values())):
+        raise ValueError(f"mesh {text} has {prod(axes.values()):,} ranks, not {ranks:,}: change a size, or --ranks")
+    return axes
+
+
+def row_of(axes: Mapping[str, int]) -> str:
+    rows = {("dp",): "fsdp", ("replicate", "shard"): "hsdp", ("tp",): "tp-sp", ("dp", "tp"): "fsdp-tp"}
+    rows["pp",] = "pp-1f1b"
+    rows["pp", "replicate", "shard", "tp"] = "pp-fsdp-tp" if axes.get("tp", 1) > 1 else "pp-fsdp"
+    if tuple(axes) not in rows:
+        meshes = " or ".join(",".join(names) for names in rows)
+        raise ValueError(f"no row of the table has the axes {','.join(axes)}: they are {meshes}")
+    return rows[tuple(axes)]
+
+
+def require_fitting(name: str, axes: Mapping[str, int], batch: int) -> None:
+    if batch < 1 or batch % axes.get("pp", 1):
+        raise ValueError(
+            f"batch {batch}: a pipeline cuts it into a micro-batch for each stage: give a multiple of them"
+        )
+    if tuple(ROWS[name].axes(4)) != tuple(axes):
+        its = [row.name for row in STRATEGIES if tuple(row.axes(4)) == tuple(axes)]
+        raise ValueError(
+            f"{name} has the axes {','.join(ROWS[name].axes(4))}, not {','.join(axes)}"
+            + (f": these have {', '.join(its)}" if its else "")
+        )

@@ -1,0 +1,25 @@
+"""Training by any strategy, ours or PyTorch's, with one loop.
+
+    strategies    the table of strategies, strategies.ROWS["fsdp"], and the loop that they share, strategies.train
+    in_turn       several strategies in one job, on the same batches
+    recorded      the bytes that each of them sends
+    Training      a model under a strategy, as a loop needs it
+    step          a step of a Training, and its loss
+    take_step     the same without waiting for a GPU
+    backward      forward and backward of each micro-batch
+    trainable     the parameters that are not frozen
+    ADAMW         the settings of AdamW in every training of the course
+    unshard_with  a learner's own functions in `labs.fsdp`, in place of its gather and drop
+
+The tour, the contract test and the benchmarks read the same table; a strategy joins all of them as one row (rows/).
+"""
+
+from labs.kit.training import strategies
+from labs.kit.training.own_unshard import unshard_with
+from labs.kit.training.side_by_side import in_turn, recorded
+from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
+
+__all__ = [
+    "ADAMW", "Training", "backward", "in_turn", "recorded", "step", "strategies", "take_step", "trainable",
+    "unshard_with",
+]  # fmt: skip

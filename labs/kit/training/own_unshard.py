@@ -1,0 +1,36 @@
+"""A learner's own gather and drop in `labs.fsdp`: do they carry a whole training run?"""
+
+from collections.abc import Callable
+from typing import Any
+
+from labs.fsdp.parameter_group import ParameterGroup
+
+
+def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
+    """Make `labs.fsdp` gather and drop with these two functions from now on, in this process.
+
+    unshard(shards, fulls), reshard(fulls): as `check.unshard_and_reshard` has them.  `unshard` waits, so nothing is
+    gathered ahead.
+    """
+
+    def arrive(group: ParameterGroup) -> None:
+        if group.parameters and not group.gathered:
+            unshard([p.local for p in group.parameters], fulls_of(group))
+            for p in group.parameters:
+                p.versions.allow()
+            group.gathered, group.taken = True, group.shard_versions()
+
+    def drop(group: ParameterGroup) -> None:
+        if group.gathered:
+            for p in group.parameters:
+                p.hide()
+                p.versions.forbid()
+            reshard(fulls_of(group))
+            group.gathered = False
+
+    ParameterGroup.gather = lambda group, smaller=None: None
+    ParameterGroup.arrive, ParameterGroup.drop = arrive, drop
+
+
+def fulls_of(group: ParameterGroup) -> list[Any]:
+    return [p.full.data for p in group.parameters]
