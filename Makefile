@@ -8,6 +8,7 @@
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 JUNIT  ?= build/report.xml
+PART   ?= 1/1
 
 # The newest that pyproject.toml allows: raise both together.
 NEWEST := 2.15.0
@@ -25,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -p tools.lean
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
 # What leans on PyTorch's own parts and private names: its strategies, a dry run of each row, and two notebooks.
-PART   := $(addprefix tests/,test_contract.py test_private_names.py test_odd.py kit/simulated kit/test_dry.py kit/commands fsdp cost) \
+CORE   := $(addprefix tests/,test_contract.py test_private_names.py test_odd.py kit/simulated kit/test_dry.py kit/commands fsdp cost) \
           $(addprefix solutions/,06_fsdp.ipynb 10_pipeline.ipynb)
 
 notebooks = $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(1)ipynb))
@@ -53,10 +54,10 @@ learn: $(or $(ADDED),$(COURSE))  ## open the course in JupyterLab; EXTRA=gspmd,d
 tour: $(COURSE)  ## train with a strategy of each kind and compare; ARGS="--strategies all"
 	@$(BIN)/python -m labs tour $(ARGS)
 
-test: $(TESTS) lint  ## everything that CI runs; JUNIT=report.xml
+test: $(TESTS) lint  ## every claim on one configuration, and every notebook: what CI runs; JUNIT=report.xml
 	$(BIN)/python -m tools.leftovers $(PYTEST) -n auto $(NBVAL) --durations 10 --junitxml $(JUNIT) tests solutions notebooks
 
-quick: $(TESTS) lint  ## the tests of what you have changed; SINCE=main
+quick: $(TESTS) lint  ## the tests of what you have changed, in all configurations; SINCE=main
 	$(BIN)/python -m tools.quick $(SINCE)
 
 lint: $(TESTS)  ## style and format of package, tests and notebooks
@@ -72,14 +73,14 @@ module: $(TESTS)  ## test a chapter, or a file of one; M=fsdp, M=fsdp/order
 bench: $(TESTS)  ## measure against the course's peers
 	$(BIN)/python -m bench $(ARGS)
 
-soak: $(TESTS)  ## the long tests
-	$(PYTEST) -n auto -m soak --durations 20 tests
+soak: $(TESTS)  ## everything, in all configurations, and the long tests; PART=2/3 is the second of three parts
+	$(PYTEST) -n auto $(NBVAL) -m "" --part $(PART) --durations 20 --junitxml $(JUNIT) tests solutions notebooks
 
 newest:  ## five minutes of the tests on the newest PyTorch, in an environment of its own
 	@$(MAKE) --no-print-directory VENV=build/newest TORCH=$(NEWEST) part
 
 part: $(TESTS)
-	$(PYTEST) -n auto $(NBVAL) --durations 10 $(PART)
+	$(PYTEST) -n auto $(NBVAL) --durations 10 $(CORE)
 
 gpu: $(TESTS)  ## the course on this machine's GPUs, with a report; ARGS="contract tour"
 	$(BIN)/python -m tools.gpu $(ARGS)

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -56,18 +58,47 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JUPYTER_PATH"] = folder.name
 
 
-class ANotebookAtATime(LoadScopeScheduling):
-    """A scheduler whose unit of work is a test, or a group of tests that share a fixture; groups go first.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", type=read_part, default=(1, 1), help="run one part of all tests: 2/3 is the second of three"
+    )
 
-    A group is a notebook, solved and as shipped (the former runs most jobs of both, see tools/warm/once.py), or a file
-    with a fixture of its own.
+
+def read_part(text: str) -> tuple[int, int]:
+    """Return (2, 3) for "2/3".  Raises ValueError, which pytest reports, for what is no part."""
+    number, parts = map(int, text.split("/"))
+    if not 1 <= number <= parts:
+        raise ValueError(f"{text}: the first number must be between 1 and the second")
+    return number, parts
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of a group of tests that run one after the other: a notebook, solved and as shipped, or a file
+    with a fixture of its own; any other test is a group by itself.
+    """
+    file = nodeid.split("::")[0]
+    if file.endswith(".ipynb"):
+        return Path(file).name
+    return file if has_a_fixture(file) else nodeid
+
+
+def split_in_parts(nodeids: Sequence[str], parts: int) -> list[list[str]]:
+    """Return the parts of a run, with whole groups in each; neighbours, which take as long, go to different parts."""
+    groups: dict[str, list[str]] = {}
+    for nodeid in nodeids:
+        groups.setdefault(group_of(nodeid), []).append(nodeid)
+    dealt = list(groups.values())
+    return [list(chain.from_iterable(dealt[number::parts])) for number in range(parts)]
+
+
+class ANotebookAtATime(LoadScopeScheduling):
+    """A scheduler whose unit of work is a group of tests; large groups go first.
+
+    The solved notebook runs most jobs of the one that is shipped, too (tools/warm/once.py).
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if file.endswith(".ipynb"):
-            return Path(file).name
-        return file if has_a_fixture(file) else nodeid
+        return group_of(nodeid)
 
 
 @cache
@@ -87,11 +118,14 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(os.cpu_count() + 1, psutil.virtual_memory().available // GB))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # after -m has left tests out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from labs.deepspeed import engine  # the imports start a fork server, which must know first what to import
     from labs.kit.extras import jax_devices
 
-    items.sort(key=is_alone)
+    number, parts = config.getoption("part")
+    mine = set(split_in_parts([item.nodeid for item in items], parts)[number - 1])
+    items[:] = sorted((item for item in items if item.nodeid in mine), key=is_alone)
     missing = {"13_gspmd.ipynb": jax_devices.jax_missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:
         # CI runs these cells, whose output differs

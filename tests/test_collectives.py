@@ -16,6 +16,7 @@ from torch.distributed import ReduceOp
 
 from labs import collectives as ours
 from labs.kit.launch import run
+from tests.depth import deepen
 
 WORLDS = [1, 2, 3, 4, 5]
 SIZES = [0, 1, 3, 7, 64]
@@ -110,9 +111,7 @@ def reduced(size, dtype, op, group, members, rank, ranks):
         same(x, reference, f"reduce to {root} {op}")
 
 
-in_all_cases = pytest.mark.parametrize(
-    "cases", [CROSS, pytest.param(PRODUCT, marks=pytest.mark.soak)], ids=["cross", "product"]
-)
+in_all_cases = pytest.mark.parametrize("cases", [CROSS, *deepen(PRODUCT)], ids=["cross", "product"])
 
 
 @in_all_cases

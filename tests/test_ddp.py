@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from labs import collectives
 from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
 from labs.kit.launch import run
+from tests.depth import deepen
 from tests.models import Awkward, batch, trained_alone
 
 VARIANTS = {
@@ -64,7 +65,7 @@ def train(variant, dtype, accumulation=1, steps=10, **options):
 # ---- numbers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *deepen(1, 2, 4)])
 def test_equals_one_process(ranks):
     def body():
         return {variant: [train(variant, *case) for case in CASES] for variant in VARIANTS}

@@ -11,12 +11,12 @@ from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
 # zero-3 and fsdp share many trainings, and each takes half of them, as does tp. Rows whose code others have, too, take
-# an eighth, and a sixteenth if they need 8 ranks.
+# a sixteenth, and half of that if they need 8 ranks.
 EVERY = {"ddp-overlapped": 1, "zero-3": 2, "fsdp": 2, "tp": 2, "pp-1f1b": 1}
 SOME = {
     row: TABLE[row][number % every :: every]
     for number, row in enumerate(ROWS)
-    for every in [EVERY.get(row, 8 if ROWS[row].ranks < 8 else 16)]
+    for every in [EVERY.get(row, 16 if ROWS[row].ranks < 8 else 32)]
 }
 
 
@@ -30,7 +30,7 @@ def test_right_or_refused(row):
     assert faults(row, SOME[row]) == {}
 
 
-@pytest.mark.soak
+@pytest.mark.depth
 @pytest.mark.parametrize("row", [row for row in ROWS if EVERY.get(row) != 1])
 def test_right_or_refused_all(row):
     assert faults(row, TABLE[row]) == {}

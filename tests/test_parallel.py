@@ -17,6 +17,7 @@ from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.parallel import AXES, Parallel
+from tests.depth import deepen
 from tests.pp.trainings import SMALL, batch
 
 SMALL = replace(SMALL, depth=4)
@@ -134,13 +135,13 @@ def references():
 
 @pytest.mark.parametrize(
     "shape, schedule",
-    [((2, 1, 1, 2), "zb1p"), *(pytest.param((2, 1, 2, 2), name, marks=pytest.mark.soak) for name in ("1f1b", "zb1p"))],
+    [((2, 1, 1, 2), "zb1p"), *(pytest.param((2, 1, 2, 2), name, marks=pytest.mark.depth) for name in ("1f1b", "zb1p"))],
 )
 def test_one_process_has_the_norm_and_gradients_of_pytorchs_own(shape, schedule):
     assert max(run(natively, shape, schedule, ranks=prod(shape))) < 1e-12
 
 
-@pytest.mark.parametrize("cases", [PAIRS, EIGHT[1::2], pytest.param(EIGHT, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("cases", [PAIRS[::3], EIGHT[1::2], *deepen(PAIRS, EIGHT)])
 def test_one_process_has_the_same_numbers_and_cost_the_bytes(cases, references):
     ranks = prod(cases[0][0])
     job = run(all_differences, references, cases, ranks=ranks, record="communication")

@@ -28,7 +28,7 @@ def test_a_file_of_the_kit_has_the_tests_of_its_folder():
 
 def test_an_exercise_has_all_its_answers():
     for path in ("labs/exercises/resume/interval.py", "tests/exercises/resume/interval.py"):
-        assert runs(path)[1] == ["exercises/engine/test_answers.py", "-m", "soak or not soak", "-k", "[interval]"]
+        assert runs(path)[1] == ["exercises/engine/test_answers.py", "-m", "depth or soak", "-k", "[interval]"]
 
 
 def test_a_changed_test_is_run_and_prose_runs_nothing():

@@ -80,7 +80,7 @@ SPLIT = ["parallel"]  # two dimensions of two ranks each, or three
 OTHERS = [name for name in SCRIPTS if name not in (*SPLIT, DEEPSPEED)]
 
 
-@pytest.mark.parametrize(("names", "ranks"), [(OTHERS, 2), (SPLIT, 4), pytest.param(SPLIT, 8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("names", "ranks"), [(OTHERS, 2), (SPLIT, 4), pytest.param(SPLIT, 8, marks=pytest.mark.depth)])
 def test_each_script_prints_one_processs_losses(names, ranks, tmp_path):
     scripts = {name: in_double(SCRIPTS[name], 3) for name in names}
     for name, output in run(printed, scripts, tmp_path, ranks=ranks, device="cpu")[0].items():

@@ -51,7 +51,10 @@ def drilled(folder, laid_out, saver, ranks, kills, seed):
 TRAININGS = [(in_zero, AtOnce, 3), (in_fsdp, Saver, 2)]
 
 
-@pytest.mark.parametrize(("laid_out", "saver", "ranks", "seed"), [(*TRAININGS[0], 0), (*TRAININGS[1], 2)])
+@pytest.mark.parametrize(
+    ("laid_out", "saver", "ranks", "seed"),
+    [(*TRAININGS[1], 2), pytest.param(*TRAININGS[0], 0, marks=pytest.mark.depth)],
+)
 def test_two_kills(laid_out, saver, ranks, seed, tmp_path):
     """Use each of the four kinds of death once."""
     drilled(tmp_path, laid_out, saver, ranks, kills=2, seed=seed)

@@ -10,6 +10,7 @@ from labs.checkpoint import Remembered, load, loading, newest, save
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, blocks, numbers, same, sharded, steps
+from tests.depth import deepen
 
 
 def first_training(make, folder):
@@ -78,24 +79,21 @@ MODELS = {
 }
 
 
-def of_each_model(do, folder):
+def of_each_model(do, folder, models=(*MODELS,)):
     """Apply `do` to each model, with the layouts that take as many ranks as this job has."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    mine = {make: [name for name in layouts if LAYOUTS[name][0] == ranks] for make, layouts in MODELS.items()}
+    mine = {make: [name for name in MODELS[make] if LAYOUTS[name][0] == ranks] for make in models}
     return {make.__name__: do(make, folder / make.__name__, layouts) for make, layouts in mine.items()}
 
 
 def passed_on_and_loaded(make, folder, layouts):
     passed_on(make, folder, layouts)
-    return all_loaded(make, folder, layouts, least=dist.get_world_size(), every=3)
+    return all_loaded(make, folder, layouts, least=dist.get_world_size(), every=6)
 
 
-EVERY_PAIR = pytest.param([passed_on, all_loaded], marks=pytest.mark.soak)
-
-
-@pytest.mark.parametrize("in_turn", [[passed_on_and_loaded], EVERY_PAIR])
+@pytest.mark.parametrize("in_turn", [[passed_on_and_loaded], *deepen([passed_on, all_loaded])], ids=["some", "all"])
 def test_every_layout_loads_what_every_other_has_saved(in_turn, tmp_path):
-    """Load from all layouts in the soak, otherwise from a third of those with at least as many ranks."""
+    """Load from all layouts in depth, otherwise from a sixth of those with at least as many ranks."""
     for make in MODELS:
         run(first_training, make, tmp_path / make.__name__ / "first", ranks=1)
     for do in in_turn:
@@ -130,7 +128,7 @@ def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
 def resumed(make, folder, layouts):
     """Return the layouts whose training did not continue as if nothing had happened."""
     wrong = []
-    for layout in layouts if make is not tied else ():
+    for layout in layouts:
         held, *training = LAYOUTS[layout][1](make(1))
         steps(*training, 0, 1)
         save(folder / layout, 1, held)
@@ -144,7 +142,8 @@ def resumed(make, folder, layouts):
     return wrong
 
 
-def test_a_training_continues_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("make", [plain, *deepen(low)])
+def test_a_training_continues_bit_for_bit(make, tmp_path):
     for ranks in (1, 2, 3, 4):
-        for found in run(of_each_model, resumed, tmp_path, ranks=ranks):
+        for found in run(of_each_model, resumed, tmp_path, [make], ranks=ranks):
             assert not any(found.values()), found

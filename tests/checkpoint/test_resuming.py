@@ -19,6 +19,7 @@ from labs.checkpoint import Held, Saver, load, newest, random_state, set_random_
 from labs.data import Batches
 from labs.kit.launch import RankError, run
 from tests.checkpoint.common import numbers
+from tests.depth import deepen
 
 VOCAB, CONTEXT, BATCH, STEPS = 11, 4, 12, 8  # 5 steps in an epoch
 TOKENS = torch.arange(5 * BATCH * (CONTEXT + 1)) ** 2 % VOCAB
@@ -68,7 +69,7 @@ def training(folder, steps=STEPS, dropout=0.0, killed_at=None):
     return history, (numbers(held), scaler.state_dict(), schedule.state_dict()), random_state()
 
 
-@pytest.mark.parametrize("at", [3, 6])
+@pytest.mark.parametrize("at", [3, *deepen(6)])
 def test_n_steps_equal_k_steps_a_kill_and_the_others(at, tmp_path):
     undisturbed = run(training, tmp_path / "undisturbed", dropout=0.3, ranks=2)
     assert undisturbed[0][-1] != undisturbed[1][-1]

@@ -17,6 +17,7 @@ from labs.kit.record import mark
 from labs.kit.training import strategies
 from labs.model import GPT
 from tests.cost.common import CONFIGS
+from tests.depth import deepen
 from tests.recordings import as_predicted, held
 
 
@@ -94,8 +95,9 @@ HELD = [  # config, batch, accumulation
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_hold_what_was_predicted(ranks):
-    cases = [(variant, *case) for variant in WRAP if (variant == "single") == (ranks == 1) for case in HELD]
+@pytest.mark.parametrize("jobs", [HELD[:2], *deepen(HELD[2:])], ids=["two", "others"])
+def test_ranks_hold_what_was_predicted(jobs, ranks):
+    cases = [(variant, *case) for variant in WRAP if (variant == "single") == (ranks == 1) for case in jobs]
 
     def body():
         for variant, name, batch, accumulation in cases:

@@ -16,6 +16,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, Config, initial_value
 from labs.pp import SCHEDULES, Pipeline, alive, cut
+from tests.depth import deepen
 from tests.recordings import held
 
 ODD = Config(vocab=29, dim=24, depth=5, heads=3, kv_heads=3, hidden=61, context=10)
@@ -129,7 +130,7 @@ def test_ranks_send_what_was_predicted(ranks):
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", JOBS)
+@pytest.mark.parametrize("ranks", [2, *deepen(3)])
 def test_ranks_hold_what_was_predicted(ranks):
     recording = run(train_all, ranks, 3, ranks=ranks, device="cpu", record="memory").recording
     for number, rank, what, predicted in predictions(ranks):

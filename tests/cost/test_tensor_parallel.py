@@ -29,6 +29,7 @@ from labs.model import GPT, PRESETS, Config
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
 from labs.tp.async_tp import gather_linear, linear_scatter
 from labs.tp.shares import Queries
+from tests.depth import deepen
 from tests.models import GPT3Layer
 from tests.recordings import as_predicted, held
 
@@ -129,7 +130,7 @@ def test_what_cannot_be_split_is_no_job():
         cost.tp(dataclasses.replace(tiny, recompute="full"))
 
 
-@pytest.mark.parametrize("ranks", JOBS)
+@pytest.mark.parametrize("ranks", [4, *deepen(2, 3)])
 def test_ranks_send_what_was_predicted(ranks):
     recording = run(train_all, ranks, 2, ranks=ranks, device="cpu", record="communication").recording
     for number, rank, job, sequence in predictions(ranks):
@@ -164,7 +165,7 @@ def by_part(events, job, sequence):
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", JOBS)
+@pytest.mark.parametrize("ranks", [2, 3, *deepen(4)])
 def test_ranks_hold_what_was_predicted(ranks):
     recording = run(train_all, ranks, STEPS, ranks=ranks, device="cpu", record="memory").recording
     for number, rank, job, sequence in predictions(ranks):
@@ -180,11 +181,12 @@ EQUAL = [  # config, sequences, micro-batches that PyTorch can split
 ]
 
 
-THEIRS = [(*each, sequence) for each in EQUAL for sequence in (False, True)]
+def theirs(cases):
+    return [(*each, sequence) for each in cases for sequence in (False, True)]
 
 
-def train_theirs():
-    for config, batch, accumulation, sequence_parallel in THEIRS:
+def train_theirs(cases):
+    for config, batch, accumulation, sequence_parallel in theirs(cases):
         training = torch_tp(sequence_parallel, GPT(config), Mesh((dist.get_world_size(),), ("tp",)))
         generator = torch.Generator().manual_seed(0)
         for _ in range(STEPS):
@@ -195,10 +197,11 @@ def train_theirs():
         gc.collect()
 
 
-@pytest.mark.parametrize("ranks", (2, pytest.param(4, marks=pytest.mark.soak)))
-def test_ranks_of_torch_hold_what_was_predicted(ranks):
-    recording = run(train_theirs, ranks=ranks, device="cpu", record="memory").recording
-    for (number, (config, batch, accumulation, sequence)), rank in product(enumerate(THEIRS), range(ranks)):
+@pytest.mark.parametrize("ranks", [2, *deepen(4)])
+@pytest.mark.parametrize("cases", [EQUAL[2:3], *deepen(EQUAL)], ids=["one", "all"])
+def test_ranks_of_torch_hold_what_was_predicted(cases, ranks):
+    recording = run(train_theirs, cases, ranks=ranks, device="cpu", record="memory").recording
+    for (number, (config, batch, accumulation, sequence)), rank in product(enumerate(theirs(cases)), range(ranks)):
         job = Job(config, batch, ranks, rank, accumulation=accumulation)
         predicted = cost.parallelize_module(job, sequence).held
         found, known = as_predicted(held(recording, rank, number, STEPS), predicted)
@@ -266,7 +269,7 @@ def layer_of_gpt3():
         mark("end")
 
 
-@pytest.mark.parametrize("t", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("t", [2, *deepen(4)])
 def test_korthikantis_formula_is_what_a_rank_keeps_of_gpt3s_layer(t):
     recording = run(layer_of_gpt3, ranks=t, device="cpu", record="memory").recording
     gathered = 2 * 2 * S * B * H * (1 - Fraction(1, t))  # two inputs, which the formula gathers once more

@@ -23,6 +23,7 @@ from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.zero import Zero
+from tests.depth import deepen
 from tests.models import Tied
 from tests.recordings import as_predicted, held
 
@@ -177,7 +178,7 @@ def one_after_the_other(trainings, ranks):
     return [[held(recording, rank, number, STEPS) for rank in range(ranks)] for number in range(len(trainings))]
 
 
-@pytest.mark.parametrize("ranks", HELD)
+@pytest.mark.parametrize("ranks", [3, *deepen(2)])
 def test_ranks_hold_what_was_predicted(ranks):
     """Check both ours and PyTorch's; PyTorch's leave a few bytes behind, so each has a job of its own."""
     trainings = [(way, CONFIGS[name], {"accumulation": accumulation}) for way, name, accumulation in HELD[ranks]]

@@ -376,7 +376,7 @@ def test_the_rows_that_differ_are_rows():
 
 @pytest.mark.parametrize(
     ("ranks", "cases"),
-    [*((ranks, FEWER) for ranks in (2, 3, 4)), pytest.param(4, CASES, marks=pytest.mark.soak)],
+    [*((ranks, FEWER) for ranks in (2, 3, 4)), pytest.param(4, CASES, marks=pytest.mark.depth)],
     ids=["2", "3", "4", "4, with all moves"],
 )
 def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks, cases):

@@ -64,7 +64,11 @@ def trained(lie, mesh, optimizer, data):
 
 @pytest.mark.parametrize(
     ("shape", "layouts"),
-    [((2,), [("0", "R"), ("0", "0"), ("R", "0")]), ((3,), [("0", "1")]), ((2, 2), [("R0", "0R"), ("00", "0R")])],
+    [
+        ((2, 2), [("R0", "0R"), ("00", "0R")]),
+        pytest.param((2,), [("0", "R"), ("0", "0"), ("R", "0")], marks=pytest.mark.depth),
+        pytest.param((3,), [("0", "1")], marks=pytest.mark.depth),
+    ],
 )
 def test_a_model_of_dtensors_trains_with_stock_optimizers(shape, layouts):
     def body():

@@ -23,6 +23,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
+from tests.depth import deepen
 from tests.fsdp.common import ADAMW, awkward, full, sharded
 from tests.models import batch
 from tests.recordings import held
@@ -77,10 +78,7 @@ def train(name, mesh, steps=4):
     return full(model)
 
 
-ON_MORE = [pytest.param(sizes, marks=pytest.mark.soak) for sizes in ((4,), (1, 3))]
-
-
-@pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (2, 2), *ON_MORE], ids=str)
+@pytest.mark.parametrize("sizes", [(3,), (2, 2), *deepen((1,), (2,), (4,), (1, 3))], ids=str)
 def test_equals_one_process(sizes):
     """Train with frozen, tied and unused parameters, one of 1 element, and empty shards on some ranks."""
     names = ("replicate", "shard")[-len(sizes) :]
@@ -202,7 +200,7 @@ def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
             assert all(torch.equal(ours[key], other[key]) for other, _ in others), (name, key)
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", [3, *deepen(4)])
 def test_holds_what_pytorchs_holds(ranks):
     """Check that ours holds no more at the peak, though its gathers overlap computation, or at rest.
 

@@ -1,6 +1,6 @@
 """Tests of dry runs against labs.cost, for every row of the table, and against real runs, for one of a kind.
 
-Every row runs on an odd shape, and in the soak on two more.  Bytes sent and bytes held at rest are exact.  The peak is
+Every row runs on an odd shape, and in depth on two more.  Bytes sent and bytes held at rest are exact.  The peak is
 within 5 %, and equals a real run's to the byte.  No row waits for the device.
 """
 
@@ -104,7 +104,7 @@ def test_a_row_sends_and_holds_what_cost_says_and_waits_for_nothing(stepped, nam
     require_as_predicted(stepped, name, "odd")
 
 
-@pytest.mark.soak
+@pytest.mark.depth
 def test_every_shape_sends_and_holds_what_cost_says():
     asked = [(row.name, shape) for row in STRATEGIES for shape in SHAPES]
     stepped = rehearsed(asked)

@@ -18,6 +18,7 @@ from labs.kit.record import mark
 from labs.memory.precision import LossScale, Masters
 from labs.model import GPT, Config
 from labs.zero import Zero
+from tests.depth import deepen
 from tests.models import trained_alone
 
 OPTIMIZERS = {
@@ -288,7 +289,7 @@ def test_with_ddp():
         torch.testing.assert_close(result, one_process(2), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *deepen(2, 4)])
 def test_with_zero(ranks):
     def body():
         return [with_zero(stage) for stage in (1, 2, 3)]

@@ -30,6 +30,7 @@ from labs.tp import (
 )
 from labs.tp.shares import Queries
 from labs.zero import Zero
+from tests.depth import deepen
 from tests.models import OtherTransformer
 from tests.tp.common import SMALL, batch, largest_difference, tp_mesh
 
@@ -64,7 +65,7 @@ def against_one_process(shapes):
     return off
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, 4, *deepen(1, 2)])
 def test_one_process_has_the_same_loss_and_gradients(ranks):
     for off in run(against_one_process, SHAPES if ranks < 4 else {"fewer kv_heads than ranks": FEWER}, ranks=ranks):
         assert max(off.values()) < 1e-12, off
@@ -101,7 +102,7 @@ def brought():
     return max(off)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [2, *deepen(4)])
 def test_a_model_under_other_names_with_biases(ranks):
     assert max(run(brought, ranks=ranks)) < 1e-12
 
@@ -244,7 +245,7 @@ def steps(config, sequence, side):
 EVEN = replace(SMALL, vocab=24, heads=4, kv_heads=4, hidden=40)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [2, *deepen(4)])
 def test_as_many_collectives_and_bytes_as_pytorch_issues(ranks):
     """Check all but two: torch sends the loss's two sums one by one.
 

@@ -27,6 +27,7 @@ from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.model import GPT, Config, initial_value
 from labs.zero import Zero
+from tests.depth import deepen
 from tests.models import Awkward, batch, trained_alone
 from tests.zero.common import ADAMW, SGD, STAGES, Mean, train, words_of
 
@@ -57,7 +58,7 @@ def references(ranks):
 # ---- numbers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [2, *deepen(1, 3, 4)])
 def test_equals_one_process(ranks):
     results = run(lambda: [[train(stage, *training) for training in TRAININGS] for stage in STAGES], ranks=ranks)
     for stage, by_training in zip(STAGES, results[0], strict=True):
@@ -132,7 +133,7 @@ def most(stage, config=TIED):
     return seen.gradients, seen.parameters, sizes
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, *deepen(2)])
 def test_never_more_than_the_layer_in_flight(ranks):
     for (one_g, one_p, sizes), (two_g, two_p, _), (three_g, three_p, _) in run(
         lambda: [most(stage) for stage in STAGES], ranks=ranks

@@ -1,7 +1,7 @@
 """Tests of the challenges: the course's own answers score what the solutions print; better ones, poor ones, cheats.
 
 A judge decides here as in a learner's notebook: each answer runs in the same jobs.  Of a long challenge (LONG),
-`make test` runs the better answer and the first that scores nothing; `make soak` runs the others.
+`make test` runs the better answer and the first that scores nothing; the others are depth.
 """
 
 import functools
@@ -27,7 +27,18 @@ slow_wire, best_mesh, fewest_bytes, knobs = (
 )
 NEEDS = {"fewest_bytes": need_jax, "knobs": need_deepspeed}
 LONG = dict.fromkeys(
-    ("slow_wire", "large_model", "stops", "least_again", "cheap_save", "boundary", "best_mesh"), pytest.mark.soak
+    (
+        "slow_wire",
+        "large_model",
+        "stops",
+        "least_again",
+        "cheap_save",
+        "boundary",
+        "best_mesh",
+        "knobs",
+        "five_questions",
+    ),
+    pytest.mark.depth,
 )
 
 
