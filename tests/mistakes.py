@@ -119,9 +119,9 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ("checkpoint/background.py", "rooms.get(piece)", "None"),
     ("fsdp/module_events.py", "        output = cast(self.policy.output_dtype, output)\n", ""),
     (
-        "fsdp/module_events.py",
-        "            if self.reshard_after_backward:\n                self.group.drop()",
-        "            self.group.drop()",
+        "fsdp/parameter_group.py",
+        "            if self.reshard_after_backward:\n                self.drop()",
+        "            self.drop()",
     ),
     ("fsdp/step_state.py", "            group.kept = None\n", "            pass\n"),
     (

@@ -6,12 +6,12 @@ The files, in the order of reading:
     parameter_group       the parameters of a layer, gathered and reduced together; in PyTorch, FSDPParamGroup
     order                 the order of layers: the next one in forward, and the one before in backward
     what_can_be_sharded   the checks of a model before it is sharded, and what they refuse
-    step_state            the state that all modules of a model share in a training step; in PyTorch, FSDPStateContext
+    step_state            the state that all groups of a model share in a training step; in PyTorch, FSDPStateContext
     module_events         the events of a training step, for one group of parameters; in PyTorch, FSDPState
     fsdp                  fully_shard, and the methods that it adds to a module
 
 On a first reading, follow one parameter from its shard to the full tensor and back, in this order of files:
-module_events, parameter_group, sharded_parameter.
+module_events, step_state, parameter_group, sharded_parameter.  Each calls the next, and none calls back.
 
 Usage:
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.agree import require_equal
-from labs.fsdp.module_events import Sharding, shardings_in
+from labs.fsdp.module_events import Sharding, prefetch, shardings_in
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.sharded_parameter import MixedPrecisionPolicy, OffloadPolicy, ShardedParameter
 from labs.fsdp.what_can_be_sharded import homes_of, require_shardable
@@ -70,11 +70,11 @@ def fully_shard(
     for axis in mesh.mesh_dim_names:
         require_equal(named, mesh.get_group(axis))
     parameters = [ShardedParameter(places, p, mesh, mp_policy, offload_policy) for p, places in homes.items()]
+    smaller = None if isinstance(reshard_after_forward, bool | None) else smaller_group(mesh, reshard_after_forward)
     sharding = Sharding(
         modules,
-        ParameterGroup(parameters, mesh, mp_policy),
+        ParameterGroup(parameters, mesh, mp_policy, smaller),
         reshard_after_forward,
-        None if isinstance(reshard_after_forward, bool | None) else smaller_group(mesh, reshard_after_forward),
         ignored,
     )
     for each in modules:
@@ -159,7 +159,7 @@ class FSDPModule:
         if not async_op:
             return self._sharding.unshard()
         self._sharding.settle_model()
-        self._sharding.prefetch([self._sharding])
+        prefetch([self._sharding.group])
         return self._sharding
 
     def reshard(self) -> None:
@@ -175,7 +175,7 @@ class FSDPModule:
         them, and an optimizer's zero_grad() does not.
         """
         for sharding in shardings(self, recurse):
-            sharding.sync = requires_gradient_sync
+            sharding.group.sync = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Do nothing: PyTorch waits for reduced gradients in the last backward only, and labs.fsdp in each."""
@@ -192,16 +192,16 @@ class FSDPModule:
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         for sharding in shardings(self, recurse):
-            sharding.reshard_after_backward = reshard_after_backward
+            sharding.group.reshard_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """Choose the modules to gather as this one's forward begins, instead of the next one of the last step."""
-        self._sharding.next_in_forward = shardings_of(modules)
+        self._sharding.group.next_in_forward = groups_of(modules)
         self.require_same_prefetch()
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """Choose the modules to gather as this one's backward begins, instead of the one before it in forward."""
-        self._sharding.next_in_backward = shardings_of(modules)
+        self._sharding.group.next_in_backward = groups_of(modules)
         self.require_same_prefetch()
 
     def require_same_prefetch(self) -> None:
@@ -209,11 +209,11 @@ class FSDPModule:
             self._sharding.shared.require_same_prefetch()
 
 
-def shardings_of(modules: list[FSDPModule]) -> list[Sharding]:
+def groups_of(modules: list[FSDPModule]) -> list[ParameterGroup]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"a {type(module).__name__} to prefetch, which was not given to fully_shard")
-    return [module._sharding for module in modules]
+    return [module._sharding.group for module in modules]
 
 
 def shardings(module: nn.Module, recurse: bool) -> list[Sharding]:

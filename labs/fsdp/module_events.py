@@ -18,21 +18,22 @@ The events are those of `labs.zero`.  Their actions differ as FSDP2 differs from
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
-To follow one parameter through a step, read the events in this file, then parameter_group, then sharded.
+To follow one parameter through a step, read the events in this file, then step_state, parameter_group and
+sharded_parameter: each calls the next one, and none calls back.
 
 A reentrant checkpoint runs a backward inside of a backward.  "backward ends" is the end of the outermost one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
+from labs.agree import require_all_averaged
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.step_state import SharedState, in_backward
 from labs.fsdp.what_can_be_sharded import is_sharded, require_all_sharded
@@ -51,14 +52,10 @@ class Sharding:
         modules: list[nn.Module],
         group: ParameterGroup,
         reshard: bool | int | None,
-        smaller: ProcessGroup | None,
         ignored: set[nn.Parameter],
     ):
-        self.modules, self.group, self.smaller, self.policy = modules, group, smaller, group.policy
-        self.ignored = ignored
-        self.reshard_after_forward, self.reshard_after_backward, self.sync = reshard, True, True
-        self.next_in_forward: list[Sharding] | None = None
-        self.next_in_backward: list[Sharding] | None = None
+        self.modules, self.group, self.policy = modules, group, group.policy
+        self.reshard_after_forward, self.ignored = reshard, ignored
         self.shared: SharedState | None = None
         self.call: LayerCall | None = None
         self.depth, self.to_run = 0, set()  # running calls; modules that have yet to run in this turn
@@ -77,7 +74,7 @@ class Sharding:
         self.depth += 1
         if self.depth == 1 and module not in self.to_run:
             self.begin_turn(module)
-        if self.shared.root is self:
+        if self.is_root:
             require_counted(module, args, kwargs)
         if self.policy.cast_forward_inputs:
             args, kwargs = cast(self.policy.param_dtype, (args, kwargs))
@@ -104,10 +101,10 @@ class Sharding:
             self.leads_back |= self.call.ends(differentiable([output, args, kwargs]))
         if not self.running:
             self.end_turn()
-            if self.shared:
-                self.shared.forward_ends(self, self.leads_back, failed=output is None)
-                if self.shared.root is self and output is not None:
-                    require_all_sharded(module, set().union(*(each.ignored for each in self.shared.members)))
+            if self.leads_back and not in_backward():
+                self.shared.order.leading.append(self.group)
+            if self.is_root and not in_backward():
+                self.end_forward(module, failed=output is None)
         return output
 
     def before_backward(self, versions: tuple[int, ...], place: int) -> None:
@@ -123,20 +120,21 @@ class Sharding:
         if versions != self.group.shard_versions():
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
         self.shared.backward_begins()
-        self.shared.order.back.append(self)
+        self.shared.order.back.append(self.group)
         self.expect()
-        self.unshard()
-        self.prefetch(self.shared.order.before(place) if self.next_in_backward is None else self.next_in_backward)
+        self.group.unshard()
+        earlier = self.shared.order.before(place)
+        prefetch(earlier if self.group.next_in_backward is None else self.group.next_in_backward)
 
     def after_backward(self) -> None:
         """Drop the parameters, as the gradients of the module's parameters and inputs are computed."""
-        self.drop_after_backward()
+        self.group.drop_after_backward()
         self.reduce_early()
 
     def gradient_ready(self, full: nn.Parameter) -> None:
         """Reduce the group's gradients if this one, whose uses have all been added up, was the last."""
         self.shared.backward_begins()
-        self.shared.order.waiting[self] = None
+        self.shared.order.waiting[self.group] = None
         self.due -= self.counted == torch._C._current_graph_task_id()
         self.reduce_early()
 
@@ -152,66 +150,66 @@ class Sharding:
         self.to_run = {module} if in_backward() else set(self.modules)  # a recomputation may run only one of them
         self.leads_back, self.call = False, None
         self.settle_model()
-        self.shared.forward_begins(self)
-        if not in_backward() and (self.shared.root is self or not self.shared.root.running):
-            self.shared.drop_stale(self)
-        self.group.require_current()
+        if in_backward():  # a recomputation
+            self.shared.backward_begins()
+        else:
+            self.place = self.shared.forward_begins(self.group)
+        self.group.in_use = True
+        self.group.require_unchanged()
         if not in_backward() and self.group.follow():
             self.train()
-        self.unshard()
-        self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
+        self.group.unshard()
+        following = [] if in_backward() else self.shared.order.after()
+        prefetch(following if self.group.next_in_forward is None else self.group.next_in_forward)
 
     def end_turn(self) -> None:
         """Put the shards back, and drop the full parameters, or keep them, according to reshard_after_forward."""
-        self.to_run, self.call = set(), None
+        self.to_run, self.call, self.group.in_use = set(), None, False
         if in_backward():  # backward needs them at once
             return
         self.group.hide()
         self.group.idle = not torch.is_grad_enabled()
         if self.reshards:
-            if self.smaller and self.group.gathered and torch.is_grad_enabled():
-                self.group.keep(self.smaller)
+            if self.group.smaller and self.group.gathered and torch.is_grad_enabled():
+                self.group.keep()
             self.group.drop()
+
+    def end_forward(self, root: nn.Module, failed: bool) -> None:
+        """End the forward of the model, whose outermost module is `root`."""
+        shardings = shardings_in(*self.modules)
+        for other in shardings:
+            if other.running:  # not all modules of its list were called
+                other.end_turn()
+            if other.group.arriving:  # a prefetch in vain
+                other.group.drop()
+        if not failed:
+            self.shared.forward_ends()
+            require_all_sharded(root, set().union(*(each.ignored for each in shardings)))
 
     def unshard(self) -> None:
         self.settle_model()
-        with torch.inference_mode(False):
-            self.group.gather(self.smaller)
-            self.group.arrive()
-            self.group.show()
-        self.group.idle = False
+        self.group.unshard()
 
     def wait(self) -> None:
         """Wait for the all-gather that unshard(async_op=True) started, unless the module has waited for it itself."""
         if self.group.arriving:
             self.unshard()
 
-    def prefetch(self, others: Sequence["Sharding"]) -> None:
-        with torch.inference_mode(False):
-            for other in others:
-                other.group.gather(other.smaller)
-
     @property
-    def ahead(self) -> list["list[Sharding] | None"]:
-        return [self.next_in_forward, self.next_in_backward]
+    def is_root(self) -> bool:
+        return self.shared is not None and self.shared.root is self.group
 
     @property
     def reshards(self) -> bool:
         reshard = self.reshard_after_forward
-        return self.shared and self.shared.root is not self if reshard is None else bool(reshard)
-
-    def drop_after_backward(self) -> None:
-        if not self.running:
-            self.group.hide()
-            if self.reshard_after_backward:
-                self.group.drop()
+        return self.shared and not self.is_root if reshard is None else bool(reshard)
 
     def expect(self) -> None:
         """Count the gradients that this backward will compute."""
         if self.counted != (backward := torch._C._current_graph_task_id()):
             self.due, self.counted = self.group.gradients_due(), backward
         if self.group.trained and (self.due or self.shared.brings_gradients()):
-            self.shared.order.waiting[self] = None  # even if this rank computes none: another rank may
+            self.shared.order.waiting[self.group] = None  # even if this rank computes none: another rank may
 
     def reduce_early(self) -> None:
         """Reduce once all gradients of this backward are computed; groups that lack some are reduced when it ends.
@@ -221,27 +219,23 @@ class Sharding:
         nodes run after all other nodes of the module, and before those of all earlier modules.
         """
         if self.due == 0:
-            self.reduce()
-
-    def reduce(self) -> None:
-        if not self.sync:
-            self.group.accumulate()
-        elif self in self.shared.order.waiting:
-            del self.shared.order.waiting[self]
-            self.shared.reductions.start(self.group)
+            self.shared.reduce(self.group)
 
     # ---- before the first forward --------------------------------------------------------------------------
 
     def settle_model(self) -> None:
         """Create the state that all modules share: the outermost module is the one whose forward begins first."""
         if self.shared is None:
-            names = shardings_in(*self.modules)
+            shardings = shardings_in(*self.modules)
             with torch.inference_mode(False):  # tensors made in inference mode could never be trained
-                for sharding in names:
+                for sharding in shardings:
                     sharding.settle()
-            shared = SharedState(self, names)
+            shared = SharedState(self.group, {each.group: name for each, name in shardings.items()})
+            shards = {p.shard for group in shared.groups for p in group.parameters}
+            axes = [group for group in (self.group.group, self.group.replicas) if group]
+            require_all_averaged(shared, shards.__contains__, axes)
             shared.require_same_prefetch()
-            for sharding in names:
+            for sharding in shardings:
                 sharding.shared = shared
                 sharding.train()
 
@@ -257,6 +251,12 @@ class Sharding:
 
 def shardings_in(*modules: nn.Module) -> dict[Sharding, str]:
     return {each._sharding: name for module in modules for name, each in module.named_modules() if is_sharded(each)}
+
+
+def prefetch(groups: Iterable[ParameterGroup]) -> None:
+    with torch.inference_mode(False):
+        for group in groups:
+            group.gather()
 
 
 def cast(dtype: torch.dtype | None, values: Any) -> Any:

@@ -33,14 +33,25 @@ class ParameterGroup:
     """The parameters of one layer: gathered by one all-gather, and their gradients averaged by one reduce-scatter.
 
     mesh: its last axis shards; the one before it, if there is one, replicates.
+    smaller: a group that gathers the larger pieces that `keep` has kept, if there are any.
     """
 
-    def __init__(self, parameters: list[ShardedParameter], mesh: Mesh, policy: MixedPrecisionPolicy):
-        self.parameters, self.policy = parameters, policy
+    def __init__(
+        self,
+        parameters: list[ShardedParameter],
+        mesh: Mesh,
+        policy: MixedPrecisionPolicy,
+        smaller: ProcessGroup | None = None,
+    ):
+        self.parameters, self.policy, self.smaller = parameters, policy, smaller
         self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
         self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
         self.divisor: float = mesh.size()  # the sum of gradients is divided by it
+        self.sync, self.reshard_after_backward = True, True
+        self.next_in_forward: list[ParameterGroup] | None = None
+        self.next_in_backward: list[ParameterGroup] | None = None
         self.gathered, self.taken = False, ()  # `taken`: the shards' versions as they were gathered
+        self.in_use = False  # a forward of its modules is running
         self.idle = False  # gathered for a forward without gradients, which has ended
         self.arriving: tuple[Tensor, dist.Work] | None = None
         self.kept: Tensor | None = None  # a larger piece, from which a smaller group gathers in backward
@@ -48,16 +59,26 @@ class ParameterGroup:
 
     # ---- parameters --------------------------------------------------------------------------------------
 
-    def gather(self, smaller: ProcessGroup | None = None) -> None:
+    def unshard(self) -> None:
+        with torch.inference_mode(False):
+            self.gather()
+            self.arrive()
+            self.show()
+        self.idle = False
+
+    def gather(self) -> None:
         """Start the all-gather of the pieces, unless they are gathered or in flight; `arrive` waits for it.
 
-        smaller: a group that gathers the larger pieces that `keep` has kept, if there are any.
+        Pieces that were gathered before the shards were written to are dropped, and gathered again.
         """
+        if self.taken != self.shard_versions():
+            self.drop()
+            self.kept = None
         if self.gathered or self.arriving or not self.parameters:
             return
         if self.kept is not None:
-            table = self.kept.new_empty(dist.get_world_size(smaller), len(self.kept))
-            group, mine = smaller, self.kept
+            table = self.kept.new_empty(dist.get_world_size(self.smaller), len(self.kept))
+            group, mine = self.smaller, self.kept
             self.kept = None
         else:
             first = self.parameters[0]
@@ -77,12 +98,9 @@ class ParameterGroup:
             place[: len(own)] = own
         return row
 
-    def require_current(self) -> None:
-        """Raise an error if a shard was replaced; drop the gathered parameters if shards were written to since."""
+    def require_unchanged(self) -> None:
         for p in self.parameters:
             p.require_unchanged()
-        if self.taken != self.shard_versions():
-            self.drop()
 
     def is_stale(self) -> bool:
         """Return whether shards were written to since they were gathered, as by an optimizer or by loading.
@@ -135,9 +153,9 @@ class ParameterGroup:
         free(table)
         self.gathered, self.arriving = True, None
 
-    def keep(self, smaller: ProcessGroup) -> None:
+    def keep(self) -> None:
         """Keep a larger piece of the parameters that are about to be dropped; `smaller` can gather them from these."""
-        ranks, rank = dist.get_world_size(smaller), dist.get_rank(smaller)
+        ranks, rank = dist.get_world_size(self.smaller), dist.get_rank(self.smaller)
         self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
 
     def drop(self) -> None:
@@ -146,6 +164,12 @@ class ParameterGroup:
             for p in self.parameters:
                 p.drop()
         self.gathered = False
+
+    def drop_after_backward(self) -> None:
+        if not self.in_use:
+            self.hide()
+            if self.reshard_after_backward:
+                self.drop()
 
     def require_unwritten(self) -> None:
         if self.gathered:
@@ -178,6 +202,10 @@ class ParameterGroup:
                 gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
+    def reduce(self) -> "Reduction":
+        """Start to reduce the full gradients, with those of earlier micro-batches."""
+        return Reduction(self)
+
     def forget(self) -> None:
         """Drop the gathered parameters, and the full gradients."""
         self.drop()
@@ -209,9 +237,13 @@ class Reduction:
         for p, pieces in zip(self.due, self.table.split(self.widths, 1), strict=True):
             p.pack(pieces, self.before)
             p.pending = None
+        self.part: Tensor | None = None  # this rank's part of the mean
         self.part_of_sum = start_reduce_scatter(self.table.view(-1), group.group)
 
     def average_replicas(self) -> None:
+        """Wait for the reduce-scatter, and start the all-reduce, unless an earlier call did."""
+        if self.part is not None:
+            return
         self.part = self.part_of_sum().div_(self.group.divisor / self.before)
         free(self.table)
         replicas = self.group.replicas
@@ -223,38 +255,6 @@ class Reduction:
         for p, piece in zip(self.due, self.part.split(self.widths), strict=True):
             if not (p in self.missing and is_nothing(piece)):
                 p.add(piece)
-
-
-class Reductions:
-    """The reductions of one backward.
-
-    Only one reduce-scatter is in flight at a time, so that at most one layer's full gradients wait.  PyTorch keeps
-    this state in its FSDPCommContext.
-    """
-
-    def __init__(self):
-        self.reducing: Reduction | None = None
-        self.averaging: list[Reduction] = []
-
-    def start(self, group: ParameterGroup) -> None:
-        self.average_replicas()
-        self.reducing = Reduction(group)
-
-    def average_replicas(self) -> None:
-        if self.reducing:
-            self.reducing.average_replicas()
-            self.averaging.append(self.reducing)
-            self.reducing = None
-
-    def finish(self) -> None:
-        self.average_replicas()
-        for reduction in self.averaging:
-            reduction.finish()
-        self.averaging = []
-
-    def give_up(self) -> None:
-        self.average_replicas()
-        self.averaging = []
 
 
 def is_nothing(piece: Tensor) -> bool:

@@ -140,7 +140,7 @@ def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
             loss = model(now.batch(dist.get_rank())).square().mean()
             if now.trains:
                 loss.backward()
-        ahead = [(each.next_in_forward, each.next_in_backward) for each in map(sharding, layers.values())]
+        ahead = [(each.next_in_forward, each.next_in_backward) for each in gathers.groups]
         facts = {"notes": list(notes), "most": gathers.most, "own": any(each != ([], []) for each in ahead)}
         gradients = {f"the gradient of {name}": whole(p) for name, p in model.named_parameters()}
         yield Look({"the loss": loss.detach()} | gradients, facts)

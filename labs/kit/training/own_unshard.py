@@ -28,7 +28,7 @@ def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> No
             reshard(fulls_of(group))
             group.gathered = False
 
-    ParameterGroup.gather = lambda group, smaller=None: None
+    ParameterGroup.gather = lambda group: None
     ParameterGroup.arrive, ParameterGroup.drop = arrive, drop
 
 
