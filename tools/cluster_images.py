@@ -4,10 +4,10 @@ cluster    GPUs, NVLink inside of a node, InfiniBand and Ethernet between nodes 
 """
 
 from labs import cost
-from labs.kit.drawing.palette import KINDS, MUTED, RANKS, SOFT
+from labs.kit.drawing.palette import KINDS, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.times_by_size import rate, span
+from tools.sketch import Sketch
 
 LEFT, WIDE, APART, BOX, STEP = 16, 340, 16, 30, 34  # pixels: nodes, and the GPUs in one
 TOP, BOTTOM = 66, 262
@@ -19,7 +19,7 @@ def cluster() -> Drawing:
     told = {name: [name, f"{rate(link.bandwidth)} each way, {span(link.latency)}"] for name, link in cost.LINKS.items()}
     card = ["GPU", f"{cost.CARD / 1e9:.0f} GB, read at {rate(cost.MEMORY)}"]
     sentences = "; ".join(f"{name}: {words}" for name, words in [card, *told.values()])
-    canvas = Canvas(
+    canvas = Sketch(
         RIGHT + 254, 338, "Two nodes of a cluster",
         f"Each node has {cost.NODE} GPUs, joined by NVLink. PCI Express leads from each GPU to its own card, and "
         "from there InfiniBand to the other nodes. The CPUs of the nodes are joined by Ethernet. "
@@ -34,13 +34,13 @@ def cluster() -> Drawing:
     for name, y in heights.items():
         words, numbers = card if name == "GPU" else told[name]
         canvas.text(RIGHT, y, words, anchor="start", weight="bold")
-        canvas.text(RIGHT, y + 19, numbers, size=12.5, anchor="start", fill=MUTED)
+        canvas.note(RIGHT, y + 19, numbers)
     key = "GB/s: 10⁹ bytes per second. µs: what even the shortest message takes. NIC: network card. Not to scale."
-    canvas.text(LEFT, 324, key, size=12.5, anchor="start", fill=MUTED)
+    canvas.note(LEFT, 324, key)
     return canvas.drawing()
 
 
-def node(canvas: Canvas, left: float, number: int) -> None:
+def node(canvas: Sketch, left: float, number: int) -> None:
     first, cpus = left + 12, left + 22 + STEP * cost.NODE - 4
     canvas.line((cpus + 19, 26), (cpus + 19, 130), stroke=KINDS["comm"], line=2)
     for gpu in range(cost.NODE):

@@ -12,10 +12,11 @@ from pathlib import Path
 from labs.data import Batches, corpus
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas, width_of
+from labs.kit.drawing.svg import width_of
 from labs.kit.launch import run
 from labs.kit.training import strategies
 from labs.model import GPT, PRESETS
+from tools.sketch import Sketch
 
 SEEN = Path(__file__).with_name("front.json")
 CONFIG = replace(PRESETS["tiny"], depth=8, kv_heads=4)
@@ -68,14 +69,14 @@ def front() -> Drawing:
     seen = json.loads(SEEN.read_text(encoding="utf-8"))
     most = max(max(totals(each["kB"])) for each in seen.values())
     told = "; ".join(f"{name}: loss {each['loss']:.4f}" for name, each in seen.items())
-    canvas = Canvas(
+    canvas = Sketch(
         960, 330, "One model on four ranks, trained in four ways",
         f"Recorded. What rank 0 holds over one step, by kind, on one scale, and the loss after {STEPS} steps. {told}.",
     )  # fmt: skip
     wide, high, base = 204, 180, 262
     for number, (name, each) in enumerate(seen.items()):
         left, peak = 24 + 232 * number, max(totals(each["kB"]))
-        canvas.text(left, 24, name, size=15, weight="bold", anchor="start")
+        canvas.heading(left, 24, name, size=15)
         canvas.text(left, 46, WAYS[name][0], anchor="start", fill=MUTED)
         below = [0.0] * BINS
         for kind, fill in KINDS.items():

@@ -18,7 +18,7 @@
     three_axes                                                          11 (tools/mesh_images.py)
     plan_sieves                                                         15 (tools/plan_images.py)
 
-Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same sources give
+Each is drawn from data (tools/sketch.py), in the same palette as the figures in the cells, so the same sources give
 the same bytes. To add a notebook, add a line to COURSE; to add a picture, add a function to PICTURES.
 """
 
@@ -28,7 +28,6 @@ from pathlib import Path
 from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
 from tools.checkpoint_images import checkpoint, resume
 from tools.cluster_images import cluster
 from tools.front_images import front
@@ -45,6 +44,7 @@ from tools.memory_images import (
 from tools.mesh_images import three_axes
 from tools.plan_images import plan_sieves
 from tools.pp_images import pp_flow
+from tools.sketch import Sketch
 from tools.tp_images import sp_borders, split_loss, tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
@@ -89,10 +89,10 @@ def course_map() -> Drawing:
     listed = [(number, name) for notebooks in COURSE.values() for number, name, _ in notebooks]
     words = "; ".join(f"{number} {name}" for number, name in listed)
     high = 66 + 66 * max(map(len, COURSE.values()))
-    canvas = Canvas(990, high, "Map of the course", f"Notebooks in order, in five columns: {words}.")
+    canvas = Sketch(990, high, "Map of the course", f"Notebooks in order, in five columns: {words}.")
     for column, (title, notebooks) in enumerate(COURSE.items()):
         x = 14 + 194 * column
-        canvas.text(x + 93, 28, title, size=15, weight="bold")
+        canvas.column(x + 93, 28, title)
         for row, (number, name, idea) in enumerate(notebooks):
             y, ready = 52 + 66 * row, number in READY
             canvas.rect(
@@ -104,12 +104,12 @@ def course_map() -> Drawing:
         if column:
             canvas.arrow((x - 14, 28), (x + 6, 28), stroke=MUTED, head=7)
     if len(listed) > len(READY):
-        canvas.text(16, high - 16, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
+        canvas.note(16, high - 16, "dashed: still to come")
     return canvas.drawing()
 
 
 def job() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         900, 300, "A job is a function call with a value",
         "A cell calls run(train, ranks=4). The function travels by value to a fork server that has already "
         "imported torch; it forks four processes, rank 0 to rank 3, which talk to each other in one process "
@@ -146,7 +146,7 @@ def job() -> Drawing:
 
 
 def one_step() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         900, 358, "What one device holds during one training step",
         "Schematic. Parameters are held all the time. Activations grow during forward and are freed during "
         "backward. Gradients grow during backward and stay until zero_grad. Optimizer state exists from the "
@@ -165,8 +165,7 @@ def one_step() -> Drawing:
     for x in edges[1:-1]:
         canvas.line((x, top - 4), (x, bottom), stroke="#C9CDD2", dash="4 4")
     for kind, words in {"P": "always", "S": "always, from the first step on"}.items():
-        canvas.rect(begin, lanes[kind], end - begin, 36, fill=KINDS[kind])
-        canvas.text((begin + end) / 2, lanes[kind] + 18, words, size=13, fill=ink(KINDS[kind]))
+        canvas.box(begin, lanes[kind], end - begin, 36, words, KINDS[kind])
     y = lanes["A"] + 36
     canvas.area((begin, y), (turn, y - 36), (grown, y), fill=KINDS["A"])
     canvas.text(turn, y - 11, "saved for backward", size=13, fill=ink(KINDS["A"]))
@@ -178,7 +177,7 @@ def one_step() -> Drawing:
         canvas.rect(begin + 6 + 44 * number, y - height, 22, height, fill=KINDS["temporary"], radius=0)
     canvas.line((begin, bottom), (end, bottom))
     canvas.text((begin + end) / 2, 318, "time →", size=13, fill=MUTED)
-    canvas.text(24, 340, "Schematic: the notebook measures the real one.", size=12.5, anchor="start", fill=MUTED)
+    canvas.note(24, 340, "Schematic: the notebook measures the real one.")
     return canvas.drawing()
 
 
@@ -200,11 +199,11 @@ def collectives() -> Drawing:
         "all_to_all": (everyone, None, "rank r gets everybody's piece r"),
     }
     words = "; ".join(f"{name}: {meaning}" for name, (_, _, meaning) in panels.items())
-    canvas = Canvas(944, 412, "The collectives, before and after", f"On four ranks. {words}.")
+    canvas = Sketch(944, 412, "The collectives, before and after", f"On four ranks. {words}.")
     for number, (name, (held, then, meaning)) in enumerate(panels.items()):
         x, y = 16 + 310 * (number % 3), 28 + 190 * (number // 3)
-        canvas.text(x, y, name, size=15, weight="bold", anchor="start")
-        canvas.text(x, y + 20, meaning, size=12.5, anchor="start", fill=MUTED)
+        canvas.heading(x, y, name, size=15)
+        canvas.note(x, y + 20, meaning)
         grid(canvas, x, y + 36, held, range(4), cell=(32, 26), named=False)
         canvas.arrow((x + 132, y + 88), (x + 154, y + 88), stroke=KINDS["comm"])
         if then is not None:
@@ -215,7 +214,7 @@ def collectives() -> Drawing:
                 box = (x + 160 + 32 * sender, y + 38 + 26 * rank, 28, 22)
                 stripes(canvas, box, [sender], f"{'abcd'[sender]}{rank}")
     key = "A row is a rank. a0: piece 0 of rank 0's tensor; Σ0: the sum of everybody's piece 0."
-    canvas.text(16, 394, key, size=12.5, anchor="start", fill=MUTED)
+    canvas.note(16, 394, key)
     return canvas.drawing()
 
 
@@ -229,7 +228,7 @@ def ring(ranks: int) -> list[tuple[int, int, int, int]]:
 
 def ring_all_reduce() -> Drawing:
     messages = ring(4)
-    canvas = Canvas(
+    canvas = Sketch(
         970, 400, "The two phases of a ring all-reduce",
         "Four ranks, four pieces. In each round every rank sends one piece to the next rank. After three "
         "rounds (reduce-scatter) each rank has one piece of the full sum; after three more (all-gather) all "
@@ -245,18 +244,18 @@ def ring_all_reduce() -> Drawing:
         x, y = 70 + 224 * column, 60 + 178 * row
         canvas.text(x + 104, y - 12, name, size=13)
         grid(canvas, x, y, now, range(4), new, cell=(52, 28), named=column == (1 if row else 0))
-    canvas.text(20, 22, "1  reduce-scatter: pieces are summed as they travel", size=15, weight="bold", anchor="start")
-    canvas.text(20, 204, "2  all-gather: the sums travel on", size=15, weight="bold", anchor="start")
+    canvas.heading(20, 22, "1  reduce-scatter: pieces are summed as they travel", size=15)
+    canvas.heading(20, 204, "2  all-gather: the sums travel on", size=15)
     box = (36, 300, 30, 20)
     stripes(canvas, box, [0], "", new=True)
-    canvas.lines(74, 304, ["just arrived from", "the rank before"], size=12.5, anchor="start", fill=MUTED)
+    canvas.note(74, 304, ["just arrived from", "the rank before"])
     key = "a0: piece 0 of rank 0. a+b: the sum of two ranks. Σ0: the sum over all ranks."
-    canvas.text(20, 380, key, size=12.5, anchor="start", fill=MUTED)
+    canvas.note(20, 380, key)
     return canvas.drawing()
 
 
 def ddp_holds() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         900, 392, "What four ranks of DDP hold",
         "Every rank has its own quarter of the batch and its own activations. Parameters, gradients (after the "
         "all-reduce) and optimizer state are the same on all four.",
@@ -268,20 +267,19 @@ def ddp_holds() -> Drawing:
         canvas.text(16, y, name.strip(), size=13, anchor="start", fill=MUTED)
     for rank in range(4):
         x = 140 + 186 * rank
-        canvas.text(x + 87, 26, f"rank {rank}", size=15, weight="bold")
+        canvas.column(x + 87, 26, f"rank {rank}")
         canvas.rect(x, 44, 174, 40, fill=RANKS[rank])
         canvas.text(x + 87, 64, f"quarter {rank} of the batch", size=13)
         for kind, (y, height) in rows.items():
-            canvas.rect(x, y, 174, height, fill=KINDS[kind])
             words = f"{kind}  {NAMES[kind]}" + (f" {rank}" if kind == "A" else "")
-            canvas.text(x + 87, y + height / 2, words, size=13, fill=ink(KINDS[kind]))
+            canvas.box(x, y, 174, height, words, KINDS[kind])
     words = "Four copies of P, G and S: DDP splits the work, not the memory. Equal gradients keep the copies equal."
     canvas.text(16, 366, words, size=13, anchor="start", fill=MUTED)
     return canvas.drawing()
 
 
 def overlap() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         956, 420, "One step of naive, bucketed and overlapped DDP",
         "Schematic, not measured. Naive: after backward, one all-reduce a parameter, one after the other. "
         "Bucketed: the same bytes in two all-reduces. Overlapped: the first bucket is on its way while backward "
@@ -297,22 +295,18 @@ def overlap() -> Drawing:
     for row, (name, sent) in enumerate(steps.items()):
         y = 66 + 110 * row
         done = sent[-1][1] + sent[-1][2]
-        canvas.text(20, y + tall, name, size=15, weight="bold", anchor="start")
+        canvas.heading(20, y + tall, name, size=15)
         spans = [(what, start, long, "compute") for what, start, long in compute]
         spans += [("waiting", 24, done - 24, "waiting"), ("step", done, 3, "compute")]
         for what, start, long, doing in spans:
-            colour = TIMELINE[doing]
-            canvas.rect(left + unit * start, y, unit * long, tall, fill=colour)
-            canvas.text(left + unit * (start + long / 2), y + tall / 2, what, fill=ink(colour))
+            canvas.box(left + unit * start, y, unit * long, tall, what, TIMELINE[doing])
         for what, start, long in sent:
-            colour = TIMELINE["communication"]
-            canvas.rect(left + unit * start, y + tall + 6, unit * long, tall, fill=colour)
-            canvas.text(left + unit * (start + long / 2), y + tall * 1.5 + 6, what, fill=ink(colour))
+            canvas.box(left + unit * start, y + tall + 6, unit * long, tall, what, TIMELINE["communication"])
     for number, (name, colour) in enumerate(TIMELINE.items()):
         canvas.rect(left + 160 * number, 20, 18, 18, fill=colour)
         canvas.text(left + 26 + 160 * number, 29, name, anchor="start")
     words = "Schematic: b4 is the backward of layer 4, g4 the all-reduce of its gradient. The notebook measures."
-    canvas.text(20, 400, words, size=12.5, anchor="start", fill=MUTED)
+    canvas.note(20, 400, words)
     return canvas.drawing()
 
 

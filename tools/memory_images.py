@@ -13,26 +13,25 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from labs import cost
-from labs.kit.drawing.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
+from labs.kit.drawing.palette import KINDS, MUTED, NAMES, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas, width_of
+from labs.kit.drawing.svg import width_of
+from tools.sketch import GONE, Sketch
 
 RANKS = 4
 SHARDED = {"DDP": "", "stage 1": "S", "stage 2": "GS", "stage 3": "PGS"}
-GONE = {"fill": PAPER, "stroke": "#B0B5BC", "dash": "3 3"}
-TITLE = {"size": 14, "weight": "bold", "anchor": "start"}
-NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
 
 
-def quarters(canvas: Canvas, box, kind: str, held: Iterable[int], across: bool = False) -> None:
+def quarters(canvas: Sketch, box, kind: str, held: Iterable[int], across: bool = False) -> None:
     """Draw a box cut in four, below each other or `across`; quarters that are not held are dashed."""
     x, y, width, height = box
     for part in range(RANKS):
         left, top = (x + part * width / RANKS, y) if across else (x, y + part * height / RANKS)
         wide, tall = (width / RANKS, height) if across else (width, height / RANKS)
-        canvas.rect(left, top, wide, tall, radius=0, **({"fill": KINDS[kind]} if part in held else GONE))
         if part in held:
-            canvas.text(left + wide / 2, top + tall / 2, f"{kind}{part}", size=11, fill=ink(KINDS[kind]))
+            canvas.box(left, top, wide, tall, f"{kind}{part}", KINDS[kind], size=11, radius=0)
+        else:
+            canvas.rect(left, top, wide, tall, radius=0, **GONE)
 
 
 # ---- 04 --------------------------------------------------------------------------------------------------
@@ -46,27 +45,27 @@ def zero_stages() -> Drawing:
         f"{name}: {' and '.join(NAMES[kind] for kind in kinds) or 'nothing'} sharded, {held[name]:g} bytes each."
         for name, kinds in SHARDED.items()
     ]
-    canvas = Canvas(
+    canvas = Sketch(
         986, 460, "What each of four ranks holds at rest, by stage of ZeRO", f"Per parameter: {' '.join(sentences)}"
     )
     tall = {kind: 18 * n for kind, n in pie.items()}
     tops = dict(zip(tall, accumulate(tall.values(), lambda y, height: y + height + 8, initial=64), strict=False))
     for kind, y in tops.items():
         canvas.text(16, y + tall[kind] / 2 - 9, NAMES[kind], size=13, anchor="start", weight="bold")
-        canvas.text(16, y + tall[kind] / 2 + 10, f"{kind}, {pie[kind]} bytes", **NOTE)
+        canvas.note(16, y + tall[kind] / 2 + 10, f"{kind}, {pie[kind]} bytes")
     for column, (name, kinds) in enumerate(SHARDED.items()):
         left = 140 + 212 * column
-        canvas.text(left + 93, 22, name, size=15, weight="bold")
+        canvas.column(left + 93, 22, name)
         for rank in range(RANKS):
             canvas.text(left + 48 * rank + 21, 46, f"rank {rank}", size=11.5, fill=MUTED)
             for kind, y in tops.items():
                 box = (left + 48 * rank, y, 42, tall[kind])
                 quarters(canvas, box, kind, [rank] if kind in kinds else range(RANKS))
-        canvas.text(left + 93, 384, f"{held[name]:g} bytes", size=15, weight="bold")
+        canvas.column(left + 93, 384, f"{held[name]:g} bytes")
         canvas.text(left + 93, 404, f"on very many ranks: {copies[name]}", size=12.5, fill=MUTED)
     canvas.lines(16, 384, ["per parameter,", "on each rank"], size=13, anchor="start", weight="bold")
     key = "S2: the optimizer state of the third quarter of the parameters. Dashed: another rank has it."
-    canvas.text(16, 440, f"{key} In float32, with AdamW.", **NOTE)
+    canvas.note(16, 440, f"{key} In float32, with AdamW.")
     return canvas.drawing()
 
 
@@ -106,7 +105,7 @@ LONG_NAMES = {"ag": "all_gather", "rs": "reduce_scatter"}
 
 
 def zero_step() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         990, 358, "One step of a model of three layers, by stage of ZeRO",
         "From left to right, one thing after the other: forward and backward, layer by layer. "
         + " ".join(steps_in_words()),
@@ -118,7 +117,7 @@ def zero_step() -> Drawing:
         canvas.text(x + wide * SLOTS[phase] / 2, 22, f"{phase} {layer}".strip(), size=13.5, weight="bold")
     for number, (stage, events) in enumerate(EVENTS.items()):
         top = 42 + 96 * number
-        canvas.text(16, top + high / 2, stage, size=15, weight="bold", anchor="start")
+        canvas.heading(16, top + high / 2, stage, size=15)
         for (phase, layer), x in at.items():
             for slot, event in enumerate(events.get(phase, [])):
                 if event:
@@ -126,10 +125,10 @@ def zero_step() -> Drawing:
             if gone := DROPPED[stage].get(phase, "").format(layer):
                 long, end = width_of(gone, 11) + 4, x + wide * SLOTS[phase] - 1
                 happening(canvas, (end - long, top + high + 4, long, 20), gone)
-        canvas.text(left, top + high + 42, f"holds {RESTS[stage]}", **NOTE)
+        canvas.note(left, top + high + 42, f"holds {RESTS[stage]}")
     key = "ag P1: all_gather of the parameters of layer 1; rs G1: reduce_scatter of its gradients; P, G: of all layers."
     more = "A quarter, as on four ranks. Dashed: memory given back. Order only: the widths mean nothing."
-    canvas.lines(16, 324, [key, more], **NOTE)
+    canvas.note(16, 324, [key, more])
     return canvas.drawing()
 
 
@@ -144,7 +143,7 @@ def steps_in_words() -> Iterable[str]:
             yield f"{stage}, {phase}: {', then '.join(words)}."
 
 
-def happening(canvas: Canvas, box, event: str) -> None:
+def happening(canvas: Sketch, box, event: str) -> None:
     x, y, width, height = box
     if event.startswith("drop"):
         canvas.rect(*box, **GONE)
@@ -163,7 +162,7 @@ def stage3_layer() -> Drawing:
         ("backward", "F", "F", "reduce_scatter, G; drop P"),
         ("until step", "S", "S", ""),
     ]
-    canvas = Canvas(
+    canvas = Sketch(
         990, 366, "One layer on four ranks of stage 3, from forward to step",
         "At rest each rank holds a quarter of the layer's parameters. They are all-gathered for its forward, dropped "
         "while other layers compute, all-gathered again for its backward. Then its gradients, which each rank has "
@@ -173,7 +172,7 @@ def stage3_layer() -> Drawing:
     side = 108
     for column, (name, *have, then) in enumerate(moments):
         x = 74 + 200 * column
-        canvas.text(x + side / 2, 24, name, size=15, weight="bold")
+        canvas.column(x + side / 2, 24, name)
         for rank in range(RANKS):
             y = 48 + 70 * rank
             if column == 0:
@@ -189,7 +188,7 @@ def stage3_layer() -> Drawing:
             canvas.text((left + right) / 2, 172, above, size=11)
             canvas.text((left + right) / 2, 208, below, size=11)
     key = "P2: the third quarter of the layer's parameters, G2 that of its gradients. Dashed: not held."
-    canvas.text(16, 346, key, **NOTE)
+    canvas.note(16, 346, key)
     return canvas.drawing()
 
 
@@ -239,19 +238,19 @@ def layer(title: str, colour_kept: bool) -> Drawing:
         for half in HALVES.values()
         for operator, tensors in half
     )
-    canvas = Canvas(
+    canvas = Sketch(
         990, 404 + 18 * colour_kept, title, f"What each operator gives, in brackets the numbers for one token. {words}."
     )
     for row, (name, half) in enumerate(HALVES.items()):
-        canvas.text(12, 20 + 196 * row, name, size=15, weight="bold", anchor="start")
+        canvas.heading(12, 20 + 196 * row, name, size=15)
         chain(canvas, 52 + 196 * row, half, colour_kept)
     key = "Coloured: kept until backward. Dashed: gone once the next operator is done."
     words = "A bar is one tensor, its length the numbers for one token; D is the width of the model."
-    canvas.lines(16, 388, [words, key] if colour_kept else [words], **NOTE)
+    canvas.note(16, 388, [words, key] if colour_kept else [words])
     return canvas.drawing()
 
 
-def chain(canvas: Canvas, top: float, half: list, colour_kept: bool) -> None:
+def chain(canvas: Sketch, top: float, half: list, colour_kept: bool) -> None:
     """Draw the operators over arrows, from left to right, and the outputs of each."""
     unit, high = 0.58, 22
     wide = [unit * max(SIZES[letter] for _, letter, _ in tensors) for _, tensors in half]
@@ -286,7 +285,7 @@ AGAIN = "#D9EDF9"  # a pale tint of compute
 
 def recompute() -> Drawing:
     most = " ".join(f"{name}: at most {peak(kept):.1f} layers' worth." for name, (kept, _) in KEPT.items())
-    canvas = Canvas(
+    canvas = Sketch(
         990, 616, "Activations held in forward and backward, with recomputation and without",
         "Schematic, four layers. Without recomputation the activations of all four layers pile up in forward and go "
         "layer by layer in backward. Selective: each layer keeps about half, and computes the rest again when its "
@@ -296,9 +295,9 @@ def recompute() -> Drawing:
     left, unit, tall, floor = 152, 51, 30, 10
     for name, (kept, again) in KEPT.items():
         floor += tall * peak(kept) + 24
-        canvas.text(16, floor - 26, name, size=15, weight="bold", anchor="start")
-        canvas.text(16, floor - 2, f"at most {peak(kept):.1f}", **NOTE)
-        canvas.text(16, floor + 16, "layers' worth", **NOTE)
+        canvas.heading(16, floor - 26, name, size=15)
+        canvas.note(16, floor - 2, f"at most {peak(kept):.1f}")
+        canvas.note(16, floor + 16, "layers' worth")
         x = left
         for words, long, held in moments(kept, again):
             y = floor
@@ -316,7 +315,7 @@ def recompute() -> Drawing:
         canvas.rect(left + 180 * number, 564, 16, 16, colour)
         canvas.text(left + 24 + 180 * number, 572, words, size=12.5, anchor="start")
     key = "Schematic: f4 is the forward of layer 4, b4 its backward. The notebook measures."
-    canvas.text(16, 596, key, **NOTE)
+    canvas.note(16, 596, key)
     return canvas.drawing()
 
 
@@ -352,7 +351,7 @@ TRAVELS = {'where="cpu"': [("G", "P", 2)], 'where="folder"': [("G", "P", 2), ("S
 
 
 def tiers() -> Drawing:
-    canvas = Canvas(
+    canvas = Sketch(
         990, 366, "What lives on which tier, and what travels in a step",
         "In mixed precision, bytes per parameter. All on the GPU: parameters 2, gradients 2, masters and optimizer "
         "state 12, and activations. Offloaded to host memory: the 12 live there; in a step the gradients go down, 2 "
@@ -363,18 +362,17 @@ def tiers() -> Drawing:
     for row, (name, words) in enumerate(TIERS.items()):
         y = 52 + step * row
         canvas.rect(8, y - 8, 974, high + 16, fill=SOFT, stroke="none", radius=8)
-        canvas.text(20, y + 3, name, size=14, weight="bold", anchor="start")
+        canvas.heading(20, y + 3, name)
         canvas.lines(20, y + 21, words, size=12, anchor="start", fill=MUTED)
     for column, (name, held) in enumerate(PLACES.items()):
         x = left + wide * column
-        canvas.text(x, 22, name, size=15, weight="bold", anchor="start")
+        canvas.heading(x, 22, name, size=15)
         for row, kinds in enumerate(held):
             at = x
             for kind, size in kinds.items():
                 long = unit * size or 36
-                canvas.rect(at, 52 + step * row, long, high, fill=KINDS[kind])
                 words = f"S  {size} bytes" if size == 12 else kind
-                canvas.text(at + long / 2, 52 + step * row + high / 2, words, fill=ink(KINDS[kind]))
+                canvas.box(at, 52 + step * row, long, high, words, KINDS[kind])
                 at += long + 4
         for row, (down, up, size) in enumerate(TRAVELS.get(name, [])):
             top, bottom = 52 + step * row + high + 4, 52 + step * (row + 1) - 4
@@ -382,7 +380,7 @@ def tiers() -> Drawing:
                 canvas.arrow((at, ends[0]), (at, ends[1]), stroke=KINDS["comm"])
                 canvas.text(at + 6, (top + bottom) / 2, kind, size=11.5, anchor="start")
             words = f"{size} + {size} bytes"
-            canvas.text(x + 78, (top + bottom) / 2, words, size=12.5, anchor="start", fill=MUTED)
+            canvas.note(x + 78, (top + bottom) / 2, words)
     key = "Bytes per parameter, and per step. S: float32 masters and AdamW's two moments; small S: of three parameters."
-    canvas.text(20, 346, key, **NOTE)
+    canvas.note(20, 346, key)
     return canvas.drawing()

@@ -7,8 +7,8 @@ from itertools import product
 
 from labs.kit.drawing.palette import INK, MUTED, RANKS
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
+from tools.sketch import Sketch
 
 AXES = {  # an axis: what differs between its ranks, what travels, and its colour, dark enough for text
     "pp": ("different layers", "activations at the cut, and their gradients", "#332288"),
@@ -24,7 +24,7 @@ def corner(p: int, d: int, t: int) -> tuple[float, float]:
 
 def three_axes() -> Drawing:
     words = "; ".join(f"along {axis}: {differs}; {sent} travel" for axis, (differs, sent, _) in AXES.items())
-    canvas = Canvas(
+    canvas = Sketch(
         1000, 352, "Eight ranks in three dimensions",
         f"A block of 2 × 2 × 2 ranks. {words}. Each rank has one half of the layers, of the sequences, and of every "
         "matrix.",
@@ -43,8 +43,7 @@ def three_axes() -> Drawing:
         canvas.text(x + WIDE / 2, y + 16, f"rank {int(mesh[p, d, t])}", size=14, weight="bold")
         canvas.text(x + WIDE / 2, y + 33, f"stage {p}, part {t}", size=12)
         canvas.text(x + WIDE / 2, y + 48, f"sequences {'ab'[d]}", size=12, fill=MUTED)
-    canvas.text(24, 24, "Each rank has three neighbours, and talks to each about something else", size=14,
-                weight="bold", anchor="start")  # fmt: skip
+    canvas.heading(24, 24, "Each rank has three neighbours, and talks to each about something else")  # fmt: skip
     for line, (axis, (differs, sent, colour)) in enumerate(AXES.items()):
         y = 84 + 86 * line
         canvas.line((640, y), (680, y), stroke=colour, line=3)

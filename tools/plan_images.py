@@ -6,8 +6,8 @@ plan_sieves    from all layouts to one: which can be run, which fit, which is fa
 from labs import plan
 from labs.kit.drawing.palette import INK, MUTED, RANKS
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
 from labs.model import PRESETS
+from tools.sketch import Sketch
 
 SIEVES = (  # the question, and how it is answered
     ("Can it be run?", "arithmetic: sizes that multiply out,", "heads, layers, sequences to deal out"),
@@ -19,7 +19,7 @@ SIEVES = (  # the question, and how it is answered
 def plan_sieves() -> Drawing:
     found = plan.search(PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"].of(32), 512, 4096)
     left = (len(found.feasible) + len(found.too_large), len(found.feasible), 1)
-    canvas = Canvas(
+    canvas = Sketch(
         960, 330, "From all layouts to one",
         f"A model, machines and a batch go through three sieves. What can be run: {left[0]:,} layouts. What fits on "
         f"the cards: {left[1]:,}. What is quickest: one. The numbers are those of Llama 3 70B on 32 H100.",
@@ -34,7 +34,7 @@ def plan_sieves() -> Drawing:
             (x, top), (x + 214, 150 - lower / 2), (x + 214, 150 + lower / 2), (x, 150 + high / 2), fill=RANKS[3]
         )
         canvas.arrow((x - 32, 150), (x - 4, 150), stroke=MUTED)
-        canvas.text(x + 100, 138, question, size=15, weight="bold")
+        canvas.column(x + 100, 138, question)
         canvas.text(x + 100, 162, f"{count:,} left", size=14, fill=INK)
         canvas.lines(x + 107, 284, how, size=12.5, fill=MUTED)
         high = lower

@@ -10,13 +10,10 @@ import torch
 
 from labs.kit.drawing.palette import INK, KINDS, MUTED, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
+from tools.sketch import GONE, SENT, Sketch
 
-NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
 CELL, HIGH = 30, 26  # size of an element in pixels
 SIZE = 72  # size of an activation in pixels
-ELSEWHERE = {"fill": "#FFFFFF", "stroke": "#B0B5BC", "dash": "3 3"}
-SENT = "#A84800"  # KINDS["comm"], dark enough for words
 
 # The notebook's numbers.
 X = torch.tensor([[1, 2]])
@@ -24,7 +21,7 @@ UP = torch.tensor([[1, 1, 2, 1], [0, -1, 1, 3]])
 DOWN = torch.tensor([[1, 0], [0, 1], [1, 1], [2, 0]])
 
 
-def matrix(canvas: Canvas, x: float, middle: float, numbers: torch.Tensor, mine: torch.Tensor, tint: str) -> float:
+def matrix(canvas: Sketch, x: float, middle: float, numbers: torch.Tensor, mine: torch.Tensor, tint: str) -> float:
     """Draw a table of numbers. mine: for each number, whether this rank holds it.
 
     Returns the x at which the table ends.
@@ -34,7 +31,7 @@ def matrix(canvas: Canvas, x: float, middle: float, numbers: torch.Tensor, mine:
     for row in range(high):
         for column in range(wide):
             here = bool(mine[row, column])
-            style = {"fill": tint} if here else ELSEWHERE
+            style = {"fill": tint} if here else GONE
             canvas.rect(x + CELL * column, y + HIGH * row, CELL, HIGH, radius=0, **style)
             if here:
                 words = str(numbers[row, column].item()).replace("-", "−")
@@ -44,7 +41,7 @@ def matrix(canvas: Canvas, x: float, middle: float, numbers: torch.Tensor, mine:
 
 def tp_pair() -> Drawing:
     hidden = (X @ UP).relu()
-    canvas = Canvas(
+    canvas = Sketch(
         1010, 350, "A matrix split by columns, then one by rows, on two ranks",
         "Both ranks have all of x, which is 1 2. Rank 0 has the first two columns of up, computes two of the four "
         "hidden features, applies relu to them, and multiplies by the first two rows of down; rank 1 does the same "
@@ -53,13 +50,13 @@ def tp_pair() -> Drawing:
     )  # fmt: skip
     whole = torch.ones(1, 2)
     for x, words in ((70, "x"), (190, "up"), (390, "relu(x @ up)"), (580, "down"), (720, "a summand"), (890, "y")):
-        canvas.text(x, 26, words, size=14, weight="bold", anchor="start")
+        canvas.heading(x, 26, words)
     for rank in range(2):
         middle, tint, here = 110 + 130 * rank, RANKS[rank], slice(2 * rank, 2 * rank + 2)
         columns, features, rows = torch.zeros(2, 4), torch.zeros(1, 4), torch.zeros(4, 2)
         columns[:, here] = features[:, here] = 1
         rows[here] = 1
-        canvas.text(16, middle, f"rank {rank}", **NOTE)
+        canvas.note(16, middle, f"rank {rank}")
         steps = [(70, X, whole, "#FFFFFF"), (190, UP, columns, tint), (390, hidden, features, tint)]
         steps += [(580, DOWN, rows, tint), (720, hidden[:, here] @ DOWN[here], whole, tint)]
         ends = [matrix(canvas, x, middle, *step) for x, *step in steps]
@@ -68,12 +65,12 @@ def tp_pair() -> Drawing:
         canvas.arrow((ends[-1] + 8, middle), (884, middle + (52, -52)[rank]), stroke=KINDS["comm"])
     canvas.text(834, 175, "all-reduce", size=12.5, fill=SENT)
     matrix(canvas, 890, 175, hidden @ DOWN, whole, "#FFFFFF")
-    canvas.lines(890, 206, ["the same", "on both ranks"], **NOTE)
-    canvas.text(16, 326, "Dashed: this part is on the other rank. Up to the last step nothing is sent.", **NOTE)
+    canvas.note(890, 206, ["the same", "on both ranks"])
+    canvas.note(16, 326, "Dashed: this part is on the other rank. Up to the last step nothing is sent.")
     return canvas.drawing()
 
 
-def state(canvas: Canvas, x: float, y: float, kind: str, size: float = SIZE) -> None:
+def state(canvas: Sketch, x: float, y: float, kind: str, size: float = SIZE) -> None:
     """Draw an activation, tokens down and features across: whole, split over four ranks, or as four summands."""
     quarter = size / 4
     match kind:
@@ -123,7 +120,7 @@ def sp_borders() -> Drawing:
 
 
 def borders(outside: str, enter: str, leave: str, title: str, description: str) -> Drawing:
-    canvas, pitch = Canvas(1010, 210, title, description), (978 - SIZE) / 5
+    canvas, pitch = Sketch(1010, 210, title, description), (978 - SIZE) / 5
     for place, kind in enumerate((outside, outside, "whole", "features", "summands", outside)):
         state(canvas, 16 + pitch * place, 24, kind)
         canvas.text(16 + pitch * place + SIZE / 2, SIZE + 40, SAID[kind], size=13.5, fill=MUTED)
@@ -137,15 +134,15 @@ def borders(outside: str, enter: str, leave: str, title: str, description: str) 
     words = (
         "A square is one activation: tokens down, features across. Grey: every rank has all of it. A number: this rank "
     )
-    canvas.text(16, 158, f"{words}has that part.", **NOTE)
+    canvas.note(16, 158, f"{words}has that part.")
     words = "Columns are q, k and v, or gate and up; rows are o, or down. → is sent forward, ← backward."
-    canvas.text(16, 180, words, **NOTE)
+    canvas.note(16, 180, words)
     return canvas.drawing()
 
 
 def split_loss() -> Drawing:
     """Draw the split loss. A row is a token; sizes are not to scale."""
-    canvas = Canvas(
+    canvas = Sketch(
         900, 312, "The loss of a vocabulary that is split over four ranks",
         "Each rank has the logits of all tokens for a quarter of the vocabulary. Per token three numbers leave it: the "
         "highest logit, the sum of the exponentials, and the target's logit, which only one rank has. The loss is made "
@@ -163,11 +160,11 @@ def split_loss() -> Drawing:
                 canvas.rect(x + 24 + 16 * token, y + 4, 18, HIGH - 8, fill=INK, radius=0)
             for place in range(3):
                 filled = place < 2 or owner == rank
-                style = {"fill": KINDS["comm"]} if filled else ELSEWHERE
+                style = {"fill": KINDS["comm"]} if filled else GONE
                 canvas.rect(x + 128 + 20 * place, y + 4, 18, HIGH - 8, radius=0, **style)
         canvas.arrow((x + 157, 208), (x + 157, 234), stroke=KINDS["comm"])
     canvas.line((181, 238), (823, 238), stroke=KINDS["comm"], line=2)
     words = "per token three numbers, from left to right: the highest logit, the sum of exp, the target's logit"
     canvas.text(450, 258, words, size=13, fill=SENT)
-    canvas.text(24, 286, "A row is a token. Black: the target's logit. Dashed: the target is elsewhere.", **NOTE)
+    canvas.note(24, 286, "A row is a token. Black: the target's logit. Dashed: the target is elsewhere.")
     return canvas.drawing()
