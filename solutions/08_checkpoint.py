@@ -554,7 +554,7 @@ print("loaded:", *run(silently, fresh("silent") / "step-1", ranks=1, device="cpu
 
 # %% [markdown]
 # The bias is in the checkpoint, and the program forgot to ask for it. Ours refuses that, with `nobody asks for its …`.
-# [tests/checkpoint/threads.py](../tests/checkpoint/threads.py) has seventeen reports of what distributed
+# [tests/checkpoint/threads.py](../tests/checkpoint/threads.py) has eleven reports of what distributed
 # checkpoints have lost or mixed up, each tried here.
 
 # %% [markdown]
