@@ -10,6 +10,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
     group        the collectives that strategies call, each with the least bytes on any backend
     agree        comparisons between ranks of what must be the same on all of them
+    unaveraged   the check that an optimizer steps nothing whose gradient nobody averages
     mesh         ranks as a grid with named axes, and a process group along each
     dtensor      a tensor that knows its layout, and computes as if it were whole
     hooks        the moments at which a layer's backward begins and ends, as autograd reports them

@@ -6,7 +6,6 @@ adds it up or lays it side by side.  Each caller gives the sentence that the err
     require_same             compares any value, and raises on every rank if one rank's differs from the first rank's
     require_equal            compares parameters, bit by bit
     require_equal_replicas   compares all parameters of a model
-    require_all_averaged     compares the gradients of an optimizer's parameters that the strategy does not average
     Order                    compares which layers the ranks gathered and reduced: eight bytes per rank and step
 
     everybodys               gathers each rank's value, for callers that need more than whether the values are equal
@@ -24,13 +23,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
-from weakref import WeakSet, finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from labs.group import all_gather, meeting_place
 
@@ -217,41 +214,6 @@ class Some:
 
 def rounding(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
-
-
-def require_all_averaged(owner: Any, is_averaged: Callable[[Tensor], bool], groups: list[ProcessGroup | None]) -> None:
-    """Raise RuntimeError in an optimizer's first step if ranks differ in a gradient that nobody averaged.
-
-    The check is for optimizers that also have a parameter which the owner averages.  Their other parameters, such as
-    those of a loss, must have the same gradient on every rank.
-
-    owner: the strategy; the check ends when it is freed
-    is_averaged: function that returns whether the owner averages a parameter's gradient
-    groups: the process groups over which gradients are compared
-    """
-    compared: WeakSet[Optimizer] = WeakSet()
-
-    @torch.compiler.disable
-    def before_step(optimizer: Optimizer, *_: Any) -> None:
-        given = [p for group in optimizer.param_groups for p in group["params"]]
-        # A DTensor is sharded by an owner of its own.
-        unowned = [i for i, p in enumerate(given) if not (is_averaged(p) or hasattr(p, "to_local"))]
-        others = {i: given[i].grad for i in unowned if given[i].requires_grad}
-        if optimizer in compared or not others or not any(map(is_averaged, given)):
-            return
-        compared.add(optimizer)
-        mine = {i: None if gradient is None else Some.of(gradient) for i, gradient in others.items()}
-        for group in groups:
-            require_same(mine, group, sentence, RuntimeError)
-
-    def sentence(rank: int, its: dict[int, Any], other: int, others: dict[int, Any]) -> str:
-        return (
-            f"parameter {first_difference(its, others)} of the optimizer is none of those whose gradients are averaged "
-            f"here, and its gradient differs on ranks {rank} and {other}: make it, as that of a loss, a part of the "
-            "model before the model is wrapped or sharded, all of it, or average its gradient before the step"
-        )
-
-    finalize(owner, register_optimizer_step_pre_hook(before_step).remove)
 
 
 # ---- what was done ---------------------------------------------------------------------------------------

@@ -40,9 +40,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.agree import require_all_averaged, require_equal_replicas
+from labs.agree import require_equal_replicas
 from labs.group import divisor_before, send_buffers
 from labs.hooks import require_counted, require_dense, weakly
+from labs.unaveraged import require_all_averaged
 
 MiB = 2**20
 

@@ -15,8 +15,8 @@ from tools.imports import EMPTY, FILES, LABS, ROOT, imports, name_of, own
 LEVELS = [
     {"rope", "data", "cost", "collectives", "group", "hooks", "dropped", "clip"},
     {"model", "agree"},
-    {"generate", "llama", "memory", "mesh", "ddp", "optimizer_probe"},
-    {"dtensor", "zero"},
+    {"generate", "llama", "memory", "mesh", "unaveraged", "optimizer_probe"},
+    {"ddp", "dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
     {"native"},  # and every file of the kit that is not named below

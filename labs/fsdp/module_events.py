@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from labs.agree import require_all_averaged
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.step_state import SharedState, in_backward
 from labs.fsdp.what_can_be_sharded import is_sharded, require_all_sharded
 from labs.hooks import LayerCall, alias, differentiable, require_counted, require_inside, weakly
+from labs.unaveraged import require_all_averaged
 
 
 class Sharding:
