@@ -1,13 +1,11 @@
 # %% [markdown]
 # # DDP: copies that agree
 #
-# *Four ranks train copies of one model, each on its own quarter of the batch. What must travel between them so that
-# it is still one training, and what does that cost?*
+# *Four ranks train copies of one model, each on its own quarter of the batch. What must they send each other so that it
+# is still one training, and how many bytes is that?*
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
-# all-reduce.
-# **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge.
-# The machine works for a minute of it, in 1 GB of memory.
+# all-reduce. **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge. The cells compute for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -20,10 +18,11 @@ recall.ask("03")
 # ## Question
 #
 # One device needs a certain time for a batch of 12 sequences. Four devices could read 3 sequences each, at the same
-# time. But then each of them finds a different gradient, takes a different step, and after a while there are four
+# time. But then each device computes a different gradient and takes a different step. After a while there are four
 # different models, each trained on a quarter of the text.
 #
-# We want *one* model: the one that notebook 01 trained, with the same loss in every step. That curve is our reference.
+# We want *one* model: the model that notebook 01 trained, with the same loss in every step. The loss curve of notebook
+# 01 is our reference.
 
 # %%
 import statistics
@@ -54,14 +53,14 @@ loader = Batches(text.tokens, BATCH, CONFIG.context)
 batches = [loader[step] for step in range(STEPS)]
 
 # %% [markdown]
-# Below is the loop of notebook 01, for any number of ranks. Rank r takes the r-th part of each batch. Two things are
-# left open: what is put around the model (`wrap`), and what is done between backward and the optimizer (`finish`). The
-# whole notebook is about these two.
+# Below is the loop of notebook 01, for any number of ranks. Rank r takes the r-th part of each batch. The loop leaves
+# two things open: `wrap`, which may put a wrapper around the model, and `finish`, which runs between backward and the
+# optimizer. The whole notebook is about these two functions.
 
 
 # %%
 def step(module, optimizer, x, y, finish):
-    """One step of this rank, on its own part of the batch; its loss in nats."""
+    """Take one step of this rank, on its own part of the batch; return its loss in nats."""
     mark("forward")
     loss = module(x, y)
     mark("backward")
@@ -84,7 +83,7 @@ def nothing(module):
 
 
 def train(wrap=itself, finish=nothing, steps=STEPS, build=small, optimizer=AdamW, **settings):
-    """This rank's losses (nats), and its parameters after the last step."""
+    """Return this rank's losses, in nats, and its parameters after the last step."""
     model = build()
     module, optimizer = wrap(model), optimizer(model.parameters(), **settings or ADAMW)
     losses = []
@@ -97,9 +96,9 @@ def train(wrap=itself, finish=nothing, steps=STEPS, build=small, optimizer=AdamW
 
 
 # %% [markdown]
-# A job of one rank, with nothing in either place, is notebook 01: the same curve, to the last bit, as that of the
-# course's own loop. (`tell=` is what a job says about itself while it runs.) All jobs here run on CPUs, so that whoever
-# reads this gets the same bytes.
+# With one rank, and with a `wrap` and a `finish` that do nothing, the loop is that of notebook 01, and gives the same
+# curve to the last bit. The argument `tell=` is the label that a job prints while it runs. All jobs in this notebook
+# run on CPUs, so that every reader gets the same bytes.
 
 # %%
 job = partial(run, train, device="cpu")
@@ -111,12 +110,13 @@ assert reference == one_device[0][0] and len(reference) == STEPS
 print(f"{sum(p.numel() for p in alone):,} parameters")
 
 # %% [markdown]
-# And this is what four ranks do by themselves, with nothing in either place.
+# The next cell trains on four ranks that send each other nothing.
 
 
 # %%
 def apart(results):
-    """The largest difference between a parameter of rank 0 and the same one of another rank."""
+    """Return the largest difference between a parameter of rank 0 and the same parameter of
+    another rank."""
     (_, first), *others = results
     pairs = [pair for _, other in others for pair in zip(first, other, strict=True)]
     return max((a - b).abs().max().item() for a, b in pairs)
@@ -126,12 +126,12 @@ strangers = job(ranks=4)
 print("one model on all ranks:", apart(strangers) == 0)
 
 # %% [markdown]
-# They are four models now.
+# The four ranks have four different models now.
 #
 # ## Predict
 #
-# We want copies of one model. Each rank will hold a copy, and after each backward the gradients travel from each rank
-# to all the others. Two questions, before you see how.
+# We want four copies of one model. Each rank will hold a copy, and after each backward the ranks exchange their
+# gradients. Predict two numbers before you see how this works.
 #
 # On one device P, G and S took 16 bytes per parameter (notebook 01). Now there are four devices. How many bytes per
 # parameter, of P, G and S together, will *each rank* hold?
@@ -141,41 +141,42 @@ guess_held = 16  # your number
 
 # %% [markdown]
 # The model has 205,376 parameters of 4 bytes each, and its gradient is as large. How many bytes must each of the four
-# ranks send in a step? (Notebook 02 has the formula. An expression will do.)
+# ranks send in a step? Notebook 02 has the formula, and you may type an expression.
 
 # %%
 guess_sent = 2 * 3 / 4 * 4 * 205_376  # your number
 
 # %% [markdown]
-# Both will be measured below.
+# Both predictions will be measured below.
 #
 # ## Picture
 #
-# Here is what we want. Each rank holds a full copy of the model, a **replica**, and reads its own part of the
-# batch; this is **data parallelism**. The replicas start equal. If in each step all of them use the *same gradient*,
-# namely that of the whole batch, then their optimizers do the same arithmetic, and they stay equal for ever.
+# In the picture each rank holds a full copy of the model, a **replica**, and reads its own part of the batch. This is
+# **data parallelism**. The replicas start equal. Suppose that in each step all replicas use the *same gradient*, namely
+# the gradient of the whole batch. Then their optimizers do the same arithmetic, and the replicas stay equal for ever.
 #
 # ![Four ranks side by side. Each has its own quarter of the batch and its own activations. Parameters, gradients after
 # the all-reduce, and optimizer state are the same on all four.](../images/ddp_holds.svg)
 #
-# DDP, *distributed data parallel*, is the name that PyTorch gave it.
+# PyTorch's name for data parallelism with replicas is DDP, *distributed data parallel*.
 #
 # ## Build: the mean of the means
 #
-# The loss is a mean over tokens, so its gradient is one, too; and the mean over 12 sequences is the mean of four means
-# over 3. This needs parts of *equal* size. (We compare in float64, so that rounding does not blur the picture.)
+# The loss is a mean over tokens, so its gradient is a mean over tokens, too. And the mean over 12 sequences is the mean
+# of four means over 3 sequences each. This holds only if the parts have *equal* size. The next cell compares in
+# float64, so that rounding errors are small.
 
 
 # %%
 def gradient(x, y, **settings):
-    """The gradient of the mean loss, as one vector."""
+    """Return the gradient of the mean loss, as one vector."""
     model = GPT(CONFIG).double()
     model(x, y, **settings).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def mean_over(sizes):
-    """The mean of the gradients of parts of these sizes, in sequences."""
+    """Return the mean of the gradients of parts of these sizes, in sequences."""
     x, y = batches[0]
     parts = zip(x.split(sizes), y.split(sizes), strict=True)
     return torch.stack([gradient(*part) for part in parts]).mean(0)
@@ -186,10 +187,10 @@ assert (whole - mean_over([3, 3, 3, 3])).abs().max() < 1e-12
 assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 
 # %% [markdown]
-# So nothing but the mean of the gradients is missing. There is one catch. A target of -100 is *ignored*: it counts in
-# no loss, as behind the end of a shorter sequence, or in a question whose answer alone is to be learned. Suppose that
-# in each of rank 0's three sequences one target counts, and on the other ranks all of them. Is the mean of the means
-# still the mean?
+# So the ranks need only the mean of their gradients. There is one catch. A target of -100 is *ignored*, which means
+# that it counts in no loss. Such targets stand behind the end of a shorter sequence, or in a question when only the
+# answer is to be learned. Suppose that in each of rank 0's three sequences only one target counts, and that on the
+# other ranks all targets count. Is the mean of the ranks' means still the mean over all targets?
 
 # %%
 x, y = batches[0][0], batches[0][1].clone()
@@ -203,27 +204,28 @@ for name, settings in {"mean of means": {}, "over=n": {"over": n}}.items():
     print(f"{name:13}: off by more than a third of the gradient: {bool(off > 1 / 3)}")
 
 # %% [markdown]
-# Each of rank 0's three targets weighs as much as 64 of another rank's. torchtitan divided by each rank's own number
-# ([#1842](https://github.com/pytorch/torchtitan/issues/1842), mended in
+# In the mean of means, each of rank 0's three targets has as much weight as 64 targets of another rank. torchtitan
+# divided each rank's loss by that rank's own number of targets
+# ([#1842](https://github.com/pytorch/torchtitan/issues/1842), fixed in
 # [#2206](https://github.com/pytorch/torchtitan/pull/2206)). The course has one rule: add up losses, not means, and
 # divide by the targets that count in the *whole batch*, over all ranks and micro-batches. `model(x, y, over=n)` does
-# so, with n as above, and the course's wrappers refuse a target of -100 without it.
+# so, with n as above, and the course's wrappers refuse a batch with a target of -100 if `over` is missing.
 #
 # ### Exercise 1: average the gradients (10 minutes)
 #
 # `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
-# they are frozen, or were not used in this step. Every gradient that is there becomes the mean. *In place* means that
-# the tensor behind `p.grad` itself gets it, since others may hold it, too. Budget: the bytes of one all-reduce for each
-# gradient, and no rank does the others' work.
+# they are frozen, or were not used in this step. Replace every gradient that exists by its mean over the ranks. *In
+# place* means that you write the mean into the tensor behind `p.grad`, since other code may hold a reference to this
+# tensor. Budget: the bytes of one all-reduce for each gradient, with the work shared equally among the ranks.
 
 
 # %%
 def average_gradients(model):
-    """Every `p.grad` becomes its mean over all ranks, in place; called on all ranks, between
-    backward and optimizer.
+    """Replace every `p.grad` by its mean over all ranks, in place. All ranks call this between
+    backward and the optimizer.
 
-    model: any nn.Module, in training or evaluation mode. Where `p.grad` is None, on all ranks
-    alike, it stays None.
+    model: any nn.Module, in training or evaluation mode. Where `p.grad` is None, it is None on
+        all ranks, and stays None.
     """
     ### BEGIN SOLUTION
     for p in model.parameters():
@@ -237,8 +239,8 @@ answer = check.average_gradients(average_gradients)
 answer
 
 # %% [markdown]
-# Now train with it: with yours if it is right, otherwise with the course's. (Course modules keep their `finish` in a
-# method, `sync`, of the wrapped model.) The loss of the whole batch is the mean of the ranks' losses.
+# Now train with your function if it is right, and otherwise with the course's. The course's wrappers of the model have
+# a method `sync`, which does the work of `finish`. The loss of the whole batch is the mean of the ranks' losses.
 
 
 # %%
@@ -247,7 +249,7 @@ def sync(module):
 
 
 def curve(results):
-    """The loss of the whole batch in each step: the mean over the ranks."""
+    """Return the loss of the whole batch in each step: the mean over the ranks."""
     by_step = zip(*(losses for losses, _ in results), strict=True)
     return [statistics.mean(step) for step in by_step]
 
@@ -260,24 +262,24 @@ lines = {"one device": reference, "four ranks, averaged": curve(four)}
 draw.curves(lines | {"four ranks, by themselves": curve(strangers)})
 
 # %% [markdown]
-# The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since each
-# sum was worked out once, and then copied to all.
+# The dashed line lies in the grey band: averaging the gradients gives the same training as one device. And the replicas
+# are equal to the last bit, since each sum was computed once and then copied to all ranks.
 #
-# The third line deserves a second look. Four models that never talk have learned, too, though each from only a quarter
-# of the text. **A loss that falls proves nothing.** Most mistakes with data parallelism look like this: nothing
-# crashes, the curve is a bit worse. Here are two.
+# Look at the third line again. The four models that never exchange gradients have learned, too, though each from only a
+# quarter of the text. **A falling loss proves nothing.** With most mistakes in data parallelism, nothing crashes and
+# the curve is only a bit worse. The next two sections show two such mistakes.
 
 # %% [markdown]
 # ### Wrong: the sum
 #
-# Suppose the division is forgotten. With plain gradient descent (SGD), a step is the learning rate times the gradient;
-# so on four ranks the sum is the mean with four times the learning rate. Not roughly, but bit for bit, since
-# multiplying by 4 rounds nothing.
+# Suppose somebody forgets to divide by the number of ranks. With plain gradient descent (SGD), a step is the learning
+# rate times the gradient. So on four ranks, training with the sum is training with the mean and four times the learning
+# rate. The two agree bit for bit, since a multiplication by 4 rounds nothing.
 
 
 # %%
 def summed(module):
-    """Synchronised like the others; then the division by the number of ranks is undone."""
+    """Average the gradients, and then undo the division by the number of ranks."""
     module.sync()
     for p in module.parameters():
         p.grad *= dist.get_world_size()
@@ -291,8 +293,9 @@ lines = {"mean, rate 0.2": faster, "sum, rate 0.05": total, "mean, rate 0.05": m
 draw.curves({name: curve(results) for name, results in lines.items()})
 
 # %% [markdown]
-# It is *the loss curve of another learning rate*, and one that grows with the number of ranks. AdamW hides the mistake:
-# it divides each gradient by its own running size, so a constant factor all but cancels.
+# Training with the sum gives *the loss curve of a larger learning rate*, and this learning rate grows with the number
+# of ranks. AdamW hides the mistake: it divides each gradient by a running mean of its size, so a constant factor almost
+# cancels.
 
 # %%
 hidden = job(ranks=4, wrap=ddp.Bucketed, finish=summed)
@@ -300,19 +303,20 @@ largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
 print(f"AdamW, summed instead of averaged: at most {largest:.3f} nats from the reference")
 
 # %% [markdown]
-# In fifteen steps it can hardly be seen. It comes out on the day when somebody clips gradients by their norm, or
+# In fifteen steps of AdamW the mistake can hardly be seen. It shows when somebody clips gradients by their norm, or
 # changes the optimizer.
 #
 # ### Wrong: replicas that do not start equal
 #
-# Equal gradients keep equal replicas equal. They cannot make them so. Suppose each rank seeds with its own number, for
-# good reasons (dropout should differ), and builds its model afterwards. The course's wrapper compares the replicas
-# before it does anything else.
+# Equal gradients keep equal replicas equal, but they cannot make unequal replicas equal. Suppose each rank sets the
+# random seed to its own number, so that dropout differs between ranks, and then builds its model. The replicas start
+# with different weights. The course's wrapper detects this, because it compares the replicas before it does anything
+# else.
 
 
 # %%
 def unequal():
-    """What the wrapper says about replicas from different seeds."""
+    """Return the wrapper's error for replicas from different seeds."""
     try:
         ddp.Naive(GPT(CONFIG, seed=dist.get_rank()))
     except ValueError as error:
@@ -322,12 +326,13 @@ def unequal():
 print(run(unequal, ranks=4, device="cpu")[0].replace(", but", ",\nbut"))
 
 # %% [markdown]
-# No wrapper sees what happens after that. A classic: a checkpoint is loaded *after* wrapping, and on one rank only.
+# The wrapper compares only once, so it does not see later changes. A common mistake is to load a checkpoint *after*
+# wrapping, and on one rank only.
 
 
 # %%
 def loaded_late(model):
-    """Wrapped like the others; then rank 3 takes other weights."""
+    """Wrap the model, and then load other weights on rank 3."""
     module = ddp.Bucketed(model)
     if dist.get_rank() == 3:
         model.load_state_dict(GPT(CONFIG, seed=3).state_dict())
@@ -339,32 +344,33 @@ assert apart(late) > 0.1
 draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 
 # %% [markdown]
-# It learns, and nothing warns. Three replicas still agree; all four follow a gradient that is in part another model's.
+# The loss still falls, and no warning appears. Three replicas still agree. But all four ranks use a gradient that comes
+# in part from a different model.
 #
 # ## Build: many micro-batches, one synchronisation
 #
-# When a rank's part of the batch does not fit, it is cut into micro-batches (notebook 01); their gradients add up in
-# `.grad`. The other ranks need them only once, when the optimizer steps.
+# When a rank's part of the batch does not fit, it is cut into micro-batches, as in notebook 01, and their gradients add
+# up in `.grad`. The ranks need to exchange gradients only once per step, before the optimizer runs.
 #
-# From here on, a wrapper stands for exercise 1: `ddp.Naive(model)` has `sync()`, which averages, and `no_sync()`, a
-# context in which nothing is sent.
+# From here on, a wrapper does the work of exercise 1: `ddp.Naive(model)` has a method `sync()`, which averages the
+# gradients, and a context `no_sync()`, in which nothing is sent.
 #
 # ### Exercise 2: gradient accumulation (10 minutes)
 #
-# Budget: as many bytes as with one micro-batch, and the activations of one micro-batch. Two things matter little to
-# `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: a model's buffers, as
-# a BatchNorm's running statistics, become rank 0's at the end of `sync()`, so that all ranks evaluate the same model;
-# outside of `no_sync()` they are sent before each further forward of the step, too, and those bytes count. And the last
-# backward belongs outside: the wrapper that we are coming to begins to send during backward, and has to know which one
-# is the last.
+# Budget: the bytes sent for one micro-batch, and the activations of one micro-batch. Two rules matter little for
+# `Naive`, and much for other wrappers. First, run forward within `no_sync()`, as well as backward. A model's buffers,
+# such as the running statistics of a BatchNorm, are copied from rank 0 to all ranks at the end of `sync()`, so that all
+# ranks evaluate the same model. Outside of `no_sync()`, each further forward of the step sends the buffers again, and
+# these bytes count. Second, run the last micro-batch outside of `no_sync()`: the wrapper `Overlapped`, which comes
+# later, begins to send during backward, and has to know which backward is the last.
 
 
 # %%
 def accumulate(model, micro_batches):
-    """All backwards of a step, and one synchronisation.
+    """Run all backwards of a step, and synchronise once.
 
     model: a wrapper of labs.ddp; model(x_BT, y_BT) is the mean loss of a micro-batch (0-dim)
-    micro_batches: this rank's list of (x_BT, y_BT), all of one size; it stays as it is
+    micro_batches: this rank's list of (x_BT, y_BT), all of one size; do not change it
 
     Afterwards each gradient is that of the mean loss over all micro-batches of all ranks.
     """
@@ -383,7 +389,7 @@ check.accumulation(accumulate)
 # %% [markdown]
 # ## Build: fewer messages
 #
-# How many all-reduces does one step take? One for each tensor:
+# How many all-reduces does one step of `Naive` make? It makes one for each tensor:
 
 # %%
 sizes = cost.parameter_sizes(CONFIG)
@@ -392,26 +398,28 @@ least, most = 4 * min(sizes), 4 * max(sizes)
 draw.table([{"tensors": len(sizes), "smallest, bytes": least, "largest, bytes": most}])
 
 # %% [markdown]
-# The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, just as a megabyte does. So gradients
-# travel in **buckets**: copied side by side into one flat tensor, reduced at once, copied back. Here they are filled
-# from the last layer on, and each is closed as soon as it holds 128 KiB: backward works from the last layer to the
-# first, so the last layer's gradients are ready before all others.
+# For the small tensors latency dominates, as in notebook 02: an all-reduce of 256 bytes takes 2 (N − 1) rounds, as many
+# as one of a megabyte. So gradients are sent in **buckets**. A bucket is one flat tensor into which several gradients
+# are copied; it is reduced by one all-reduce, and the results are copied back. Backward works from the last layer to
+# the first, so the last layer's gradients are ready first. So we fill the buckets from the last layer on, and close
+# each bucket as soon as it holds 128 KiB.
 #
 # ### Exercise 3 (optional): fill the buckets (10 minutes)
 #
-# Write a function of numbers alone, for models with any number of tensors; a model without tensors has no buckets.
-# Buckets that are too small cost messages, and one that holds everything is full only when backward is over: so it
-# matters that a bucket is closed at the right moment.
+# Write a function that works with numbers only, for models with any number of tensors; a model without tensors has no
+# buckets. It matters when a bucket is closed: buckets that are too small cost many messages, and a bucket that holds
+# all gradients is full only when backward is over.
 
 
 # %%
 def fill_buckets(nbytes, bucket_bytes):
-    """Which tensors travel together: a list of buckets, each a list of indices into `nbytes`,
-    the last tensor first.
+    """Return which tensors are sent together: a list of buckets, each a list of indices into
+    `nbytes`, the last tensor first.
 
-    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it
-    has bucket_bytes or more: fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two
-    buckets of 20 and 16 bytes.
+    nbytes: the bytes of each tensor, in the model's order
+    bucket_bytes: a bucket is closed as soon as it has this many bytes or more
+
+    fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two buckets of 20 and 16 bytes.
     """
     ### BEGIN SOLUTION
     buckets, room = [], 0
@@ -442,18 +450,18 @@ draw.table([{"bucket": number, **row} for number, row in enumerate(rows)])
 # %% [markdown]
 # ### Optional exercise: buckets (15 minutes)
 #
-# `average` is called by `sync()`, once per step; `self.trainable` is a dict of the parameters by name, each of them
-# with a gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. All
-# three are the wrapper's own: its group need not be all ranks, nor its all-reduce torch's. `torch.cat` and `split` are
-# your friends. Budget: the same bytes, in one all-reduce for each bucket.
+# `sync()` calls `average` once per step. `self.trainable` is a dict of the parameters by name, and each of them has a
+# gradient. `self.all_reduce(flat, group=self.group)` adds up a tensor over the ranks, in place, and `self.ranks` is N.
+# Use these attributes of the wrapper, because its group need not be all ranks, and its all-reduce need not be
+# PyTorch's. `torch.cat` and `split` are helpful. Budget: the same bytes as `Naive`, in one all-reduce for each bucket.
 
 
 # %%
 class InBuckets(ddp.DataParallel):
-    """One all-reduce for each bucket, after backward."""
+    """A wrapper that makes one all-reduce for each bucket, after backward."""
 
     def average(self):
-        """Every gradient becomes its mean over the ranks, in place."""
+        """Replace every gradient by its mean over the ranks, in place."""
         for bucket in ddp.in_buckets(self.trainable.values(), BUCKET):
             ### BEGIN SOLUTION
             flat = torch.cat([p.grad.flatten() for p in bucket])
@@ -469,16 +477,18 @@ check.buckets(InBuckets)
 # %% [markdown]
 # ## Build: send while backward still works
 #
-# Backward goes from the last layer to the first. When it reaches the first layer, the gradient of the last one has long
-# been ready: it could be on its way. That is **overlap** (schematic, not measured):
+# Backward goes from the last layer to the first. When backward reaches the first layer, the gradient of the last layer
+# has long been ready, and its all-reduce could already be in flight. To communicate while computing is called
+# **overlap**. The picture is a sketch, not a measurement:
 #
 # ![Three time lines. Naive: after backward, one all-reduce for each gradient, one after the other. Bucketed: the same
-# bytes in two all-reduces. Overlapped: the first bucket is on its way while backward computes the
+# bytes in two all-reduces. Overlapped: the first bucket is in flight while backward computes the
 # second.](../images/overlap.svg)
 #
-# A **hook** is a function of ours that autograd calls as soon as a gradient is there. There are two kinds, and each can
-# be used wrongly. Take two ranks, two micro-batches, one weight, and gradients that we can read: 1 then 2 on rank 0,
-# and 3 then 4 on rank 1. Only the last backward is to be synchronised. What is right? (1 + 2 + 3 + 4) / 2 = 5.
+# A **hook** is a function of ours that autograd calls as soon as a gradient is ready. There are two kinds of hooks, and
+# each can be used wrongly. Take two ranks, two micro-batches and one weight, with gradients that are easy to follow: 1
+# and then 2 on rank 0, and 3 and then 4 on rank 1. The ranks should synchronise only in the last backward. The right
+# result is (1 + 2 + 3 + 4) / 2 = 5.
 
 
 # %%
@@ -488,7 +498,7 @@ def average(x):
 
 
 def two_micro_batches(hook_up):
-    """`.grad` on this rank after two backwards; hooked up before the last."""
+    """Return `.grad` on this rank after two backwards. The hook is added before the last."""
     weight = nn.Parameter(torch.zeros(()))
     first, last = ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]
     (weight * first).backward()
@@ -517,44 +527,47 @@ named = {name.replace("_", " "): by_rank for name, by_rank in found.items()}
 draw.table([{"average": name, "rank 0": a, "rank 1": b} for name, (a, b) in named.items()])
 
 # %% [markdown]
-# A hook from `register_hook` is given the gradient of *this* backward: that of the first micro-batch is never averaged,
-# and each rank keeps its own. A post-accumulate hook is given the *parameter*: averaging that does nothing at all, as
-# all are equal, and the gradients stay apart. Without accumulation, even the first works. The third is right.
+# A hook from `register_hook` gets the gradient of *this* backward. So the gradient of the first micro-batch is never
+# averaged, and each rank keeps its own. A post-accumulate hook gets the *parameter*. Averaging the parameter changes
+# nothing, since all replicas are equal, and the gradients are not averaged. The third hook averages `p.grad` and is
+# right. Without gradient accumulation the first hook would be right, too.
 #
 # > **What went wrong in the wild.** *Symptom*: a large model trains for thousands of steps, nothing crashes, and the
-# > loss does not move. The team's optimizer took each gradient in a post-accumulate hook, `def hook(g)`, and `g` was
-# > the parameter. It took them days to find ([pytorch#187268](https://github.com/pytorch/pytorch/issues/187268), June
-# > 2026). A teaching library averages parameters in the same way, and a reader asks whether it should
-# > ([picotron#39](https://github.com/huggingface/picotron/issues/39), May 2026).
+# > loss does not move. The team's optimizer read each gradient in a post-accumulate hook, `def hook(g)`, but `g` was
+# > the parameter. The team searched for days ([pytorch#187268](https://github.com/pytorch/pytorch/issues/187268), June
+# > 2026). A teaching library averages parameters instead of gradients in the same way, and a reader asks whether this
+# > is intended ([picotron#39](https://github.com/huggingface/picotron/issues/39), May 2026).
 #
 # ### Exercise 4: overlap (15 minutes)
 #
-# Now you write the heart of DDP. `ddp.Overlapped` has everything but its two decisions; here is what it gives you.
+# Now you write the core of DDP: when a gradient is ready, and which all-reduces may begin. `ddp.Overlapped` provides
+# the rest:
 #
 # | | |
 # |---|---|
-# | `gradient_ready(p)` | is called by a post-accumulate hook, for each parameter in each backward |
-# | `self.bucket_of[p]` | the bucket that `p` belongs to; `self.buckets` is the list of all, the last layer's first |
+# | `gradient_ready(p)` | a post-accumulate hook calls it for each parameter in each backward |
+# | `self.bucket_of[p]` | the bucket of `p`; `self.buckets` is the list of all buckets, the last layer's first |
 # | `bucket.collect(p)` | copies `p.grad` into the bucket, and makes `p.grad` a view of it |
-# | `bucket.waiting_for` | the set of its parameters that are not ready yet: remove yours; refilled after each step |
-# | `bucket.flat` | its gradients, side by side in one tensor |
-# | `self.syncing` | False within `no_sync()`: collect, so that gradients are held once, and send nothing |
-# | `self.all_reduce(x, group=self.group, async_op=True)` | begins, and returns a *work* to wait on, at once |
-# | `self.works` | the works begun in this step. `sync()` waits for them, in the order of the buckets, and divides |
+# | `bucket.waiting_for` | its parameters that are not ready yet: remove `p`; refilled after each step |
+# | `bucket.flat` | the bucket's gradients, side by side in one tensor |
+# | `self.syncing` | False within `no_sync()`: then collect, but send nothing |
+# | `self.all_reduce(x, group=self.group, async_op=True)` | begins an all-reduce; returns a *work* to wait on |
+# | `self.works` | append each work to this list; `sync()` waits for them in this order, and divides |
 #
-# One thing is easy to miss. On another rank gradients may become ready in a different order. If each rank began
-# whichever bucket is full, ranks would reduce different buckets with each other, against the rule of notebook 02. So
-# buckets begin *strictly in order*. Budget: as many all-reduces as buckets, each begun as soon as it may; and nobody
-# waits in backward. (A second backward outside of `no_sync()`, before `sync()`, is the caller's mistake. The course's
-# own raises an error there; yours need not.)
+# One rule is easy to miss. On another rank gradients may become ready in a different order. If each rank began the
+# all-reduce of any bucket that is full, two ranks could add up different buckets. This would break the rule of notebook
+# 02, that all ranks call the same collectives in the same order. So begin the buckets *strictly in order*. Budget: as
+# many all-reduces as buckets, each begun as soon as this rule allows, and no rank waits in backward. A second backward
+# outside of `no_sync()`, before `sync()`, is the caller's mistake: the course's own class raises an error for it, and
+# yours need not.
 
 
 # %%
 class Overlap(ddp.Overlapped):
-    """Each bucket's all-reduce begins during backward."""
+    """A wrapper that begins each bucket's all-reduce during backward."""
 
     def gradient_ready(self, p):
-        """`p.grad` is complete: collect it, and begin what has become full."""
+        """Collect `p.grad`, which is complete now, and begin the buckets that may begin."""
         ### BEGIN SOLUTION
         bucket = self.bucket_of[p]
         bucket.collect(p)
@@ -564,8 +577,8 @@ class Overlap(ddp.Overlapped):
         ### END SOLUTION
 
     def start_full_buckets(self):
-        """Begin the all-reduce of every full bucket that has not begun, in order, up to the
-        first that is not full."""
+        """Begin the all-reduces of full buckets that have not begun, in order, up to the first
+        bucket that is not full."""
         ### BEGIN SOLUTION
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
@@ -578,8 +591,8 @@ answer = check.overlap(Overlap)
 answer
 
 # %% [markdown]
-# We go on with yours if it is right, otherwise with the course's. You have now seen every idea in
-# [labs/ddp.py](../labs/ddp.py); its head is the outline.
+# The notebook goes on with your class if it is right, and otherwise with the course's. You have now seen every idea in
+# [labs/ddp.py](../labs/ddp.py). The next cell prints the outline at the head of that file.
 
 # %%
 Overlapped = Overlap if answer.ok else ddp.Overlapped
@@ -588,9 +601,10 @@ print(ddp.__doc__.split("Each sends")[0].strip())
 # %% [markdown]
 # ## Measure: numbers
 #
-# Is it the same training? We compare with one process that takes the ranks' parts one after the other, so that even
-# the roundings agree. Two numbers can be added in one way only; so on two ranks we may ask for **the same bits**, in
-# float32. From three ranks on, the order matters: there we ask for 1e-12, in float64.
+# Do all three ways give the same training as one process? We compare with one process that computes the ranks' parts of
+# the batch one after the other, so that it rounds in the same places. Two numbers can be added in only one order, so on
+# two ranks we require **the same bits**, in float32. From three ranks on, the order of the additions matters, so there
+# we require agreement to 1e-12, in float64.
 
 # %%
 WAYS = {
@@ -610,8 +624,8 @@ def float64():
 
 # %%
 def part_by_part(parts):
-    """A `wrap` for one process, which takes the ranks' parts of the batch one after the
-    other."""
+    """Return a `wrap` for one process, which computes the ranks' parts of the batch one after
+    the other."""
 
     def wrap(model):
         def mean_loss(x, y):
@@ -631,8 +645,8 @@ expected = {
 
 # %%
 def each_off(ways, build):
-    """By way: the largest difference between a parameter of this rank after three steps, and
-    what is expected."""
+    """Return, for each way, the largest difference between a parameter of this rank and the
+    expected one, after three steps."""
     expect, found = expected[dist.get_world_size()], {}
     for name, way in ways.items():
         _, parameters = train(steps=3, build=build, **way)
@@ -643,7 +657,7 @@ def each_off(ways, build):
 
 # %%
 def verdicts(ways):
-    """Whether three steps end where one process ends, on every rank."""
+    """Test on every rank whether three steps end with one process's parameters."""
     two = run(each_off, ways, float32, ranks=2, device="cpu", tell="float32")
     four = run(each_off, ways, float64, ranks=4, device="cpu", tell="float64")
     return {
@@ -662,12 +676,12 @@ assert all(all(verdict.values()) for verdict in same.values())
 draw.table([{"": name, **verdict} for name, verdict in same.items()])
 
 # %% [markdown]
-# All of them are the same training. (The last row uses the ring of notebook 02, made of `isend` and `irecv` alone; that
-# takes one argument.)
+# All of them are the same training. The last row passes the ring of notebook 02, which is made of `isend` and `irecv`
+# alone, as the argument `all_reduce`.
 #
 # ## Measure: bytes sent
 #
-# Here is your prediction, beside what the recording saw in the third step.
+# The next cell compares your prediction with the bytes that the recording counted in the third step.
 
 # %%
 talk = partial(job, ranks=4, steps=5, record="communication")
@@ -676,9 +690,9 @@ sent = recordings["naive"].sent(rank=0, step=2)
 check.predict("How much does each rank send in a step?", guess_sent, sent, unit="bytes")
 
 # %% [markdown]
-# And here is the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py). It knows the shapes of the
-# model and which collectives each way calls; it has seen no run. A `Job` is what it is asked about: a model, the
-# sequences on a rank, the number of ranks.
+# The next cell compares the recordings with the formula in [labs/cost/data_parallel.py](../labs/cost/data_parallel.py).
+# The formula knows the shapes of the model and which collectives each way calls; it uses no measurement. A `Job`
+# describes the job to predict: a model, the number of sequences on a rank, and the number of ranks.
 
 # %%
 on_paper = cost.Job(CONFIG, BATCH // 4, ranks=4)  # rank 0 of it
@@ -693,17 +707,19 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# The same bytes, 1.5 times the gradients, in 39 all-reduces or in 6.
+# All three ways send the same bytes, 1.5 times the size of the gradients. `Naive` sends them in 39 all-reduces, and the
+# other two in 6.
 #
-# Mind what "measured" means here. The recording sees each *call*, and counts for it the least that it must send:
-# logical bytes, as in notebook 02. What the wire carried is counted by Linux:
+# Remember what "measured" means here. For each *call*, the recording counts the fewest bytes that the call must send:
+# these are logical bytes, as in notebook 02. Linux counts the bytes that really travelled:
 
 # %%
 from labs.kit.sockets import delivered
 
 
 def on_the_wire(ways, steps=3):
-    """Bytes that this rank really sent, per step; None on systems that do not count."""
+    """Return the bytes that this rank really sent per step, or None on systems that do not
+    count them."""
     carried = {}
     for name, way in ways.items():
         dist.barrier()
@@ -725,13 +741,14 @@ for name, n in carried.items():
 draw.table(rows)
 
 # %% [markdown]
-# A little more than the logical bytes: each message also says what it is. Naive averaging sends the most messages.
+# A little more than the logical bytes travels, because each message also has a header. Naive averaging sends the most
+# messages, so it sends the most headers.
 #
 # ## Measure: bytes held
 #
-# The figure shows first one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the
-# first). Each kind is shown at its own maximum. The mark above a bar is the peak of all together; it is lower than
-# their sum, since the maxima do not come at the same moment.
+# The figure shows one device alone with the whole batch, and then rank 0 of each way, in a steady step, which is any
+# step but the first. Each kind is drawn at its own maximum. The mark above a bar is the peak of all kinds together. The
+# peak is lower than the sum of the maxima, since these are not reached at the same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
@@ -746,8 +763,8 @@ question = "How large are P, G and S on each of four ranks?"
 check.predict(question, guess_held, floor, unit="bytes per parameter")
 
 # %% [markdown]
-# Only the activations went down to a quarter, as each rank reads a quarter of the batch (except the rotary tables,
-# which every rank has in full). P, G and S are what they were on one device, on *every* rank:
+# Only the activations shrink to a quarter, since each rank reads a quarter of the batch; the rotary tables do not
+# shrink, since every rank holds them in full. *Every* rank holds as many bytes of P, G and S as one device alone:
 
 # %%
 ranks = [watched["naive"].steady(rank) for rank in range(4)]
@@ -757,8 +774,8 @@ head = "all four ranks hold, × one device"
 draw.table([{"kind": kind, head: times} for kind, times in kept.items()])
 
 # %% [markdown]
-# Four times the same parameters, four times the same gradients after the all-reduce, four times the same optimizer
-# state. This is the waste that the next notebook of the course, on ZeRO, will remove, stage by stage.
+# The four ranks hold the same parameters four times, the same optimizer state four times and, after the all-reduce, the
+# same gradients four times. The next notebook, on ZeRO, removes this waste stage by stage.
 #
 # The three ways differ in their buffers:
 
@@ -770,20 +787,21 @@ rows = [{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAY
 draw.table(rows, caption="bytes, exactly as predicted")
 
 # %% [markdown]
-# `Naive` needs none. `Bucketed` borrows one buffer, as large as the largest bucket, after backward, when the
-# activations are gone: its peak is not higher. In `Overlapped` the gradients *live* in the buckets (`.grad` is a view
-# of them, and G counts one gradient more, just on its way in). But they stay there, even while the activations are at
-# their maximum. So its peak is higher by one set of gradients: overlap is paid for in memory.
+# `Naive` needs no buffer. `Bucketed` needs one buffer, as large as the largest bucket. It allocates the buffer after
+# backward, when the activations have been freed, so its peak is not higher. In `Overlapped` the gradients *live* in the
+# buckets: `.grad` is a view of a bucket, and G counts only the one gradient that is just being copied in. But the
+# buckets stay allocated, even while the activations are at their maximum. So the peak of `Overlapped` is higher by one
+# set of gradients: this memory is the price of overlap.
 
 # %% [markdown]
 # ## Measure: time
 #
-# How many all-reduces were begun before backward was over? The recording has both on one clock.
+# How many all-reduces began before backward was over? The recording measures both on one clock.
 
 
 # %%
 def during_backward(recording, step=2):
-    """How many of rank 0's all-reduces began before its backward was over."""
+    """Return how many of rank 0's all-reduces began before its backward was over."""
     backward = [s for s in recording.spans if s.rank == 0 and s.name == "backward"][step]
     started = [event.start < backward.end for event in recording.select(rank=0, step=step)]
     return f"{sum(started)} of {len(started)}"
@@ -795,13 +813,13 @@ rows = [{"": name, "all-reduces begun during backward": count} for name, count i
 draw.table(rows)
 
 # %% [markdown]
-# Is it quicker? Here is the time of a step on this machine, from the same recordings, the median of five. (Recording
-# costs less than a tenth of a step.)
+# Is overlap faster? The next cell prints the time of a step on this machine, as the median of five steps of the same
+# recordings. Recording makes a step less than a tenth slower.
 
 
 # %%
 def milliseconds(recording):
-    """The median step of rank 0."""
+    """Return the median time of a step on rank 0."""
     return 1000 * statistics.median(span.end - span.start for span in recording.step_spans(0))
 
 
@@ -809,15 +827,17 @@ for name, recording in recordings.items():
     print(f"{name}: {milliseconds(recording):.1f} ms")
 
 # %% [markdown]
-# Fewer messages help. Overlap may, or may not; read your own numbers. Here four ranks share the cores of your machine,
-# and the cores that carry the bytes are the ones that compute: none is idle that overlap could use.
+# Fewer messages make a step faster. Overlap may or may not help on your machine: read your own numbers. Here four ranks
+# share the cores of your machine, and the cores that copy the bytes are the cores that compute. So there are no idle
+# cores that overlap could use.
 #
-# On a cluster each rank has a device that computes and a link that carries. To see that schedule here, we only pretend
-# to compute: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB per
-# layer, and their all-reduces are real. The figure shows both ways on one time axis: for each rank its phases, what is
-# on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does, hatched
-# where it waits. Drag the slider back to the left, or press play, and watch both jobs from their start: what is each of
-# them doing when the overlapped one sends its first bucket?
+# On a cluster each rank has a device that computes and a link that sends. To show the schedule of a cluster on your
+# machine, the next cell only pretends to compute: it builds six layers, and the backward of each layer *sleeps* 10 ms,
+# as if another device did the work. The gradients, 4 MB per layer, and their all-reduces are real. The figure shows
+# both ways on one time axis. For each rank it shows the phases, the messages in flight, and whether the rank computes
+# or, hatched, waits. `ar 3` is the third all-reduce, and all-reduces that run at the same time are drawn below each
+# other. Drag the slider back to the left, or press play, and watch both jobs from their start: what does each job do
+# when the overlapped job sends its first bucket?
 
 
 # %%
@@ -831,7 +851,7 @@ def six_layers():
 
 # %%
 def pretend(wrap):
-    """Two steps; the first one also connects."""
+    """Run two steps; the first one also connects."""
     module = wrap(six_layers(), bucket_bytes=4 * 1024**2)
     for _ in range(2):
         dist.barrier()
@@ -851,15 +871,15 @@ bucketed, overlapped = (pretended(way).recording for way in (ddp.Bucketed, Overl
 play.replay(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 
 # %% [markdown]
-# Where each rank has a core of its own, five of the six all-reduces are hidden behind the backward of other layers. (On
-# a busy machine they may end later.) Only the last one, the first layer's, has nothing left to hide behind. That is why
-# buckets must not be too large, either.
+# If each rank has a core of its own, five of the six all-reduces run while backward computes other layers, so they cost
+# no time; on a busy machine they may end later. The all-reduce of the first layer begins last, when backward is over,
+# so nothing hides it. This is a reason to keep buckets small.
 
 # %% [markdown]
 # ## Native
 #
-# PyTorch's `DistributedDataParallel` is the third of our ways, in C++. You wrap the model, and there is nothing more to
-# call: backward waits at its end. First, the same test.
+# PyTorch's `DistributedDataParallel` works like our `Overlapped`, in C++. You wrap the model and call nothing else: at
+# its end, backward waits for the all-reduces. The next cell runs the same test of the numbers.
 
 # %%
 theirs = {"wrap": native.ddp}
@@ -868,20 +888,21 @@ assert all(same["PyTorch's"].values())
 draw.table([{"": name, **verdict} for name, verdict in same.items()])
 
 # %% [markdown]
-# Then come the same ledgers, with both sides as they ship: buckets of 25 MiB (PyTorch's first one is closed at 1 MiB
-# already, to get the first message away early). Either way the whole of our small model fits into one.
+# The next cells compare bytes, with the default settings of both: buckets of 25 MiB. PyTorch closes its first bucket at
+# 1 MiB already, so that the first message is sent early. In both, one bucket has room for our whole small model.
 
 
 # %%
 def rows(sent, all_reduces, held):
-    """What one rank sends and holds, by name."""
+    """Return what one rank sends and holds, by name."""
     row = {"sent": sent, "all-reduces": all_reduces}
     row |= {kind: held[kind] for kind in ("P", "S", "A", "peak")}
     return row | {"gradients and buckets": held["G"] + held["comm"]}
 
 
 def measure(way):
-    """Rank 0 of four: sent in the third step, held in a steady one."""
+    """Measure rank 0 of four: what it sends in the third step, and what it holds in a steady
+    one."""
     talk = job(ranks=4, steps=3, record="communication", **way).recording
     held = job(ranks=4, steps=3, record="memory", **way).recording.steady(rank=0)
     return rows(talk.sent(rank=0, step=2), talk.counts(rank=0, step=2)["all_reduce"], held)
@@ -896,10 +917,10 @@ rows = [(name, paper[name], ours[name], torchs[name], units[name]) for name in p
 draw.ledger(rows, within=0)
 
 # %% [markdown]
-# The same, except for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
-# bucket, and the mean back into `.grad`. Here the peak does not show it, since it comes where backward begins, when
-# there are no gradients yet; in a model with few activations it would. One option turns `.grad` into a view, as ours
-# is:
+# All lines agree, except the last. PyTorch's buckets hold the gradients *a second time*: PyTorch copies each gradient
+# into its bucket, and copies the mean back into `.grad`. Here this does not raise the peak, which is reached when
+# backward begins and there are no gradients yet. In a model with few activations it would. An option makes `.grad` a
+# view of the bucket, as in ours:
 
 # %%
 as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
@@ -911,7 +932,7 @@ assert kept["PyTorch's, as views"] == kept["ours"]
 draw.table({"": name, "gradients and buckets, bytes": size} for name, size in kept.items())
 
 # %% [markdown]
-# And here is the time of a step, both sides in turn:
+# The next cell measures the time of a step, first with ours and then with PyTorch's:
 
 # %%
 mine, torchs_own = (
@@ -921,14 +942,15 @@ mine, torchs_own = (
 print(f"ours {mine:.1f} ms, or {mine / torchs_own:.2f} × torch's time")
 
 # %% [markdown]
-# Two differences that no ledger shows. PyTorch's DDP *copies* rank 0's parameters to all at the start, where ours
-# compares and complains. It rebuilds its buckets after the first step, in the order in which gradients really came. One
-# thing is the same: parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
+# Two differences appear in no ledger. At the start, PyTorch's DDP *copies* rank 0's parameters to all ranks, whereas
+# ours compares the replicas and raises an error if they differ. After the first step, PyTorch's DDP rebuilds its
+# buckets in the order in which gradients really became ready. Both need an option for parameters without a gradient:
+# PyTorch's `find_unused_parameters=True`, and ours `find_unused=True`.
 #
 # ### Who reads what
 #
-# The other half of data parallelism is the data. Ours cuts each batch into contiguous parts; together the ranks read
-# what one device would:
+# The other half of data parallelism is the data. The course's `Batches` cuts each batch into contiguous parts, and
+# together the ranks read the same sequences as one device:
 
 # %%
 of_rank = partial(Batches, text.tokens, BATCH, CONFIG.context, ranks=4)
@@ -936,14 +958,15 @@ parts = [of_rank(rank=rank)[0][0] for rank in range(4)]
 assert torch.equal(torch.cat(parts), batches[0][0])
 
 # %% [markdown]
-# PyTorch's `DistributedSampler` deals the samples out one by one, like cards. Here are ten, for four ranks:
+# PyTorch's `DistributedSampler` gives sample 0 to rank 0, sample 1 to rank 1, and so on, like dealing cards. The next
+# cell does so with ten samples and four ranks:
 
 # %%
 from torch.utils.data import DistributedSampler
 
 
 def dealt(**options):
-    """The samples that each of four ranks reads, of ten."""
+    """Return the samples, out of ten, that each of four ranks reads."""
     sampler = partial(DistributedSampler, range(10), num_replicas=4, **options)
     return {f"rank {rank}": str(list(sampler(rank=rank))) for rank in range(4)}
 
@@ -952,9 +975,10 @@ plain, dropped = dealt(shuffle=False), dealt(shuffle=False, drop_last=True)
 draw.table([{"": "as it is", **plain}, {"": "drop_last=True", **dropped}])
 
 # %% [markdown]
-# Ten is not divisible by four. As it is, samples 0 and 1 are read *twice*, to even out the tail: an evaluation counts
-# them twice. With `drop_last=True`, samples 8 and 9 are not read at all. One more: it shuffles by its seed and the
-# number of the epoch, and you have to tell it that number, or every epoch has the order of the first.
+# Ten is not divisible by four. By default the sampler repeats samples 0 and 1, so that every rank reads three samples,
+# and an evaluation counts these two *twice*. With `drop_last=True`, no rank reads samples 8 and 9. There is another
+# trap: the sampler shuffles by its seed and the number of the epoch. You have to call `set_epoch` with that number, or
+# every epoch has the order of the first.
 
 # %%
 sampler = DistributedSampler(range(10), num_replicas=1, rank=0)
@@ -966,14 +990,15 @@ assert list(sampler) != first
 # %% [markdown]
 # ## Why, and why not
 #
-# **Why**: it is the simplest strategy there is. Any model, any optimizer, one wrapper; and all devices compute all the
-# time, if the all-reduce hides behind backward. When does it? This section is pencil and paper: its numbers come from
-# formulas, and no cell of it runs a job.
+# **Why**: DDP is the simplest strategy. It works with any model and any optimizer, and needs one wrapper. All devices
+# compute all the time, if backward takes long enough to hide the all-reduce. When does it? The numbers in this section
+# come from formulas, and no cell of it runs a job.
 #
-# Backward does 4 operations per parameter and token: 2 for the gradient of the weight and 2 for that of its input
-# (notebook 01 counted them). So it takes 4ΨT/R seconds, for Ψ parameters, T tokens on each device, and a rate of R
-# operations per second. The all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so it takes 4Ψ/W seconds,
-# at W bytes per second. Ψ cancels: the all-reduce is hidden when **T > R/W**, whatever the model.
+# Let the model have Ψ parameters, let each device read T tokens per step and do R operations per second, and let the
+# link carry W bytes per second. Backward does 4 operations per parameter and token, as notebook 01 counted: 2 for the
+# gradient of the weight and 2 for the gradient of the input. So backward takes 4ΨT/R seconds. With gradients of 2
+# bytes, each rank sends nearly 2 × 2Ψ bytes in the all-reduce, so the all-reduce takes 4Ψ/W seconds. Backward is the
+# longer of the two when **T > R/W**. Ψ cancels, so this holds for any model.
 
 # %%
 R = cost.FLOPS  # operations per second of an H100 (Llama 3, arXiv 2407.21783, table 4)
@@ -982,14 +1007,15 @@ head = "tokens per device and step, at least"
 draw.table([{"link": name, head: round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
-# Drag the slider: a model of a billion parameters, on 64 devices. (NVLink joins at most a few of them; its bars show
-# what a node of 64 would take.) The term that it moves lights up; in which of the two formulas is it? On each link,
-# from how many tokens on is the all-reduce the shorter bar? (Latency is in it, too: 5 µs per message.)
+# The next figure shows a model of a billion parameters on 64 devices. Today NVLink joins only a few devices of a node;
+# its bars show the time in an imagined node of 64. Drag the slider: the term that depends on it lights up. In which of
+# the two formulas is this term? On each link, from how many tokens on is the bar of the all-reduce shorter than that of
+# backward? The all-reduce includes a latency of 5 µs per message.
 
 
 # %%
 def seconds(tokens, bandwidth, ranks=64, parameters=1_000_000_000):
-    """Backward and all-reduce of one step."""
+    """Return the seconds of backward and of the all-reduce, in one step."""
     all_reduce = cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth)
     return 4 * parameters * tokens / R, all_reduce
 
@@ -1007,14 +1033,14 @@ def picture(tokens, link):
 play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
 
 # %% [markdown]
-# So DDP stops paying when the batch is cut too thin. Let the batch be 4 million tokens, and add devices, over
-# InfiniBand: each has fewer tokens to compute, and as many gradients to send as before. Whatever is not hidden is time
-# spent waiting.
+# So DDP stops paying when each device has too few tokens. Let the batch be 4 million tokens, and add devices that are
+# joined by InfiniBand. With more devices, each device computes fewer tokens, but sends as many bytes of gradients as
+# before. The part of the all-reduce that backward does not hide is time spent waiting.
 
 
 # %%
 def thin(devices):
-    """One step of 4 million tokens on this many devices."""
+    """Predict one step of 4 million tokens on this many devices."""
     tokens = 2**22 // devices
     backward, all_reduce = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
     computes, waits = 1.5 * backward, max(0, all_reduce - backward)  # forward takes half of it
@@ -1026,13 +1052,13 @@ def thin(devices):
 draw.table(thin(devices) for devices in (16, 64, 256, 1024, 4096))
 
 # %% [markdown]
-# One could enlarge the batch along with the devices. But then it is *a different training run*: fewer steps for the
-# same text. Up to a point a larger learning rate makes up for it, in proportion to the batch and warmed up slowly
-# (Goyal et al., 2017); beyond a critical size, which grows as the loss falls, a larger batch hardly helps (McCandlish
-# et al., 2018).
+# One could enlarge the batch in proportion to the number of devices. But this would be *a different training run*, with
+# fewer steps for the same text. Up to a point a larger learning rate compensates for the fewer steps, if it is
+# proportional to the batch and warmed up slowly (Goyal et al., 2017). Beyond a critical batch size, which grows as the
+# loss falls, a larger batch hardly helps (McCandlish et al., 2018).
 #
-# **Why not**: memory. No number of ranks lowers the floor, as you measured. In mixed precision it is 16 bytes
-# per parameter, on every device:
+# **Why not**: DDP does not save memory for P, G and S. As you measured, every rank holds all of them, on any number of
+# ranks. In mixed precision they take 16 bytes per parameter on every device:
 
 # %%
 floor = sum(cost.PIE["mixed"].values())
@@ -1044,14 +1070,14 @@ table = [
 draw.table(table, caption="GB on each rank")
 
 # %% [markdown]
-# A device of 80 GB holds at most 5 billion parameters (80 / 16), without a single activation. The copies agree, so all
-# but one of them are spare; which of them could go, and what would have to travel instead? That is the question of
-# [04 ZeRO](04_zero.ipynb).
+# A device of 80 GB holds at most 80 / 16 = 5 billion parameters, without a single activation. All copies are equal, so
+# only one is needed. Which copies could be removed, and which bytes would the ranks have to send instead? [04
+# ZeRO](04_zero.ipynb) answers these questions.
 
 # %% [markdown]
-# ## Out of the laboratory
+# ## Outside Jupyter
 #
-# Here is all of it without the laboratory: PyTorch's DDP in a script of its own, [scripts/ddp.py](../scripts/ddp.py).
+# The script [scripts/ddp.py](../scripts/ddp.py) trains with PyTorch's DDP, without the course's tools for running jobs:
 #
 # ```python
 # import os
@@ -1090,16 +1116,17 @@ draw.table(table, caption="GB on each rank")
 # dist.destroy_process_group()
 # ```
 #
-# `torchrun` starts it once per rank, and tells each process who it is, in environment variables that
-# `init_process_group` reads:
+# `torchrun` starts the script once per rank, and sets environment variables in each process, which `init_process_group`
+# reads:
 #
 # | | |
 # |---|---|
-# | `RANK`, `WORLD_SIZE` | which rank this is, of how many |
-# | `LOCAL_RANK` | which rank of this machine it is: the GPU that it takes |
-# | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 waits for the others |
+# | `RANK`, `WORLD_SIZE` | the number of this rank, and the number of ranks |
+# | `LOCAL_RANK` | the number of this rank on its machine, which is also the number of its GPU |
+# | `MASTER_ADDR`, `MASTER_PORT` | the address at which rank 0 waits for the other ranks |
 #
-# Now run it, as four processes that know nothing of this notebook, and compare with the reference curve.
+# The next cells run the script as four processes that know nothing of this notebook, and compare the losses with the
+# reference curve.
 
 # %%
 import re
@@ -1122,22 +1149,22 @@ assert max(abs(a - b) for a, b in zip(losses, reference, strict=True)) < 1e-3
 draw.curves({"one device": reference, "torchrun, 4 processes": losses})
 
 # %% [markdown]
-# In a terminal, from the root of the repository, that is `torchrun --nproc-per-node 4 scripts/ddp.py`. With GPUs
-# nothing changes but the device: the script takes GPU number `LOCAL_RANK`, and NCCL carries the bytes. On two machines
-# of eight GPUs each, run on both: `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint
-# HOST:29500 scripts/ddp.py`, where `HOST` is one of them. (Run here on CPUs only.)
+# In a terminal, in the root of the repository, type `torchrun --nproc-per-node 4 scripts/ddp.py`. On GPUs only the
+# device changes: each process takes the GPU with the number `LOCAL_RANK`, and NCCL sends the bytes. On two machines of
+# eight GPUs each, type on both machines: `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint
+# HOST:29500 scripts/ddp.py`, where `HOST` is one of the two machines. The course has run the script on CPUs only.
 
 # %% [markdown]
 # ## Say it back
 #
-# From memory: the model has `tensors` gradients, which fill `buckets` buckets. How many all-reduces are started while
-# backward works, and how many by `sync()`?
+# Answer from memory: a model has `tensors` gradients, which fill `buckets` buckets. How many all-reduces does each of
+# the three ways start during backward, and how many in `sync()`?
 
 
 # %%
 def started_when(tensors, buckets):
-    """{"Naive": (by backward, by sync), "Bucketed": (…, …), "Overlapped": (…, …)}, in one
-    micro-batch."""
+    """Return {"Naive": (by backward, by sync), "Bucketed": (…, …), "Overlapped": (…, …)}, for a
+    step with one micro-batch."""
     ### BEGIN SOLUTION
     return {"Naive": (0, tensors), "Bucketed": (0, buckets), "Overlapped": (buckets, 0)}
     ### END SOLUTION
@@ -1146,25 +1173,28 @@ def started_when(tensors, buckets):
 check.started_when(started_when)
 
 # %% [markdown]
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>Why do the replicas stay equal, though nobody ever sends a parameter?</summary>
+# <details><summary>Why do the replicas stay equal, although no rank ever sends a parameter?</summary>
 #
-# They start equal, they take the same gradient (the mean over all ranks, with the same bits on each), and the same
-# optimizer does the same arithmetic with it. Equal stays equal; unequal stays unequal, too.
+# The replicas start equal. All of them use the same gradient, which is the mean over all ranks and has the same bits on
+# each rank. And the same optimizer does the same arithmetic with it. So equal replicas stay equal; but unequal replicas
+# stay unequal, too.
 # </details>
 #
 # <details><summary>With 8 ranks, 4 micro-batches per step and gradients of 1 GB: how much does each rank send in a
 # step, with <code>no_sync</code> and without?</summary>
 #
-# With it 2 × 7/8 × 1 GB = 1.75 GB. Without it four times that, 7 GB; the result is the same.
+# With `no_sync` each rank sends 2 × 7/8 × 1 GB = 1.75 GB. Without it each rank sends four times as much, 7 GB, for the
+# same result.
 # </details>
 #
 # <details><summary>Why is one bucket for all gradients bad for overlap, and one bucket for each gradient bad for
 # latency?</summary>
 #
-# It is full only when the last gradient is there, and then backward is over: nothing is left to hide behind. With one
-# bucket for each, every small tensor pays the latency of a whole all-reduce.
+# A bucket for all gradients is full only when the last gradient is ready. Then backward is over, and no computation is
+# left that could hide the all-reduce. With one bucket for each gradient, every small tensor costs the latency of a
+# whole all-reduce.
 # </details>
 #
 # For Ψ parameters in float32 with AdamW, on N ranks, per rank:
@@ -1173,23 +1203,29 @@ check.started_when(started_when)
 # |---|---|---|---|
 # | sent in a step | 2 (N − 1)/N × 4Ψ bytes | the same, exactly | the same, exactly |
 # | P, S | 4Ψ, 8Ψ bytes | as predicted | as predicted |
-# | gradients, buckets | 4Ψ bytes, and one gradient on its way | as predicted | 8Ψ, or the same with views |
-# | numbers | one process's | same bits on 2 ranks | same bits on 2 ranks |
+# | gradients, buckets | 4Ψ bytes, and one more gradient | as predicted | 8Ψ bytes, or as predicted with views |
+# | numbers | equal to one process's | same bits on 2 ranks | same bits on 2 ranks |
 
 # %% [markdown]
 # ## Beat it: the earliest next step (30 minutes)
 #
-# Here it is open again. Backward goes from the last layer to the first, but the next forward goes from the first to the
-# last, and a layer cannot begin before its gradient has come. What is needed first is ready last. You choose which
-# gradients travel together, and in which order; the wire carries one all-reduce at a time, of latency + bytes/W. A step
-# lasts from its first backward to the end of the next forward.
+# This challenge is open: there is no single right answer. Backward goes from the last layer to the first, but the next
+# forward goes from the first layer to the last, and a layer's forward cannot begin before its gradient has been
+# reduced. So the gradient that forward needs first is ready last. You choose which gradients are sent together, and in
+# which order. The wire carries one all-reduce at a time, which takes latency + bytes/W. A step lasts from the beginning
+# of backward to the end of the next forward.
 #
-# **The bound.** All layers are computed, one after the other. And all gradients are sent after the last layer's
-# backward and before its next forward, with one latency at the least. No step takes less than the longer of the two:
-# 100 points, in each of five models. One all-reduce for each layer, the last first, scores 72.8 in their mean.
-# A score is 100 × bound / time.
+# **The bound.** Let C be the time that all backwards and forwards take together, b and f the times of the last layer's
+# backward and forward, M the bytes of all gradients, α the latency and W the bandwidth. Then time ≥ max(C, b + α +
+# M/W + f). No schedule can beat C, since a rank computes one layer at a time. And none can beat the second term: no
+# gradient is ready before the last layer's backward is over, and all gradients must have been reduced before the last
+# layer's forward begins.
 #
-# Two ranks really send your buckets. More ranks would change nothing: what an all-reduce takes is given here.
+# The score of a model is 100 × bound / time, and your score is the mean over five models. One all-reduce for each
+# layer, the last layer first, scores 72.8.
+#
+# Two ranks really send your buckets. More ranks would not change the score, since the time of an all-reduce is given by
+# the formula above.
 
 # %%
 models, bound = beat.early_start.cases, beat.early_start.bound
@@ -1197,7 +1233,7 @@ step_seconds = beat.early_start.measured
 
 
 def in_ms(given):
-    """One all-reduce for each layer, and the bound."""
+    """Return the time of one all-reduce for each layer, and the bound."""
     one_each = [[layer] for layer in reversed(range(len(given.nbytes)))]
     seconds = {"one each, ms": step_seconds(one_each, given), "bound": bound(given)}
     return {name: round(1000 * each, 1) for name, each in seconds.items()}
@@ -1212,13 +1248,17 @@ draw.table(rows)
 
 # %%
 def in_which_order(nbytes, backward, forward, latency, bandwidth):
-    """The buckets in the order in which they are sent, by the numbers of the layers: [[3, 2],
-    [0, 1]].
+    """Return the buckets in the order in which they are sent, as lists of layers' numbers: [[3,
+    2], [0, 1]].
 
-    By layer, the first is number 0: bytes of its gradient, s of its backward and of its
-    forward.
-    step_seconds(buckets, (nbytes, backward, …)) says how long a step takes. You may search, for
-    up to ten seconds a call. It is also called for a model that is not in the table.
+    nbytes, backward, forward: lists with one number per layer, the first layer first: the bytes
+        of its gradient, and the seconds of its backward and of its forward
+    latency: seconds per all-reduce
+    bandwidth: bytes per second
+
+    step_seconds(buckets, (nbytes, backward, …)) returns how long a step takes. You may search
+    for up to ten seconds per call. The check also calls this function for a model that is not
+    in the table.
     """
     ### BEGIN SOLUTION
     given = nbytes, backward, forward, latency, bandwidth
@@ -1230,20 +1270,22 @@ def in_which_order(nbytes, backward, forward, latency, bandwidth):
 beat.early_start(in_which_order)
 
 # %% [markdown]
-# The course fills buckets as DDP does, and tries a dozen sizes. PyTorch sends its buckets in the order in which they
-# stand; ByteScheduler (Peng et al., 2019, SOSP) puts what is needed first before the others, and so can you.
+# The course's answer fills buckets as DDP does, and tries a dozen sizes. PyTorch sends its buckets in the order of
+# their numbers. ByteScheduler (Peng et al., 2019, SOSP) sends the gradients that the next forward needs first before
+# the others, and so can you.
 #
-# <details><summary>What do the best orders that are known have in common?</summary>
+# <details><summary>What do the best known orders have in common?</summary>
 #
-# They hold some of the late layers back until the first layers have been sent: what is ready early is needed late.
+# They send some of the last layers only after the first layers: the gradients of the last layers are ready first, but
+# the next forward needs them last.
 # </details>
 #
 # **Read on**: [labs/ddp.py](../labs/ddp.py). Li et al., 2020, *PyTorch Distributed: Experiences on Accelerating Data
-# Parallel Training* (VLDB, arXiv 2006.15704), of which you have now built section 3.2. Goyal et al., 2017,
+# Parallel Training* (VLDB, arXiv 2006.15704); you have now built the algorithm of its section 3.2. Goyal et al., 2017,
 # *Accurate, Large Minibatch SGD* (arXiv 1706.02677). McCandlish et al., 2018, *An Empirical Model of Large-Batch
 # Training* (arXiv 1812.06162).
 #
-# **Next.** The copies agree, so all but one of them are spare, and yet every rank pays for all of P, G and S.
-# [04 ZeRO](04_zero.ipynb) removes them, one kind after another.
+# **Next.** All copies are equal, so only one is needed, and yet every rank holds all of P, G and S. [04
+# ZeRO](04_zero.ipynb) removes the spare copies, one kind after another.
 #
 # A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`, then *File > Reload Notebook from Disk*.
