@@ -8,8 +8,9 @@
 # In this course you build each way of sharing from scratch, run it as a real job on several processes, and measure it.
 # Nothing is simulated unless the text says so. A laptop without a GPU is enough.
 #
-# **This notebook** shows how the course works. **Minutes**, by estimate: 25 without exercises, 35 with them. The
-# notebook needs 1 GB of memory. You need some Python, and an idea of what a training loop in PyTorch does. Run each
+# **This notebook** shows how the course works.
+# **Minutes**, by estimate: 25 without exercises, 35 with them.
+# The notebook needs 1 GB of memory. You need some Python, and an idea of what a training loop in PyTorch does. Run each
 # cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course in five parts: one device; split the batch; split the

@@ -7,8 +7,9 @@
 # So the course begins with one device. In this notebook you train the course's small GPT, take one training step apart
 # until you know what every byte is for, and fix the loss curve that every later notebook has to reproduce.
 #
-# You need: [Start here](00_start_here.ipynb). **Minutes**, by estimate: 35 without exercises, 70 with them. The cells
-# compute for one of these minutes, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb).
+# **Minutes**, by estimate: 35 without exercises, 70 with them.
+# The cells compute for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 

@@ -4,9 +4,9 @@
 # *Each of four ranks holds a tensor. How can every rank get the sum of the four tensors, and how many bytes must each
 # rank send at least?*
 #
-# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. **Minutes**, by
-# estimate: 40 without exercises, 85 with them, 10 more for optional parts, 30 more for the challenge. The cells compute
-# for one of these minutes, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call.
+# **Minutes**, by estimate: 40 without exercises, 85 with them, 10 more for optional parts, 35 more for the challenge.
+# The cells compute for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 

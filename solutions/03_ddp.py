@@ -5,7 +5,9 @@
 # is still one training, and how many bytes is that?*
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
-# all-reduce. **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge. The cells compute for one of these minutes, in 1 GB of memory.
+# all-reduce.
+# **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge.
+# The cells compute for one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
