@@ -463,7 +463,7 @@ def test_what_pytorchs_has_and_ours_has_not_is_told_with_the_way_out():
                 model.sync()
             with pytest.raises(AttributeError, match=r"register_comm_hook: .*all_reduce="):
                 model.register_comm_hook(None, None)
-            with pytest.raises(AttributeError, match=r"has no join: .*as many batches"), model.join():
+            with pytest.raises(AttributeError, match=r"has no join: .*same number of batches"), model.join():
                 pass
             with pytest.raises(TypeError, match="has no find_unused_parameters=: give find_unused="):
                 wrap(nn.Linear(1, 1), find_unused_parameters=True)

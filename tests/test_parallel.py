@@ -195,7 +195,7 @@ def refused():
 FEW = "1 micro-batches are fewer than the 2 ranks along pp, some of which would always wait: cut the batch into 2"
 SAID = [
     "world size 4 is not pp 2 × replicate 1 × shard 3 × tp 1: start 6 ranks, or change a size",
-    "has the axes ('pp', 'dp'): give ('pp', 'replicate', 'shard', 'tp'), with size 1 where you need no axis",
+    "has the axes ('pp', 'dp'): give ('pp', 'replicate', 'shard', 'tp'), with size 1 where you want none",
     FEW,
     "the schedule is for 4 ranks, and the group has 2",
     "stages 0 and 3 have a tied parameter, and are on one rank, where only one of them can shard it",

@@ -5,7 +5,7 @@
     like_zero(stage), from_fsdp()   translate the stages of `labs.zero`, and the settings of PyTorch's `fully_shard`
     to_fsdp(config, parameters)     translates a configuration into settings of `fully_shard`
 
-Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.
+No function of this file needs DeepSpeed: a configuration is a dictionary, as read from JSON.
 
 Source: DeepSpeed 0.19.8.
 """
@@ -118,11 +118,11 @@ def like_zero(stage: int, bucket: int = BUCKET) -> dict[str, Any]:
     """Return a configuration, without batch sizes, under which DeepSpeed does what `labs.zero` does.
 
     DeepSpeed's defaults are for models of billions of parameters.  Stage 3 keeps parameters of up to 100,000 elements
-    whole, and prefetches 50 million elements.  It does not reshard a parameter that is needed again before 1 billion
-    others, so a small model would be gathered as a whole, once a step.  DeepSpeed also clips gradients to a norm of 1
-    by default.
+    whole, and prefetches 50 million elements.  Stage 3 does not reshard a parameter that is needed again before 1
+    billion others, so a small model would be gathered as a whole, once a step.  DeepSpeed also clips gradients to a
+    norm of 1 by default.
 
-    bucket: elements of gradients that are reduced at once
+    bucket: number of elements of gradients that are reduced at once
     """
     zero = {"stage": stage, "reduce_bucket_size": bucket, "overlap_comm": False}
     if stage == 3:
@@ -162,9 +162,10 @@ def from_fsdp(
 def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     """Return the settings of `fully_shard` that train a model of `parameters` elements as this configuration does.
 
-    Each key is translated, or is in SAYS_NO_NUMBERS, or is refused by a ValueError that names all such keys.  Refused
-    are keys without a counterpart, "auto", null, and older names, which DeepSpeed accepts.  With `fully_shard` you need
-    your own code for a loss scale for fp16, and for clipping: without a `gradient_clipping` of 0, DeepSpeed clips.
+    Each key is translated, or is in SAYS_NO_NUMBERS, or is refused by a ValueError that names all such keys.  Keys
+    without a counterpart are refused, and so are "auto", null and older names, which DeepSpeed accepts.  With
+    `fully_shard` you need your own code for a loss scale for fp16, and for clipping: without a `gradient_clipping` of
+    0, DeepSpeed clips.
     """
     require_known(config)
     zero = config.get("zero_optimization", {})

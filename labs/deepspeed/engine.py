@@ -6,7 +6,7 @@
     engine.step()                       # this also frees the gradients
     full(engine)                        # {name: full parameter}, on every rank
 
-On CPU no compiler is needed: the operator for shared memory that DeepSpeed would build there is switched off, and the
+On CPU no compiler is needed: the operator for shared memory that DeepSpeed would compile is switched off, and the
 optimizer is PyTorch's.
 """
 
@@ -54,9 +54,9 @@ def initialize(
     optimizer: a function that makes one of PyTorch's optimizers of the trained parameters; without it, the
         configuration has to name an optimizer
 
-    Raises ModuleNotFoundError if DeepSpeed is missing or too old; ValueError for keys that it does not know, and for
-    batch sizes that contradict each other; RuntimeError if its own optimizers, or its offload to NVMe, cannot be
-    compiled here.
+    Raises ModuleNotFoundError if DeepSpeed is missing or too old; ValueError for keys that DeepSpeed does not know, and
+    for batch sizes that contradict each other; RuntimeError if DeepSpeed's own optimizers, or its offload to NVMe,
+    cannot be compiled here.
     """
     deepspeed = imported()
     config = checked(config)

@@ -4,10 +4,10 @@
     stage 3    on a device   18 Ψ / N and 4 times the largest layer; with the optimizer offloaded, 2 Ψ / N replaces
                              the first term; with the parameters offloaded, too, the first term is 0
 
-They count the states of a model in 16 bits: per parameter 2 bytes for P, 2 and 4 for G, 12 for S.  They leave out
-activations, temporaries, the buckets (`reduce_bucket_size`: by default 500 million elements, 2 GB in float32), and
-prefetched parameters.  A model in float32 has 4 bytes of P, where they count 2.  `labs.cost.deepspeed` counts all of
-that.
+The estimates count the states of a model in 16 bits: per parameter 2 bytes for P, 2 and 4 for G, 12 for S.  The
+estimates leave out activations, temporaries, the buckets (`reduce_bucket_size`: by default 500 million elements, 2 GB
+in float32), and prefetched parameters.  A model in float32 has 4 bytes of P, where the estimates count 2.
+`labs.cost.deepspeed` counts all of these.
 
 Source: estimate_zero2_ and estimate_zero3_model_states_mem_needs in DeepSpeed 0.19.8, deepspeed/runtime/zero; variants
 of them print the estimates for every kind of offload.
@@ -21,7 +21,7 @@ BUFFERS = 1.5  # the estimators' factor for buffers on a host
 
 
 class Estimate(NamedTuple):
-    """The bytes on each device, and on each host."""
+    """DeepSpeed's estimate of a model's memory: the bytes on each device, and on each host."""
 
     device: int
     host: int
@@ -63,6 +63,6 @@ def stage3(
 
 
 def sizes(model: nn.Module) -> tuple[int, int]:
-    """Return the number of a model's parameters, tied ones once, and of the module that has the most of its own."""
+    """Return how many parameters a model has, tied ones once, and how many the module with the most has of its own."""
     largest = max(sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules())
     return sum(p.numel() for p in model.parameters()), largest

@@ -70,7 +70,7 @@ def load(engine: Any, folder: str | Path) -> None:
     if in_shards != (stage == 3):
         of = "stage 3" if in_shards else "stage 1 or 2"
         raise ValueError(
-            f"{step} was saved under {of}, and here is stage {stage}: load it under the stage that it is of"
+            f"{step} was saved under {of}, and here is stage {stage}: load it under the stage that saved it"
         )
     engine.load_checkpoint(str(folder))
 

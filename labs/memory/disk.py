@@ -1,11 +1,11 @@
-"""Optimizer state on disk that no crash can damage; files that were changed otherwise are detected.
+"""Optimizer state on disk that no crash can damage; files that were damaged in another way are detected.
 
 A committed file is never overwritten.  Each commit makes a new generation, which has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
     (update)  the caller changes the numbers in place, like those of any tensor
     store     take the file's checksum, and flush it
-    commit    after all are stored: write a record that names the valid files, flush it, and rename it to its final name
+    commit    after all parameters are stored: write a record that names the valid files, flush and rename the record
 
     rank-0-of-2/  generation-11.json  parameter-0.11  parameter-1.11 ...      the commit before the last
                   generation-12.json  parameter-0.12  parameter-1.12 ...      the last commit
@@ -19,7 +19,7 @@ one commit apart at most, and the generation before the last is still there.
 
 Disks fail, and people copy files.  So a record has the rank, the step, and the checksum of each file and of itself.
 Ranks that open a folder together also agree on a random word, which all their later records contain.  The next opening
-reads and checks all of this before it removes anything.
+checks all records and files before it removes any file.
 
 `labs.memory.mapped_files` explains the format of a file.
 """
@@ -52,7 +52,7 @@ class Disk:
 
     Raises ValueError, on all ranks, for a file that is missing, damaged or of another rank; for files without a record;
     for a file in place of a folder; and if the ranks' last commits are more than one step apart, or of different
-    trainings.  No file is removed then.
+    trainings.  An opening that raises an error removes no file.
     """
 
     def __init__(self, where: Path) -> None:
@@ -91,7 +91,7 @@ class Disk:
     def store(self, i: int, values: Values) -> Entry:
         """Flush parameter i's file, and return its entry for the record.
 
-        Tensors that the optimizer made anew, in its first step or in each, are written to the file first.
+        Tensors that the optimizer made anew, in its first step or in every step, are written to the file first.
         """
         file, layout = self.fetched.pop(i, {}), describe(values)
         if describe(file) != layout:
@@ -103,7 +103,7 @@ class Disk:
         return self.next(i).name, layout, checksum(self.next(i))
 
     def commit(self, steps: int, stored: dict[int, Entry]) -> None:
-        """Make the stored files valid: up to the rename the next opening finds the old ones, and from then on these."""
+        """Make the stored files valid: until the rename, an opening finds the old files, and from then on the new."""
         before = self.files()
         self.generation += 1
         self.steps, self.entries = steps, self.entries | stored
@@ -174,7 +174,7 @@ def unsealed(path: Path) -> Record:
     try:
         found = json.loads(path.read_bytes())
         if found != sealed(found["record"]):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise not_as_written(path, "is no record that was written there") from error
     return found["record"]
@@ -185,7 +185,7 @@ def agreed(found: Sequence[dict[int, Origin]], where: Path) -> int:
 
     found: for each rank, the origin of each of its generations
 
-    A crash may come between two ranks' commits.  Raises ValueError for ranks that differ by more than that.
+    A crash may come between two ranks' commits.  Raises ValueError for ranks that are more than one commit apart.
     """
     generation = max(set.intersection(*map(set, found)), default=-1)
     newest = [max(each, default=-1) for each in found]

@@ -3,7 +3,7 @@
 The system caches as much of a file as it has room for, and reads the rest from the disk again.  A file has its tensors
 one after the other:
 
-    describe    returns the layout, with the name, dtype and shape of each tensor; it is stored elsewhere
+    describe    returns the layout, with the name, dtype and shape of each tensor, which the file itself does not have
     allocated   makes a file with room for tensors of a layout
     mapped      returns the tensors in a file: in place, or as a copy that uses memory only where it is changed
     checksum    returns the checksum of all bytes of a file

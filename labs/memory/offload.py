@@ -1,6 +1,7 @@
 """Optimizer state on another tier: in host memory, for a model on a GPU, or on disk.
 
-A step uses the state once; during forward and backward nothing uses it.  So it may live where there is more room:
+A step uses the optimizer's state once; during forward and backward nothing uses it.  So the state may live where there
+is more room:
 
     where=      on that tier                        moved in a step, per parameter             like
     "cpu"       masters and state, in host memory   G to the host, P back: 2 + 2 bytes         ZeRO-Offload
@@ -13,14 +14,14 @@ link.
     optimizer = Offloaded(model.parameters(), partial(torch.optim.AdamW, lr=1e-3), where="state")
 
 `Offloaded` can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is a copy of it, in
-float32 at least, which the optimizer updates.  Parameters take their steps one after the other.  While one is updated,
-a thread stores the one before it and fetches the next:
+float32 at least, which the optimizer updates.  Parameters take their steps one after the other.  While one parameter is
+updated, a thread stores the state of the one before it, and fetches the state of the next one:
 
     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  ...     store n
     caller                update 0   update 1            update 2 ...               commit
 
-So a rank holds the state of three parameters, and not of all.  `labs.memory.disk` explains commits, and why a crash at
-any moment loses one step at most.
+So at any moment a rank holds the state of three parameters, and not of all.  `labs.memory.disk` explains commits, and
+why a crash at any moment loses one step at most.
 
 Sources: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3; Rajbhandari et al. 2021, "ZeRO-Infinity",
 arXiv 2104.07857, section 5.
@@ -43,13 +44,13 @@ class Offloaded:
     """An optimizer whose masters and state live on another tier than the parameters.
 
     params: the parameters to train; frozen ones are left as they are, and cost nothing
-    optimizer: makes a torch optimizer of a list of masters; it must treat each parameter by itself, as all of
-        `torch.optim` except LBFGS do
+    optimizer: function that makes a torch optimizer of a list of masters; it must treat each parameter by itself, as
+        all of `torch.optim` except LBFGS do
     where: "cpu", or a folder for this optimizer alone, to which every step writes the state; each rank writes its part
 
-    If the folder has a training, it is resumed: the parameters get their values after its last committed step, and
-    `steps` is the number of that step.  Options such as the learning rate are those given here, and are changed in
-    `param_groups`.
+    If the folder has a training, that training is resumed: the parameters get their values after its last committed
+    step, and `steps` is the number of that step.  Options such as the learning rate come from `optimizer`, not from the
+    folder, and can be changed in `param_groups`.
 
     Raises ValueError for "cpu" if the parameters are on the CPU already, for a folder that has other parameters or was
     written by another number of ranks, and for files that were damaged (`labs.memory.disk`).  Raises RuntimeError after
@@ -199,7 +200,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 class Host:
-    """A tier in this process's own memory, for parameters on a GPU. It ends with the process."""
+    """A tier in this process's own memory, for parameters on a GPU.  The state is lost when the process ends."""
 
     def __init__(self) -> None:
         self.values: dict[int, Values] = {}

@@ -1,10 +1,10 @@
-"""Mixed precision: compute in two bytes, update in four.
+"""Mixed precision: compute with numbers of two bytes, update numbers of four bytes.
 
 The model holds its parameters in bfloat16, and so its activations and gradients are in bfloat16, too: half the memory,
 half the bytes to send, and arithmetic that is many times as fast.  But bfloat16 has 8 significant bits: 1.0 + 0.01 is
-more than 1.0, but 1.0 + 0.001 is 1.0.  A step of training is often that small, and would be rounded away.  So the
-optimizer works on a float32 copy of every parameter, its master, in which small steps add up until they are visible in
-bfloat16.
+more than 1.0, but 1.0 + 0.001 is 1.0.  The update of a parameter is often that small, and would be rounded away.  So
+the optimizer works on a float32 copy of every parameter, its master, in which small updates add up until they are
+visible in bfloat16.
 
     P    parameters         the model                  bfloat16    2
     G    gradients          the model                  bfloat16    2
@@ -21,7 +21,7 @@ bfloat16.
 
 (Micikevicius et al. 2018, "Mixed Precision Training", arXiv 1710.03740, sections 3.1 and 3.2; the sum is K = 12 of
 Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1.)  Some authors count 20 bytes, with a float32 copy of
-every gradient.  `Masters` updates the parameters one after the other, so there is only one such copy at a time.
+every gradient.  `Masters` updates the parameters one after the other, so there is only one float32 gradient at a time.
 
     optimizer = Masters(model.bfloat16().parameters(), partial(torch.optim.AdamW, lr=1e-3))
 
@@ -29,7 +29,7 @@ every gradient.  `Masters` updates the parameters one after the other, so there 
 the masters of its own shards.
 
 float16 has 11 significant bits, but its largest number is 65504, and its smallest 6e-8; many gradients are smaller.
-`LossScale` shifts them into this range:
+`LossScale` multiplies the loss, which shifts the gradients into this range:
 
     scale = LossScale()
     optimizer = Masters(model.half().parameters(), partial(torch.optim.AdamW, lr=1e-3), scale)
@@ -66,10 +66,10 @@ class LossScale:
         return loss.float() * self.value
 
     def update(self, params: Iterable[Tensor]) -> bool:
-        """Grow or back off, and return whether the gradients may be used.
+        """Grow the factor or halve it, and return whether the gradients may be used.
 
-        They may not be used if one of them is inf or nan on any rank; all ranks reduce one number, so that all decide
-        alike.  Raises FloatingPointError if the gradients overflow with the smallest factor.
+        Gradients may not be used if one of them is inf or nan on any rank; the ranks all-reduce one number, so that all
+        of them decide alike.  Raises FloatingPointError if the gradients overflow with the smallest factor.
         """
         gradients = [p.grad for p in params if p.grad is not None]
         bad = torch.zeros(1, device=gradients[0].device if gradients else None)
@@ -106,10 +106,11 @@ LEAST = 2.0**-16
 class Masters:
     """An optimizer for parameters in low precision: it holds float32 masters of them, which `optimizer` updates.
 
-    params: the parameters to train, of any shape.  One in float32 or float64 is its own master, at no cost; a frozen
-        one is left as it is, and has no master
-    optimizer: makes a torch optimizer of a list of masters, such as `partial(torch.optim.AdamW, lr=1e-3)`.  It must
-        treat each parameter by itself, and skip those without a gradient, as all of `torch.optim` except LBFGS do
+    params: the parameters to train, of any shape.  A parameter in float32 or float64 is its own master, at no cost; a
+        frozen parameter is left as it is, and has no master
+    optimizer: function that makes a torch optimizer of a list of masters, such as `partial(torch.optim.AdamW,
+        lr=1e-3)`.  The optimizer must treat each parameter by itself, and skip parameters without a gradient, as all of
+        `torch.optim` except LBFGS do
     loss_scale: the scale of a float16 loss, if any
 
     Change the learning rate in `param_groups`, and give `inner` to a scheduler of torch.
@@ -132,9 +133,9 @@ class Masters:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Convert each gradient to float32, update its master, and round that to the parameter, one after the other."""
+        """Convert a gradient to float32, update the master, and round it to the parameter, for one after the other."""
         require_frozen(self.frozen)
-        self.inner.zero_grad()  # a step that failed half way may have left one
+        self.inner.zero_grad()  # a step that failed half way may have left a gradient
         scale = 1.0
         if self.loss_scale:
             scale = self.loss_scale.value

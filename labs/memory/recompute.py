@@ -16,14 +16,15 @@ its forward once more when backward arrives at it.  So a rank holds the activati
 
 (letters as in `labs.model`; all tensors in float32; with a fused kernel for RMSNorm, the row "none" has 2D less)
 
-While a layer's backward runs, its activations are held as in the first row.  All rows give the same gradients, bit by
+While a layer's backward runs, its activations are held as in the row "none".  All rows give the same gradients, bit by
 bit: the second run draws the same random numbers as the first one, has the same autocast, and finds the same buffers.
-Afterwards the buffers are as they were before it, so that a BatchNorm counts a batch once.  If something else changes
-between the runs, such as a generator of one's own, the two runs give different outputs; on the CPU this is an error.
+After the second run the buffers are as they were before it, so that a BatchNorm counts a batch once.  If something else
+changes between the runs, such as a generator of one's own, the two runs give different outputs; on the CPU this is an
+error.
 
-Each tensor that autograd would hold becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The first slot
-that backward reads makes the frame run the forward again, which fills all slots in order.  `labs.memory.selective`
-explains how the second run skips some operations.
+Each tensor that autograd would hold becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  When backward
+reads the first slot, the layer's forward runs again, which fills all slots in order.  `labs.memory.selective` explains
+how the second run skips some operations.
 
 A module is changed in place, without a wrapper.  So parameters keep their names, and the module's hooks run outside of
 both runs, such as those with which ZeRO gathers parameters before forward and before backward.  The module's `forward`
@@ -82,7 +83,7 @@ def checkpoint(fn: Callable[..., Any], /, *args: Any, keep: Iterable[str] = (), 
     """Return `fn(*args, **kwargs)`, and let backward compute its activations again.
 
     fn: function that does the same each time that it gets the same arguments; other tensors that it reads, such as
-        parameters, must not change before backward.  Both runs go to its end
+        parameters, must not change before backward.  The second run, too, goes to the function's end
     keep: operations whose outputs are held, by the dispatcher's names
 
     Raises RuntimeError in backward if the second run saves or returns other tensors than the first run, and TypeError
@@ -118,7 +119,7 @@ class Slot:
 
 
 class Frame:
-    """A call whose saved tensors are slots, with all that is needed in order to run it again."""
+    """A call of a function whose saved tensors are slots, with all that is needed in order to call it again."""
 
     def __init__(self, fn: Callable[..., Any], ops: frozenset[str], args: Any, kwargs: Any) -> None:
         self.fn, self.ops, self.inputs = fn, ops, Stash((args, kwargs))
@@ -139,7 +140,7 @@ class Frame:
         return slot.tensor
 
     def run_again(self) -> None:
-        """Fill the slots that are still alive with what a second run saves, in the same order."""
+        """Fill the slots that are still alive with the tensors that a second run saves, in the same order."""
         slots, saved = iter(self.slots), []
 
         def fill(tensor: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class Frame:
 
         args, kwargs = self.inputs.take_out()
         if self.ops and self.given is None:
-            raise RuntimeError("keep= is not for a function that asks autograd itself: call it without keep=")
+            raise RuntimeError("keep= is not for a function that calls autograd itself: checkpoint it without keep=")
         handing_out = HandOut(self.ops, self.kept.take_out()) if self.ops else nullcontext()
         with self.surroundings.restored(), saved_tensors_hooks(fill, lambda tensor: tensor), handing_out:
             output = self.fn(*args, **kwargs)

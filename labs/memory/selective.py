@@ -1,16 +1,17 @@
 """Selective recomputation: the outputs of some operations are held, so that the second run need not compute them again.
 
-Recomputing all of a layer costs a forward.  Most of that time is spent in a few operations, but most of the memory
-holds the outputs of many cheap ones.  So hold the outputs of the few, and compute the rest again (Korthikanti et al.
-2022, arXiv 2205.05198, section 5).  `labs.memory.recompute` has a table of the memory that each choice needs.
+Recomputing all of a layer costs a forward.  Most of a forward's time is spent in a few operations, but most of the
+memory holds the outputs of many cheap ones.  So hold the outputs of the few expensive operations, and compute the cheap
+ones again (Korthikanti et al. 2022, arXiv 2205.05198, section 5).  `labs.memory.recompute` has a table of the memory
+that each choice needs.
 
     MATMULS, ATTENTION    operations, by the dispatcher's names
     KeepOutputs           a mode for the first run, which collects the outputs of such operations
     HandOut               a mode for the second run, which returns these outputs in place of computing them
 
 Both modes work below autograd, which records the operation in either run.  The second run must get the same values as
-the first.  So an operation that drew random numbers sets the generator to the state after it, and an output that was
-changed in place afterwards is refused.
+the first.  So if an operation drew random numbers, the second run sets the generator to the state after it, and an
+output that was changed in place after the operation is refused.
 """
 
 from collections.abc import Iterable
@@ -95,7 +96,9 @@ class HandOut(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         kept, drew, output = next(self.kept, (None, None, None))
         if kept is not func:
-            raise RuntimeError(f"in recomputation, {func} was called where the forward had called {kept}")
+            raise RuntimeError(
+                f"in recomputation, {func} was called where the forward had called {kept}: both must do the same"
+            )
         if drew is not None:  # the next random numbers follow those that this operation drew
             set_random_state(args, drew)
         return tree_map_only(Tensor, Tensor.detach, output)

@@ -1,6 +1,6 @@
 """The state that a second run of a function needs in order to repeat the first one.
 
-Stash           holds the arguments, by means of autograd, until backward
+Stash           holds a call's arguments until backward, as tensors that autograd has saved
 Surroundings    holds default device, random numbers, autocast and buffers, as the first run found them
 norms           sums up a run's output in a few numbers, which show if the second run gave another output
 """
@@ -34,8 +34,9 @@ class SaveForBackward(torch.autograd.Function):
 class Stash:
     """A nested value that is held until backward.
 
-    Autograd holds the tensors in it.  So hooks around this call apply to them: a checkpoint within a checkpoint holds
-    nothing until the outer one is recomputed.  If a tensor is changed in place meanwhile, backward raises an error.
+    Autograd saves the tensors in the value, so saved_tensors_hooks around the call apply to them: a checkpoint within a
+    checkpoint holds nothing until the outer one is recomputed.  If a saved tensor is changed in place before backward,
+    backward raises an error.
     """
 
     def __init__(self, values: Any) -> None:
@@ -110,6 +111,6 @@ def put_back(buffers: Buffers) -> None:
 
 
 def norms(output: Any) -> list[float]:
-    """Return the norm of each output on the CPU; for one on a GPU, the host would have to wait."""
+    """Return the norm of each output on the CPU; the host would have to wait for the norm of an output on a GPU."""
     given = [x.detach() for x in tree_leaves(output) if type(x) is Tensor and x.is_cpu and x.is_floating_point()]
     return [x.norm().item() for x in given if x.dtype.itemsize > 1]

@@ -44,9 +44,9 @@ def load_checkpoint(
 ) -> None:
     """Load a checkpoint into any layout of DTensors, as `labs.checkpoint.load` does.
 
-    A rank reads every piece of which it needs a part, as a whole.  Numbers are cast to the model's dtypes, entries that
-    the model lacks are ignored, and no checksum is verified.  The index and everything that is no tensor are unpickled,
-    so a file from somebody else can run any code.
+    A rank reads the whole of every piece of which it needs a part.  Numbers are cast to the model's dtypes, entries
+    that the model lacks are ignored, and no checksum is verified.  The index and everything that is no tensor are
+    unpickled, so a file from somebody else can run any code.
     """
     from torch.distributed import checkpoint
 

@@ -31,10 +31,10 @@ def fsdp(
     forward and backward. With `reshard_after_forward=False` the layers are not resharded either: every rank holds all
     parameters from forward to backward, as in stage 2.
 
-    layers: the modules that are gathered at once
+    layers: the modules each of which is gathered at once
     mesh: device mesh with one axis, or two for HSDP, replicas first; by default all ranks
     precision: param_dtype, in which parameters are gathered, and reduce_dtype, in which gradients are averaged; between
-        steps, both keep their dtype
+        steps, parameters and gradients have the model's dtype
     """
     mesh = mesh or init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(**precision)

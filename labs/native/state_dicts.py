@@ -16,8 +16,8 @@ def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[s
     By default each rank gets its own shards, which share memory with the model.  If full, all tensors are gathered, one
     after the other, on the CPU of rank 0, and the other ranks get nothing: rank 0 can `torch.save` a single file.
 
-    An optimizer that has not stepped yet makes a step here, with gradients of zero and a learning rate of zero; a
-    counter of its steps counts this one.
+    An optimizer that has not stepped yet makes a step in this call, with gradients of zero and a learning rate of zero;
+    the optimizer's step counter counts that step.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 

@@ -1,14 +1,15 @@
 """The batch of a step, cut into micro-batches: is it the same batch on every rank?
 
-The first stage's rank reads x, and the last stage's rank reads y.  If they come from different batches, nothing fails:
-the loss compares outputs with the targets of other inputs.  So in the first step the ranks compare their batches:
+The first stage's rank reads x, and the last stage's rank reads y.  If x and y come from different batches, no operation
+fails: the loss compares outputs with the targets of other inputs.  So in the first step the ranks compare their
+batches:
 
     x with x, y with y     by a checksum of their numbers, on all ranks that were given one, even if they do not read it
     x with y               by the number of sequences in them
 
 In later steps nothing is compared between ranks: a rank only checks that its own x and y have the size of the first
-step.  So two mistakes stay unseen, if the batches have one size: ranks that read different batches and were given only
-what they read, and ranks whose batches agree in the first step and differ later.
+step.  So two mistakes stay unseen if all batches have the same size: ranks that read different batches and were given
+only the x or y that they read, and ranks whose batches agree in the first step and differ later.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,8 +118,8 @@ def described(
 def require_weighed(y: Tensor | None, loss: Any, over: float | None, group: ProcessGroup | None) -> float | None:
     """Return the divisor of the batch's summed losses: `over`, or the number of targets that count.
 
-    It is None if no target is ignored.  Raises ValueError without `over` if the loss cannot be divided this way, or if
-    several pipelines read parts of one batch.
+    The divisor is None if no target is ignored.  Raises ValueError without `over` if the loss cannot be divided this
+    way, or if several pipelines read parts of one batch.
     """
     if over is not None or y is None or y.dtype is not torch.int64 or y.is_meta or counted(y) == y.numel():
         return over

@@ -1,13 +1,13 @@
 """Can these lists be run?  The checker answers before anything runs.
 
-    validate     raises WrongSchedule if they cannot: an instruction is missing, or is there twice, or waits for an
-                 instruction that never comes
+    validate     raises WrongSchedule if the lists cannot be run: an instruction is missing, or is there twice, or waits
+                 for an instruction that never comes
     in_order     yields the instructions of all ranks, each after those that it needs
     alive        counts the micro-batches whose activations a rank holds, after each of its instructions
 
-The order is Lamport's happens-before (1978, "Time, Clocks, and the Ordering of Events in a Distributed System"): an
-instruction happens after the one before it on its rank, and after all instructions that it needs, on any rank.  Lists
-can be run if no instruction happens before itself.
+The order of instructions is Lamport's happens-before (1978, "Time, Clocks, and the Ordering of Events in a Distributed
+System"): an instruction happens after the one before it on its rank, and after all instructions that it needs, on any
+rank.  Lists can be run if no instruction happens before itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def validate(lists: Lists) -> None:
 def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Instruction]]:
     """Yield (rank, instruction) in an order in which the lists can be run, as far as they can be.
 
-    It goes in rounds: in each round, every rank runs its next instruction, if all that this needs ran before the round.
+    The order goes in rounds: in a round, every rank runs its next instruction, if all that it needs ran before.
 
     stages: the number of stages, if the lists may lack some of them.
     """
@@ -68,7 +68,7 @@ def alive(lists: Lists) -> list[list[int]]:
     """Return, for each rank, the number of micro-batches whose activations it holds after each of its instructions.
 
     F stores activations; B or W frees them.  I frees a part of them that depends on the model, so it is not counted.
-    If a rank has several stages, each stage counts.
+    If a rank has several stages, a micro-batch counts once per stage.
     """
     return [list(accumulate(isinstance(x, F) - isinstance(x, B | W) for x in order)) for order in lists]
 
@@ -157,7 +157,7 @@ def require_own_order(lists: Lists, places: dict[Instruction, Place]) -> None:
 def circle(lists: Lists, ran: list[int], places: dict[Instruction, Place]) -> WrongSchedule:
     """Return the error for ranks that wait for each other.
 
-    No rank can go on, so each rank that has not finished waits for another: follow them until one comes again.
+    No rank can go on, so each rank that has not finished waits for another: follow the waits until a rank comes again.
 
     ran: the number of instructions that each rank has run.
     """

@@ -1,4 +1,4 @@
-"""Backward in two halves: first the gradient of a stage's input, later those of its matrices.
+"""Backward in two halves: first the gradient of a stage's input, later the gradients of its matrices.
 
     with Deferred() as later:               F
         y = stage(x)
@@ -6,13 +6,14 @@
     later.backward()                        W    the gradients of the matrices themselves
 
 A product y = x Wᵀ has two gradients, which cost the same.  All layers before it wait for the gradient of x; nothing
-waits for the gradient of W.  So each product is a small graph of its own, through which backward goes twice, for one
-gradient each time.  The kernels are the same as in a backward for both, so the numbers are equal, bit by bit.
+waits for the gradient of W.  So Deferred gives each product a small graph of its own, through which backward goes
+twice, for one gradient each time.  The kernels are the same as in a backward that computes both gradients at once, so
+the numbers are equal, bit by bit.
 
 Parameters that are no matrices, such as those of norms and embeddings, get their gradients from I, which costs next to
-nothing.  A matrix that is no parameter, but was computed from some, gets its gradient from I, too: backward goes on
-through it to those parameters.  From I to W, a product keeps x and the gradient of y; the stage's other activations are
-freed by I.  If the stage itself computes a gradient, as for a force or a penalty, nothing of it is left to W.
+nothing.  A matrix that was computed from parameters gets its gradient from I, too, so that backward goes on through the
+matrix to those parameters.  From I to W, a product keeps x and the gradient of y; the stage's other activations are
+freed by I.  If the stage itself computes a gradient, as for a force or a penalty, no part of that one is left to W.
 
 Source: Qi et al. 2023, arXiv 2401.10241, section 2.
 """
@@ -30,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 class Deferred(TorchFunctionMode):
     """A context: products that are computed within it leave the gradients of their matrices to `backward`.
 
-    parameters: those whose gradients may wait; by default, all that are used as matrices.
+    parameters: parameters whose gradients may wait; by default, all that are used as matrices.
     """
 
     def __init__(self, parameters: Set[Tensor] | None = None) -> None:

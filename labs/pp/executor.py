@@ -5,19 +5,19 @@
     losses = pipeline.forward_backward(x, y)
     optimizer.step()
 
-The rank that has an instruction's stage does this:
+The rank that has an instruction's stage carries out the instruction:
 
     F    takes the output of the stage before, or a micro-batch of x in the first stage; computes the stage's output and
          puts it, or the loss in the last stage; keeps both ends of the graph between them
     B    takes the gradient of its output, goes back through the graph, and puts the gradient of its input
-    I    does the same, but leaves the gradients of the matrices for later (labs.pp.deferred)
+    I    does the same as B, but leaves the gradients of the matrices for later (labs.pp.deferred)
     W    computes the gradients of the matrices
 
-A tensor that is put for another rank is sent; one that is put for another stage of the same rank is not.  See
-labs.pp.messages.
+A tensor that a stage puts for a stage on another rank is sent as a message (labs.pp.messages); a tensor for another
+stage of the same rank is not.
 
 The last stage divides each micro-batch's loss by the number of micro-batches, and nothing else is divided.  So the
-gradients add up to those of the batch's mean loss.  They are added to `.grad`, as in any backward.
+gradients of the micro-batches add up to those of the batch's mean loss, in `.grad`, as in any backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ from labs.pp.tied import Tied
 
 
 class Pipeline:
-    """One rank's part of a pipeline.
+    """One rank's part of a pipeline: its stages, and the instructions of a schedule that it runs.
 
     stages: all stages, the same on every rank, which keeps only its own; each module takes and returns one tensor.
     lists: a schedule; list r is for rank r of the group.
@@ -112,7 +112,7 @@ class Pipeline:
         self.obey(lists)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of this rank's stages; a tied one is on all ranks that have a stage with it."""
+        """Return the parameters of this rank's stages; a tied parameter is on every rank that has a stage with it."""
         return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
 
     def forward_backward(
@@ -160,7 +160,7 @@ class Pipeline:
     def take(self, x: Tensor | None, y: Tensor | None, over: float | None) -> None:
         if self.under_way:
             raise RuntimeError(
-                "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
+                "the last forward_backward failed, and messages of it may be in flight: make a new Pipeline"
             )
 
         def look() -> None:
@@ -190,8 +190,8 @@ class Pipeline:
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip by the norm of the whole model, in which a tied gradient counts once; return the norm before (0-dim).
 
-        Every rank must call it after its last forward_backward.  nn.utils.clip_grad_norm_ would use the norm of this
-        rank's stages alone.  Arguments are those of `labs.clip.clip_gradients`.
+        Every rank must call this method after its last forward_backward.  nn.utils.clip_grad_norm_ would use the norm
+        of this rank's stages alone.  Arguments are those of `labs.clip.clip_gradients`.
         """
         norm = global_norm([p for p in self.parameters() if self.tied.is_counted(p)], (self.group,))
         shorten(self.parameters(), norm, max_norm)

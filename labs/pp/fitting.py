@@ -5,7 +5,7 @@
     require_fitting       the lists are for this number of ranks and stages, and each stage takes one tensor
     require_known         the parameters that a stage or the loss uses belong to the pipeline
 
-Each raises ValueError, the first two on every rank.
+Each of these checks raises ValueError; the first two raise it on every rank.
 """
 
 import inspect

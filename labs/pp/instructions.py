@@ -1,12 +1,12 @@
-"""The instructions of a pipeline, and those that each needs.
+"""The instructions of a pipeline, and the instructions that each one needs.
 
     F    forward of a micro-batch through a stage       needs the F of the stage before
     B    the whole backward                             needs its own F, and the backward of the next stage
     I    backward: the input's gradient alone           needs what B needs; the stage before waits for this half
     W    backward: the weights' gradients alone         needs its own I; nothing waits for it
 
-They are written as in PyTorch: 2F0 is stage 2's forward of micro-batch 0.  A *schedule* is a list of instructions for
-each rank, and nothing more:
+Instructions are written as in PyTorch: 2F0 is stage 2's forward of micro-batch 0.  A *schedule* is a list of
+instructions for each rank, and nothing more:
 
     [[0F0, 0F1, 0B0, 0B1],          rank 0 has stage 0
      [1F0, 1B0, 1F1, 1B1]]          rank 1 has stage 1

@@ -1,8 +1,8 @@
 """Messages between the ranks of a pipeline, and their order.
 
 The output of an F goes to the next stage, and the gradient that a B or I computes goes to the stage before.  If that
-stage is on another rank, it is sent as a message.  `plan` puts the messages between the instructions, and `Mail` sends
-and receives them:
+stage is on another rank, the output or gradient is sent as a message.  `plan` puts the messages between the
+instructions, and `Mail` sends and receives them:
 
     rank 0   0F0  0F0→1  0F1  0F1→1  1B0←1  0B0  0F0 sent  ...
     rank 1   0F0←0  1F0  0F1←0  1B0  1B0→0  1F1  ...
@@ -12,9 +12,9 @@ alone, and may keep one until its receiver asks for it.  So all messages have on
 rank sends and receives its own messages in this order.  Look at the first message that has not arrived yet: neither its
 sender nor its receiver waits for a later one, so both come to it.
 
-**A send buffer is freed as early as the lists allow.**  A send is complete when its sender has received something that
-the receiver computed after it used the message.  To find this moment, `plan` counts how many instructions of each rank
-have run before each result (vector clocks: Mattern 1989, "Virtual Time and Global States of Distributed Systems").
+**A send buffer is freed as early as the lists allow.**  A send must be complete once its sender has received a tensor
+that the receiver computed after it used the message.  To find this moment, `plan` counts how many instructions of each
+rank have run before each result (vector clocks: Mattern 1989, "Virtual Time and Global States of Distributed Systems").
 """
 
 from dataclasses import dataclass
@@ -89,8 +89,8 @@ def plan(lists: Lists) -> list[list[Step]]:
 class Mail:
     """The messages of one rank: those that its stages have put for others, and those that arrive for them.
 
-    A receiver must know the dtype and the shape of a message.  So the first message over a cut is preceded by them, and
-    all later messages over this cut have the same, in every step and in both directions.
+    A receiver must know the dtype and the shape of a message.  So the first message over a cut is preceded by its dtype
+    and shape, which all later messages over this cut have, too, in every step and in both directions.
     """
 
     def __init__(self, group: ProcessGroup | None, device: torch.device):
@@ -112,7 +112,7 @@ class Mail:
         try:
             work.wait()
         except RuntimeError as error:
-            raise RuntimeError(f"rank {source} is gone, and {message!r}, for which this one waits: {error}") from error
+            raise RuntimeError(f"rank {source} is gone, and this rank waits for its {message!r}: {error}") from error
         return x
 
     def send(self, step: Send) -> None:

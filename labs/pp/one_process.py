@@ -5,15 +5,15 @@
         (model.loss(placed(x), y.to("cuda:1")) / len(micro_batches)).backward()
 
 Only a copy from one device to the next is needed: in backward, autograd copies the gradient the other way.  So a model
-may be larger than a device.  But it is no faster than on one device: a micro-batch needs one device after the other,
-and while one computes, the others wait.  Written as lists, with a rank for each device:
+may be larger than a device.  But training is no faster than on one device: a micro-batch needs one device after the
+other, and while one device computes, the others wait.  As a schedule, with a rank for each device, this is:
 
     naive(2, 2)                      rank 0   0F0  ·   ·   ·  0B0──── 0F1  ·   ·   ·  0B1────
                                      rank 1    ·  1F0 1B0────  ·   ·   ·  1F1 1B1────
 
 GPUs compute while the process goes on, each in the order in which kernels were launched on it.  So only this order
-makes them wait: with the forwards of all micro-batches first, and then all backwards, the same code is GPipe.  On the
-CPU, the process itself computes, and does one thing at a time in any order.  Source: Huang et al. 2019, arXiv
+makes the GPUs wait: with the forwards of all micro-batches first, and then all backwards, the same code is GPipe.  On
+the CPU, the process itself computes, and does one thing at a time in any order.  Source: Huang et al. 2019, arXiv
 1811.06965, figure 2.
 """
 

@@ -1,7 +1,8 @@
 """Schedules: the order in which each rank runs its forwards and backwards.
 
 A schedule is data, and a function without side effects returns it.  The table is for rank r of p and m micro-batches.
-It assumes that m is large enough, that F, I and W take the same time, and that B takes as long as I and W together:
+The table assumes that m is large enough, that F, I and W take the same time, and that B takes as long as I and W
+together:
 
                   stages per rank  bubble               activations alive
     gpipe         1                (p - 1) / m          m                      all forwards, then all backwards
@@ -11,9 +12,9 @@ It assumes that m is large enough, that F, I and W take the same time, and that 
     zbv           2, a V           (p - 1) / (6 m)      2 p                    a rank that has begun never waits
     dualpipev     2, a V           (p - 1) / (6 m)      2 p + 1                F and B of two micro-batches in pairs
 
-Activations are counted per stage: those of a stage that is v times smaller are v times smaller, too.  In a loop, rank r
-has the stages r, r + p, r + 2 p, ...  In a V, it has the stages r and 2 p - 1 - r, so that the first and the last stage
-are on the same rank.
+Activations are counted per stage: a stage that is v times smaller has activations that are v times smaller.  In a loop,
+rank r has the stages r, r + p, r + 2 p, ...  In a V, it has the stages r and 2 p - 1 - r, so that the first and the
+last stage are on the same rank.
 
 Sources: Huang et al. 2019, arXiv 1811.06965 (GPipe); Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (1F1B,
 interleaved); Qi et al. 2023, arXiv 2401.10241, sections 2 and 6 (ZB-H1, now called ZB1P; ZB-V); DeepSeek-AI
@@ -70,7 +71,7 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
     """Return the schedule ZB1P: on rank r, each W runs r I's after its own I, or at the end.
 
-    The nearer a rank is to the last, the longer its W's wait; they fill the end, when no forward is left.
+    The nearer a rank is to the last, the longer its W's wait; the W's fill the end of a step, when no forward is left.
     """
     require("zb1p", ranks, microbatches, stages_per_rank)
     rounds, lists = in_rounds("zb1p", ranks, microbatches, stages_per_rank), []
@@ -158,7 +159,7 @@ def in_turns(forwards: list[Instruction], backwards: list[Instruction], warmup: 
 
 
 def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> list[range]:
-    """Return the micro-batches of each round: as many as there are ranks, or a few more.
+    """Return the micro-batches of each round: a round has as many as there are ranks, or a few more.
 
     With one stage per rank, there is one round of all micro-batches.
     """
@@ -173,7 +174,7 @@ def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) ->
 
 
 def with_weights(order: list[Instruction], behind: int) -> list[Instruction]:
-    """Add W's to `order`: after each I, the W of the I that is `behind` I's before it; the others at the end."""
+    """Add W's to `order`: after each I, the W of the I that is `behind` I's before it; the last W's at the end."""
     written, due = [], deque()
     for x in order:
         written.append(x)

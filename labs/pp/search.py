@@ -4,20 +4,24 @@
     search(4, 6, most_alive=[4, 3, 2, 1], split=True)     time 24: a split backward is faster
 
 **Micro-batches are alike, so every stage can take them in the same order.**  In any other lists, rename the k-th F of
-every stage as that of micro-batch k, and do the same with the backwards: each still has in time what it needs, and
-nothing begins later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and its list merges them.
-The limit then is one more need: if 4 may be alive, the F of micro-batch 6 needs the B of micro-batch 2.
+every stage as that of micro-batch k, and do the same with the backwards: each instruction still has in time what it
+needs, and none begins later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and its list
+merges them.  The limit on activations is one more need: if 4 may be alive, the F of micro-batch 6 needs the B of
+micro-batch 2.
 
-**Branch** (Giffler and Thompson 1960).  Of all instructions that have what they need, look at the one that could end
-first.  The next instruction of its rank begins before that end: otherwise there would be time to run this one before.
+The search extends *beginnings*, lists that are not complete yet, by one instruction at a time.
+
+**Branch** (Giffler and Thompson 1960).  Of all instructions whose needs are met, look at the one that could end first.
+The next instruction of its rank begins before that end: otherwise there would be time to run the one looked at before.
 
 **Bound** (Carlier and Pinson 1989).  Each instruction has a head, the earliest time at which it can begin, and a tail,
 the time that other instructions still need when it has ended.  If a rank could interrupt its instructions, it would do
-best to always work on the one with the longest tail (Jackson 1955).  The time of that is computed quickly, and no lists
-take less.  A beginning of lists is dropped if its bound is not below the time of the best lists so far.
+best to always work on the one with the longest tail (Jackson 1955).  The time that this would take is computed quickly,
+and no lists take less: it is the bound.  A beginning is dropped if its bound is not below the time of the best lists so
+far.
 
-**Compare.**  Take two beginnings in which the same instructions are done.  If no head of one is later than that of the
-other, the other is dropped.
+**Compare.**  Take two beginnings in which the same instructions are done.  If no head in the first is later than in the
+second, the second is dropped.
 """
 
 from collections.abc import Sequence
@@ -56,7 +60,7 @@ class Best:
         if not self.proven:
             verdict = (
                 f"the search stopped at {self.looked_at} beginnings: there may be lists that take less time, down to "
-                f"{self.at_least:g}; give it more `beginnings`, or a smaller case"
+                f"{self.at_least:g}; give it more `beginnings`, or fewer ranks or micro-batches"
             )
         return f"{self.simulation!r}\n{verdict}"
 
@@ -99,7 +103,7 @@ def search(
 
 @dataclass(frozen=True)
 class Beginning:
-    """The beginning of lists: some instructions are done.
+    """A beginning: lists that are not complete yet.
 
     order: the numbers of the instructions that are done, in order.
     free: the time from which each rank is free.
@@ -199,7 +203,7 @@ def interrupted(waiting: list[tuple[float, float, float]]) -> float:
 
 
 def is_new(beginning: Beginning, seen: dict[frozenset[int], list[tuple[float, ...]]]) -> bool:
-    """Return whether no beginning in `seen` has the same instructions done and no later times; then add this one."""
+    """Return whether no beginning in `seen` has the same instructions done and no later times; add it if so."""
     done = frozenset(beginning.order)
     times = (max(beginning.free), *(head for i, head in enumerate(beginning.heads) if i not in done))
     others = seen.setdefault(done, [])

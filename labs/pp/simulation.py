@@ -116,7 +116,7 @@ def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:
 
 
 def grid(of: Simulation) -> list[str]:
-    """Draw a line for each rank; a column is as long as the shortest instruction, and a dot means that it waits."""
+    """Draw a line for each rank; a column is as long as the shortest instruction, and a dot is one of waiting."""
     lasts = [of.end[x] - of.start[x] for x in of.end]
     unit = min((each for each in lasts if each > 0), default=1)
     width = 1 + max(len(repr(x)) for x in of.end)

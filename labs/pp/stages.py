@@ -4,9 +4,9 @@
                                       stage 1           layers.2
                                       stage 2           layers.3   norm   head
 
-A stage is a module that takes and returns one tensor.  These stages hold the model's own modules under their names in
-the model, so that every parameter keeps its name.  Nothing is copied.  If the model is on the meta device, a rank
-creates only the parameters of its own stages.
+A stage is a module that takes and returns one tensor.  The stages that `cut` returns hold the model's own modules under
+their names in the model, so that every parameter keeps its name.  No parameter is copied.  If the model is on the meta
+device, a rank creates only the parameters of its own stages.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ Initial = Callable[[str, torch.Size], Tensor]
 
 
 class Stage(nn.Module):
-    """Consecutive layers of a GPT; the first stage has its embedding, too, and the last one its norm and head."""
+    """A stage of a GPT: consecutive layers; the first stage has the embedding, too, and the last one norm and head."""
 
     def __init__(self, model: GPT, layers: Sequence[str]):
         super().__init__()

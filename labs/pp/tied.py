@@ -1,9 +1,9 @@
 """Parameters that stages of several ranks share, such as a weight that is used by both embedding and head.
 
-The first and the last stage each hold a copy of that weight, on their own ranks.  The copies start equal, and each gets
-a part of the gradient.  They stay equal if each of them is updated with the whole gradient.  So all these ranks add up
-the parts once per step, in the same order.  One process adds up micro-batch by micro-batch, which is the same up to
-rounding.
+The first and the last stage each hold a copy of such a weight, on their own ranks.  The copies start equal, and each
+copy gets a part of the gradient.  The copies stay equal if each of them is updated with the whole gradient.  So all
+ranks with a copy add up the parts of the gradient once per step, in the same order.  One process adds up the gradient
+micro-batch by micro-batch, which is the same up to rounding.
 """
 
 from collections.abc import Sequence

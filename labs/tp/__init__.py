@@ -2,7 +2,7 @@
 
 The files, in the order of reading:
 
-    conjugate         the borders of a split layer: the collectives there, forward and backward
+    conjugate         the borders of a split layer: its collectives in forward and in backward
     shares            the part of a parameter that each rank holds, cut by features or by heads
     vocabulary        an embedding and a cross-entropy of a split vocabulary
     optimizers        checks that an optimizer can update a split model
@@ -26,7 +26,7 @@ from labs.tp.styles import ColwiseParallel, LossParallel, PrepareModuleInput, Ro
 from labs.tp.tp import Plan, clip_gradients, copies, full_parameters, gpt_plan, parallelize, placements, slices
 
 LACKING = {  # names of torch.distributed.tensor.parallel that users look for here
-    "loss_parallel": "split the head with LossParallel(), whose loss is computed from its parts",
+    "loss_parallel": "give the loss LossParallel(vocabulary), which computes it from each rank's piece of the logits",
     "PrepareModuleOutput": "give the last layer of the module the layout, as RowwiseParallel(output_layouts=Shard(1))",
     "PrepareModuleInputOutput": "give the input's layout to PrepareModuleInput(), and the output's to the last layer",
     "parallelize_module": "parallelize(model, mesh, plan) splits a model in place",

@@ -1,10 +1,10 @@
 """A comparison of the first forward with the whole model's: it finds results that are equal on all ranks, and wrong.
 
-Between columns and rows, each rank has some of the features.  An operation that works on each feature by itself is
-right there.  An operation that needs all features is wrong, and nothing fails: a fused matrix whose output is cut in
-three, a fixed number of heads, a norm or a softmax over features.
+Between a column-parallel layer and the next row-parallel one, each rank has some of the features.  An operation there
+that works on each feature by itself is right.  An operation there that needs all features is wrong, without an error: a
+fused matrix whose output is cut in three, a fixed number of heads, a norm or a softmax over features.
 
-So after the first forward that is to be trained, each rank runs the model twice more, in evaluation mode and without a
+So after the first forward of a training, each rank runs the model twice more, in evaluation mode and without a
 graph: once as it is split, and once with all features, which are gathered after each column-parallel layer and cut
 again before each row-parallel one.  The outputs of the row-parallel layers must be equal in both runs, up to rounding.
 No weight is sent, and no rank multiplies a whole matrix.
@@ -44,9 +44,9 @@ from labs.tp.shares import Features
 
 ANOTHER_RESULT = (
     "{name} is not what the whole model has there: in front of it each rank has some of the features (in shards, some "
-    "of the tokens), and something takes them for all. Cut a fused matrix by its parts (ColwiseParallel(parts=3)) and "
-    "attention between heads (heads=Queries(...), with -1 for their number in view()); what needs all features, as a "
-    "norm or a softmax over them, gets them from ColwiseParallel(output_layouts=Replicate())"
+    "of the tokens), and an operation takes them for all. Cut a fused matrix by its parts (ColwiseParallel(parts=3)), "
+    "and attention between heads (heads=Queries(...), with -1 for their number in view()); an operation that needs all "
+    "features, as a norm or a softmax over them, gets them from ColwiseParallel(output_layouts=Replicate())"
 )
 SOFTMAX = (
     "the loss takes a softmax over the model's output, of which each rank has a piece of {features} features, so that "
@@ -163,7 +163,7 @@ class WholeRun:
 
 
 def shard(y: Tensor, shape: torch.Size, mesh: Mesh) -> Tensor:
-    """Return this rank's shard of a whole y, of this shape."""
+    """Return this rank's shard of a whole y; shape: the shard's shape."""
     for dim, size in enumerate(shape):
         if size != y.shape[dim]:
             y = y.chunk(mesh.size(), dim)[mesh.get_local_rank()]

@@ -1,8 +1,8 @@
-"""Overlap of gather and matrix product: x is multiplied in chunks, each while the next one is in flight.
+"""Overlap of gather and matrix product: x is multiplied in chunks, each chunk while the next one is in flight.
 
-Under sequence parallelism, a split layer begins with an all-gather, and its matrices wait for it.  It ends with a
-reduce-scatter, which waits for the last of them.  But the product of one rank's tokens needs no other rank's tokens.
-So the shards go round the ring one by one, and each is multiplied while the next is in flight:
+Under sequence parallelism, a split layer begins with an all-gather, for which its matrix products wait.  The layer ends
+with a reduce-scatter, which waits for the last product.  But the product of one rank's tokens needs no other rank's
+tokens. So the shards go round the ring one by one, and each is multiplied while the next is in flight:
 
     gather_linear     shards of x go round; each rank multiplies the one that it has:   y = gather(x) @ weight.T
     linear_scatter    sums go round; each rank adds the product of its own part:        y = scatter(x @ weight.T)
@@ -11,13 +11,14 @@ So the shards go round the ring one by one, and each is multiplied while the nex
     multiplies        x1              x0              x3              x2
     receives          x0              x3              x2
 
-The backward of each works like the forward of the other: the gradient of a gathered tensor is a sum that goes round,
-and the gradient of a scattered tensor goes round to be multiplied.  x is gathered again for the weight's gradient, so
-that only its shard is kept.  They send the bytes of gather and scatter in `labs.tp.conjugate`, in N - 1 messages.
+The backward of gather_linear works like the forward of linear_scatter, and the other way round: the gradient of a
+gathered tensor is a sum that goes round, and the gradient of a scattered tensor goes round to be multiplied.  x is
+gathered again for the weight's gradient, so that only its shard is kept.  Both functions send as many bytes as gather
+and scatter of `labs.tp.conjugate`, in N - 1 messages.
 
 The overlap pays if a chunk takes about as long to multiply as to send; on small chunks a GPU works less efficiently.
-In PyTorch, torch.compile applies it to a plan, under the name async tensor parallelism.  Source: Wang et al. 2023,
-"Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
+In PyTorch, torch.compile applies this overlap to a plan, under the name async tensor parallelism.  Source: Wang et al.
+2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
 """
 
 from collections.abc import Callable, Iterator

@@ -13,14 +13,14 @@ for a tensor and one for its gradient:
     split      Replicate()   Shard(dim)       Shard(dim)     Replicate()     -                 all_gather
     once       Replicate()   Replicate()      Replicate()    Partial()       -                 -
 
-`copy` and `reduce` are conjugate: each does in forward what the other does in backward.  So are `gather` and `scatter`,
-which together send as much, since an all-reduce is a reduce-scatter and an all-gather.  `join` and `split` are
-conjugate, too.
+`copy` and `reduce` are conjugate: each does in forward what the other does in backward.  `gather` and `scatter` are
+conjugate, too, and together send as many bytes as `copy` and `reduce`, since an all-reduce is a reduce-scatter and an
+all-gather.  `join` and `split` are the third conjugate pair.
 
-Why does `copy` send anything?  Every rank used the whole x, but only for its own part of the weights, so it has only a
-summand of the gradient.  The backward of `join` sends nothing: all that follows is the same on every rank, and so is
-the gradient.  If both kinds of use follow one `gather`, whose backward adds up, `once` stands before the second kind:
-all ranks have the same gradient there, and only one rank's counts.
+Why does `copy` send anything?  Every rank used the whole x, but only for its own part of the weights, so each rank has
+only a summand of the gradient.  The backward of `join` sends nothing: the operations after it are the same on every
+rank, and so is the gradient.  If both kinds of operations follow one `gather`, whose backward adds up, `once` stands
+before those that all ranks do alike: their gradient is the same on all ranks, and only one rank's counts.
 
 Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3, which calls copy f and reduce g; Korthikanti et al. 2022,
 arXiv 2205.05198, section 4.2, for sequences.
@@ -73,7 +73,7 @@ def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
 
 
 def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
-    """Gather shards for operations that all ranks do alike; size: that of the whole dim, if shards are uneven."""
+    """Gather shards for operations that all ranks do alike; size: the whole dim's size, if shards are uneven."""
     dim %= x.ndim
     return Border.apply(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
 
@@ -115,7 +115,8 @@ def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
 def line(x: Tensor, mesh: Mesh, sharded: int | None = None, size: int | None = None) -> Line:
     """Return the ranks of a mesh with one axis as a Line, with the shape of the whole tensor.
 
-    sharded: the dim along which x is a shard, or None if it is whole.  size: that of the whole dim.
+    sharded: the dim along which x is a shard, or None if x is whole.
+    size: the size of the whole dim; by default, that of the shard times the number of ranks.
     """
     shape = list(x.shape)
     if sharded is not None:

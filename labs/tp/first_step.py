@@ -8,10 +8,10 @@
     as the backward ends           gradients of the parameters that are not split
     in an optimizer's first step   the same gradients again, since they may have been clipped
 
-Inputs and random numbers are compared bit by bit; the others by some of their numbers, which may differ by rounding.
+Inputs and random numbers are compared bit by bit; activations and gradients by some of their numbers, up to rounding.
 
 labs.tp.own_part checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm is
-not noticed if it clips nothing in the first step.
+not noticed if no gradient is clipped in the first step.
 """
 
 import math
@@ -58,7 +58,8 @@ LOSS = (
 )
 GRADIENT = (
     "the gradient of what {name!r} makes whole differs on ranks {first} and {other}: it was used inside a split layer "
-    "that it did not enter through ColwiseParallel() or PrepareModuleInput(), and each rank has only its part of it"
+    "that it did not enter through ColwiseParallel() or PrepareModuleInput(), and each rank has only its part of the "
+    "gradient; give one of them to the module that uses it"
 )
 SHARDS = (
     "{name!r} is in a module with SequenceParallel(), but all {ranks} ranks have the same x there, so that the sum of "
@@ -227,7 +228,7 @@ class FirstStep:
     def require_alike(self, mine: dict[str, Any], text: str) -> bool:
         """Raise RuntimeError, on every rank, if `mine` differs between ranks; return whether it could be compared.
 
-        It cannot if numbers are inf or nan, as in the first steps of a loss scaler.
+        Numbers that are inf or nan, as in the first steps of a loss scaler, cannot be compared.
         """
         if not mine or self.mesh.size() == 1:
             return True

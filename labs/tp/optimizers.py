@@ -1,8 +1,8 @@
 """Checks of the optimizer of a split model.
 
 An optimizer sees only a rank's part of a matrix, so its update must work element by element, as in SGD and Adam.  An
-optimizer that is known to look at a whole matrix or at a norm is refused in its first step.  So is any other whose step
-of eight numbers differs from the step of the same numbers in two parts.
+optimizer that is known to look at a whole matrix or at a norm is refused in its first step.  Any other optimizer is
+refused if its step of eight numbers differs from its step of the same numbers in two parts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Checks in the first step that no rank uses its part of a parameter as if it were the whole.
 
-A part is an ordinary tensor, and does not know the whole.  An operation that treats each number by itself is right.
-These uses are wrong, and are found:
+A part is an ordinary tensor, and does not know the whole.  An operation that treats each number of a part by itself is
+right.  These uses of a part are wrong, and are found:
 
     drawn      numbers drawn after parallelize(), from one seed on all ranks: the whole has the same rows several times
     used       a use outside of the split module: a norm or a mean in the loss is that of a part

@@ -31,7 +31,7 @@ Border = Callable[[Tensor], Tensor]
 
 
 class Watched:
-    """A border of labs.tp.conjugate in the first step, which compares between ranks what must be whole there."""
+    """A border of labs.tp.conjugate in the first step, which compares tensors that must be equal on all ranks there."""
 
     def __init__(self, border: Border, name: str, first_step: FirstStep):
         self.border, self.name, self.first_step = border, name, first_step
@@ -144,7 +144,7 @@ class VocabParallelEmbedding(nn.Embedding):
 class VocabParallelCrossEntropy(CrossEntropy):
     """A cross-entropy to which each rank passes the logits of its part of the vocabulary.
 
-    Without targets, it gathers and returns all logits.
+    Without targets, the module gathers and returns all logits.
     """
 
     vocabulary: int
@@ -234,7 +234,7 @@ def copied(module: OnShards, given: Any) -> Iterator[None]:
 
 @contextmanager
 def random_by_rank(mesh: Mesh, training: bool) -> Iterator[None]:
-    """Let this rank draw its own random numbers, seeded by one that all ranks draw, so that they stay in step."""
+    """Let this rank draw its own random numbers, from a seed that all ranks draw, so that ranks stay in step."""
     if not training:
         yield
         return

@@ -8,8 +8,8 @@ Cut             the parts of one parameter along one dim
         queries of each rank                 4              2                   1
         keys and values                      0 | 1          0 | 0 | 1 | 1       0 | 0 | 0 | 0 | 1 | 1 | 1 | 1
 
-If there are fewer heads of keys and values than ranks, neighbours have the same head.  Each computes a gradient from
-its own queries alone, so their gradients must be added up.
+If there are fewer heads of keys and values than ranks, neighbouring ranks have the same head.  Each of these ranks
+computes a gradient from its own queries alone, so the ranks' gradients must be added up.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ class Keys:
 
 
 def even(size: int, dim: int, ranks: int, units: int) -> Cut:
-    """Return a cut into whole units, as evenly as possible; the first ranks get one more if they do not divide."""
+    """Return a cut into whole units, as evenly as possible; if there is a remainder, the first ranks get one more."""
     unit, (least, more) = width(size, units), divmod(units, ranks)
     ends = [(rank * least + min(rank, more)) * unit for rank in range(ranks + 1)]
     return Cut(dim, tuple(ends[:-1]), tuple(ends[1:]))
@@ -120,7 +120,7 @@ def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
         work = [n for n in range(1, heads + 1) if fits(heads, kv_heads, n)]
         nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]
         raise ValueError(
-            f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {ranks} ranks: "
+            f"{heads} query heads over {kv_heads} of keys and values cannot be divided among {ranks} ranks: "
             f"use {' or '.join(map(str, nearest))}"
         )
 

@@ -1,8 +1,8 @@
-"""Styles of a plan: the ways to split a module, with the borders that it gets.
+"""Styles of a plan: the ways to split a module, and the borders (labs.tp.conjugate) that the split module gets.
 
 Each style has two methods.  `cuts` returns the cut of each of the module's parameters, and raises ValueError for a
-module that it does not fit.  `change` turns the module into one of `labs.tp.parallel_layers`.  `labs.tp.tp` has a table
-of the styles.
+module that the style does not fit.  `change` turns the module into one of `labs.tp.parallel_layers`.  `labs.tp.tp` has
+a table of the styles.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -33,10 +33,10 @@ WHOLE, IN_FEATURES, BY_FEATURE = Replicate(), Shard(-1), Features()
 
 
 OF_PYTORCH = {
-    "use_local_output": "what goes in and out is always a plain tensor, this rank's",
+    "use_local_output": "inputs and outputs are always plain tensors, this rank's",
     "desired_input_layouts": "a split layer takes x whole, or its part of the features",
     "desired_output_layouts": "give output_layouts to the last split layer in the block",
-    "input_kwarg_layouts": "the first input crosses the border, by keyword, too",
+    "input_kwarg_layouts": "the first input crosses the border, even if it is passed by keyword",
 }
 
 
@@ -72,7 +72,8 @@ class Style:
 class ColwiseParallel(Style):
     """A style that splits the outputs of a Linear.
 
-    heads: cut only between these.  parts: the number of matrices that are fused in it.
+    heads: heads of attention, if the outputs may be cut only between heads.
+    parts: the number of matrices that are fused in the Linear, as in q|k|v.
     """
 
     input_layouts: Placement = WHOLE
@@ -87,7 +88,7 @@ class ColwiseParallel(Style):
             raise ValueError(f"{name!r} has {module.out_features} outputs, not {self.parts} parts of one size")
         cut = replace(self.heads.cut(module.out_features // self.parts, 0, ranks), parts=self.parts)
         if self.output_layouts.is_replicate() and cut != BY_FEATURE.cut(module.out_features, 0, ranks):
-            raise ValueError(f"{name!r} is cut by heads or parts, and its output becomes whole: leave them out")
+            raise ValueError(f"{name!r} is cut by heads or parts, and its output becomes whole: leave these two out")
         return {"weight": cut} | ({"bias": cut} if module.bias is not None else {})
 
     def change(self, module: nn.Module, place: Place) -> None:
@@ -110,7 +111,10 @@ class ColwiseParallel(Style):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RowwiseParallel(Style):
-    """A style that splits the inputs of a Linear, or the vocabulary of an Embedding; heads: cut only between these."""
+    """A style that splits the inputs of a Linear, or the vocabulary of an Embedding.
+
+    heads: heads of attention, if the inputs may be cut only between heads.
+    """
 
     input_layouts: Placement = IN_FEATURES
     output_layouts: Placement = WHOLE
@@ -143,7 +147,7 @@ class RowwiseParallel(Style):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PrepareModuleInput(Style):
-    """A style of a block whose first input crosses the border once; it is whole, or a shard that becomes whole."""
+    """A style of a block whose first input, whole or a shard that becomes whole, crosses the border once."""
 
     input_layouts: Placement = WHOLE
 
@@ -199,7 +203,7 @@ def border(source: Placement, target: Placement, mesh: Mesh) -> Border:
             return partial(reduce, mesh=mesh)
         case Partial(), Shard(dim):
             return partial(scatter, mesh=mesh, dim=dim)
-    raise ValueError(f"from {source!r} to {target!r} there is no border of a split layer (labs.tp.conjugate has them)")
+    raise ValueError(f"from {source!r} to {target!r} there is no border of a split layer: see labs.tp.conjugate")
 
 
 def own(module: nn.Module, place: Place) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
 
-A matrix that is split by columns turns a whole x into a piece of the result.  One that is split by rows turns such a
-piece into a summand of the result.  So two of them, columns and then rows, need one sum at the end and no communication
-between them, if each operation there works on a piece by itself, as the attention of a head or the silu of a feature.
+A matrix that is split by columns turns a whole x into a piece of the result.  A matrix that is split by rows turns such
+a piece into a summand of the result.  So two matrices, split by columns and then by rows, need one sum at the end and
+no communication between them, if each operation between them works on a piece by itself, as the attention of a head or
+the silu of a feature.
 
         x ──▶ copy ──▶ q k v ──▶ heads ──▶ o ──▶ reduce ──▶        copy, reduce: labs.tp.conjugate
                       columns             rows                     with sequence parallelism: gather, scatter
 
     x whole       every rank has all of x; norms, residuals and dropout are computed on every rank alike
-    x in shards   every rank has a part of the sequence there, and computes those on its own tokens alone
+    x in shards   every rank has a part of the sequence, and computes norms, residuals and dropout on its own tokens
 
 A plan gives a style to each submodule that is split; `parallelize` applies it:
 
@@ -24,14 +25,15 @@ A plan gives a style to each submodule that is split; `parallelize` applies it:
 A Linear keeps its matrix as [outputs, inputs], so the columns of the matrix are the rows of its weight.
 
     placements          returns the placement of each parameter on the mesh
-    slices              returns this rank's part of each split parameter; labs.llama reads these from a file
+    slices              returns the slices that cut this rank's part out of each whole parameter, as labs.llama needs
     full_parameters     gathers the whole parameters from all ranks
     clip_gradients      clips by the global norm, in which a gradient that is whole on every rank counts once
 
 In the first step, the ranks compare the values that must be the same on all of them (labs.tp.first_step).
 
 A rank's part is an ordinary parameter of a smaller shape.  So other methods work on top of it: an optimizer that works
-element by element, or labs.fsdp along another axis of the mesh.  Names are those of torch.distributed.tensor.parallel.
+element by element, or labs.fsdp along another axis of the mesh.  The styles have the names of
+torch.distributed.tensor.parallel.
 Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
 """
 
@@ -78,7 +80,7 @@ class Plan(dict[str, Style]):
     def rows(self, model: nn.Module) -> Rows:
         """Return (name, submodule, style) for each submodule that the plan names, outer ones first.
 
-        Raises ValueError for a name that no submodule has, and TypeError for a style that is none.
+        Raises ValueError for a name that no submodule has, and TypeError for a value that is no style.
         """
         modules = dict(model.named_modules(remove_duplicate=False))
         styles: dict[nn.Module, Style] = {}
@@ -111,7 +113,10 @@ def generalised(name: str) -> str:
 
 
 def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
-    """Return the plan of the course's GPT; sequence_parallel: x is in shards of the sequence between split layers."""
+    """Return the plan of the course's GPT.
+
+    sequence_parallel: whether x is in shards of the sequence between split layers
+    """
     x = Shard(1) if sequence_parallel else Replicate()
     queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
     norms = ("layers.*.attention_norm", "layers.*.mlp_norm", "norm") if sequence_parallel else ()
@@ -137,7 +142,7 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
 
 
 class TensorParallel(FirstStep):
-    """The state of a split model, its attribute `tensor_parallel`; cuts: the cut of each split parameter, by name."""
+    """The state of a split model, in its attribute `tensor_parallel`; cuts: `{name of a split parameter: its cut}`."""
 
     def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
         _, first, style = rows[0] if rows else ("", None, None)
@@ -167,7 +172,7 @@ def require_unchanged(model: nn.Module) -> TensorParallel:
         if found != name or not all(each.startswith("flat") for each in added):  # labs.zero's vectors
             raise RuntimeError(
                 f"{name!r} was changed after parallelize(): replace, prune or parametrize modules and add parameters "
-                "before it, and fold in what is computed from others (prune.remove, remove_parametrizations)"
+                "before it, and fold in parameters computed from others (prune.remove, remove_parametrizations)"
             )
     return model.tensor_parallel
 
@@ -175,8 +180,8 @@ def require_unchanged(model: nn.Module) -> TensorParallel:
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style) -> nn.Module:
     """Split the model over a mesh with one axis; return the same model.
 
-    model: equal on all ranks.  It may be a part of a larger model, such as a pipeline's stage; a parameter that an
-        earlier part shares with it was split with that part.
+    model: the model, equal on all ranks, or a part of a larger model, such as a pipeline's stage; a parameter that an
+        earlier part shares with this one was split with the earlier part.
     mesh: device mesh with one axis.
     plan: `{name of a submodule: style}`, or a style for the model itself.
 
@@ -286,14 +291,14 @@ def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
 
 
 def full_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return `{name: whole parameter}` on every rank; all ranks must call it."""
+    """Return `{name: whole parameter}` on every rank; all ranks must call this function."""
     of = require_unchanged(model)
     whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
     return {name: of.cuts[name].whole(p, of.mesh) if name in of.cuts else p for name, p in whole.items()}
 
 
 def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
-    """Clip as `labs.clip.clip_gradients`, for a split model; return the norm before (0-dim).
+    """Clip the gradients of a split model as `labs.clip.clip_gradients` does; return the norm before (0-dim).
 
     A gradient that is the same on several ranks counts once.
 
@@ -306,6 +311,6 @@ def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGr
 
 
 def copies(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return `{parameter: number of ranks that hold the same numbers}`; they hold the same gradient, too."""
+    """Return `{parameter: number of ranks that hold the same numbers}`; these ranks hold the same gradient, too."""
     of = require_unchanged(model)
     return {p: of.cuts[name].copies if name in of.cuts else of.mesh.size() for name, p in model.named_parameters()}

@@ -67,7 +67,7 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
 
 
 class SplitCrossEntropy(torch.autograd.Function):
-    """The loss of each of M tokens, [M]."""
+    """The autograd function of the cross-entropy of a split vocabulary: the loss of each of M tokens, [M]."""
 
     @staticmethod
     def forward(ctx: Any, logits_Mv: Tensor, targets_M: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:

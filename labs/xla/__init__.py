@@ -4,9 +4,10 @@
     annotations  the layout of each array on a mesh: one table for FSDP, TP and both; training with it
     mapped       collectives written by hand instead: ZeRO 3, and a pipeline
     placed       the collectives of any function, given the placements of its arguments and results
-    compiled     the result of a training, without JAX
+    compiled     the result of a training, as numbers and text without objects of JAX
     hlo          the collectives that the compiler has added, read from the compiled program
 
-This folder needs JAX, the extra `gspmd`, which no other folder of labs imports.  JAX starts threads, and counts its
-devices only once: labs.kit.extras.jax_devices runs a function in a process of its own, with any number of devices.
+This folder needs JAX (the extra `gspmd`), which no other folder of labs imports.  JAX starts threads, and counts its
+devices only once.  So labs.kit.extras.jax_devices runs a function of this folder in a process of its own, with any
+number of devices.
 """

@@ -1,7 +1,7 @@
 """Annotations: one program with many layouts, in which each array says along which mesh axis each dim is cut.
 
-The table is that of labs.gspmd.annotated: "tp" cuts the output dim of q, k, v, gate and up, and the input dim of o and
-down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
+The table of layouts is that of labs.gspmd.annotated: "tp" cuts the output dim of q, k, v, gate and up, and the input
+dim of o and down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
 
     {"dp": 8}      FSDP            {"dp": 4, "tp": 2}     both: each matrix is tiled over both axes
     {"tp": 2}      TP              {"dp": 4, "tp": 8}     the same on 32 devices
@@ -36,7 +36,7 @@ def partition_spec(placements: Sequence[Placement], axes: Sequence[str]) -> Part
     Raises ValueError for summands (Partial), which no annotation can express.
     """
     if any(placement.is_partial() for placement in placements):
-        raise ValueError(f"{list(placements)}: JAX has no annotation for summands; they come and go within a program")
+        raise ValueError(f"{list(placements)}: JAX has no annotation for summands: give Shard(dim) or Replicate()")
     dims = range(1 + max((p.dim for p in placements if isinstance(p, Shard)), default=-1))
     cut = [tuple(axis for axis, p in zip(axes, placements, strict=True) if p.is_shard(dim)) for dim in dims]
     return PartitionSpec(*(by or None for by in cut))
@@ -49,7 +49,9 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
     """
     devices = len(jax.devices())
     if prod(sizes.values()) != devices:
-        raise ValueError(f"a mesh {dict(sizes)} has {prod(sizes.values())} places, and there are {devices} devices")
+        raise ValueError(
+            f"a mesh {dict(sizes)} has {prod(sizes.values())} places, and there are {devices} devices: change a size"
+        )
     # Without Auto, JAX is in its explicit mode: it refuses ambiguous layouts, and does not propagate.
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
@@ -79,7 +81,7 @@ def train(
     weights: from_torch(model)
     batches: tokens and targets, whole, of shape [B, T] each
     sizes: the size of each mesh axis; their product is the number of devices
-    settings: AdamW's
+    settings: AdamW's settings, by the names that torch.optim.AdamW gives them
     kept_after: the step after which the weights are returned; by default the last one
 
     Raises ValueError for targets of -100.

@@ -1,4 +1,4 @@
-"""Result of a training in JAX, without any object of JAX: it can be sent to a process that has no JAX."""
+"""Result of a training in JAX, without any object of JAX, so that a process without JAX can receive it."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from labs.xla.hlo import Collective, collectives
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training in JAX.
 
     losses, seconds: one number for each step
-    weights: full weights, after the last step or the one asked for
+    weights: full weights, after the last step or the step `kept_after`
     text: the compiled step, in HLO
     held: bytes of a device's weights and moments
     temporary, peak: a device's bytes in a step, by the compiler's account
@@ -27,10 +27,10 @@ class Trained:
     peak: int
 
     def collectives(self) -> list[Collective]:
-        """Return the collectives of a step."""
+        """Return the collectives of the compiled training step."""
         return collectives(self.text)
 
     @property
     def sent(self) -> int:
-        """Return the bytes that a device sends in a step."""
+        """Return the bytes that a device sends in a training step."""
         return sum(one.sent for one in self.collectives())

@@ -2,7 +2,7 @@
 
     %all-reduce.3 = f32[8,64]{1,0} all-reduce(%dot), replica_groups={{0,1},{2,3}}, ...
 
-A line has the kind, the bytes of the result, and the groups of devices, which have five spellings:
+A line of a collective has its kind, the bytes of its result, and the groups of devices, which have five spellings:
 
         {{0,1},{2,3}}                    all groups are listed
         [2,2]<=[4]                       devices are numbered row by row:               {{0,1},{2,3}}
@@ -11,7 +11,7 @@ A line has the kind, the bytes of the result, and the groups of devices, which h
         mesh[...], device_ids=([2,2]T(1,0)) {'b'}                                       {{0,2},{1,3}}
 
 The bytes that a device sends follow from the kind, as in labs.collectives: a collective counts as the ring that sends
-the least.  The text is that of one device.  A collective in a loop counts once, however often the loop runs.
+the least.  The text is the program of one device.  A collective in a loop counts once, however often the loop runs.
 
 This file needs no JAX.
 """
@@ -94,7 +94,7 @@ def bytes_of(result: str) -> int:
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
     match = GROUPS.search(line)
     if match is None or match[1] == "{}":
-        raise ValueError(f"the groups of devices cannot be read in {line.strip()!r:.200}")
+        raise ValueError(f"the groups of devices cannot be read in {line.strip()!r:.200}: add their spelling to GROUPS")
     if match[1].startswith("{"):
         return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", match[1]))
     if match[1].startswith("mesh"):

@@ -3,7 +3,8 @@
     zero_3       a step in which weights, gradients and moments are sharded: all-gather, compute, reduce-scatter
     pipeline     layers divided along a mesh axis; ppermute sends micro-batches from stage to stage
 
-Neither has a backward of its own.  JAX derives it, and the transpose of a collective is a collective:
+Neither function has a backward of its own.  JAX derives the backward, and the transpose of a collective is a
+collective:
 
     forward        all_gather        psum_scatter     psum           ppermute to the next
     backward       psum_scatter      all_gather       a copy         ppermute to the one before
@@ -65,8 +66,8 @@ def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array]
 
     There is a stage for each device of the axis, and their number must divide the depth; every device gets y.  With M
     micro-batches and N stages there are M + N - 1 ticks.  Every stage computes in every tick, also in the first and
-    last ones, in which its input is meaningless: that is the bubble.  A schedule would wait there; this program
-    computes in vain.
+    last ones, in which its input is meaningless: that is the bubble.  The stages of labs.pp wait in the bubble; the
+    stages of this program compute in vain.
     """
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(axis), EVERYWHERE), out_specs=EVERYWHERE)

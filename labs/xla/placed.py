@@ -3,7 +3,7 @@
     communication(product, {"tp": 4}, [((32, 64), [Shard(1)]), ((64, 128), [Shard(0)])], [[Replicate()]])
                                                                             # one all-reduce, of (32, 128)
 
-The function is only compiled, and its text read; it does not run.
+`communication` compiles the function and reads the compiled text; the function does not run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,8 @@
     step(...)                                         a step of AdamW: new weights, new moments, the loss
 
 The code follows labs.model line by line, and has the same letters for shapes; a linear layer's weight is [out, in], as
-in PyTorch.  Nothing here mentions devices, and JAX needs nothing more: the arrays get their layouts from outside
-(labs.xla.annotations).  `keep` is the one place in which a caller can set the layout of the activations between layers.
+in PyTorch.  No line of this file mentions devices: the arrays get their layouts from outside (labs.xla.annotations).
+Only by the argument `keep` can a caller set the layout of the activations between layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -127,7 +127,7 @@ def step(
     weights: Weights, moments: Weights, count: Array, tokens_BT: Array, targets_BT: Array,
     config: Config, settings: Mapping[str, Any], keep: Keep = as_is,
 ) -> tuple[Weights, Weights, Array]:  # fmt: skip
-    """Take a training step; return the new weights and moments, both by name, and the loss before it.
+    """Take a training step; return the new weights and moments, both by name, and the loss before the step.
 
     settings: AdamW's settings
     """

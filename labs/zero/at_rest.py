@@ -1,9 +1,9 @@
 """Vectors as `model.parameters()` shows them: their numbers can be read, and their gradients cannot.
 
 Under stage 1 a vector's gradient is this rank's own until sync().  Under stages 2 and 3 it has been reduced, and its
-mean is in `zero.shards`.  A norm or a step that used it would differ from rank to rank.  Therefore reading `.grad`
-raises an error that names the right place, and setting it to None, as `model.zero_grad()` does, drops the gradient of
-the whole vector, reduced or not.
+mean is in `zero.shards`.  A norm or a step that used the vector's own gradient would differ from rank to rank.
+Therefore computing with `.grad` raises an error that names the right place, and setting `.grad` to None, as
+`model.zero_grad()` does, drops the gradient of the whole vector, reduced or not.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ ELSEWHERE = (
 
 
 class Elsewhere(Absent, Tensor):
-    """A tensor in the place of a gradient that cannot be read there."""
+    """A placeholder for a vector's gradient, which raises an error that says where the gradient is."""
 
     @classmethod
     def of(cls, name: str) -> "Elsewhere":
@@ -31,7 +31,7 @@ class Elsewhere(Absent, Tensor):
 
 
 class AtRest(nn.Parameter):
-    """A vector, or a shard of it, as the model shows it."""
+    """A vector, or under stage 3 this rank's shard of it, as `model.parameters()` shows it."""
 
     @classmethod
     def of(cls, p: nn.Parameter, unit: Any) -> "AtRest":

@@ -1,16 +1,16 @@
 """Layers as flat vectors, which are gathered, dropped and reduced at once.
 
 A strategy that sent parameters one by one would send too many messages.  So the parameters of a layer (a module of the
-model) are taken out of their modules by `labs.zero.layers` and laid side by side.  Views of the vector stand in their
-homes:
+model) are taken out of their modules by `labs.zero.layers` and laid side by side.  Views of the vector stand in the
+places of the parameters, their homes:
 
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector, `full`, padded to a
                   multiple of N; this rank's `shard` is an N-th of it.  Methods: gather, drop, reduce
     FlatLayer     a module, and the homes of each unit's parameters in it.  Methods: gather, drop, show
     Layout        the place of each parameter in such a vector
 
-A parameter that several layers share lies in the first one's unit.  Each of them gathers it, and its gradient is
-ready when the last use has been added up.
+A parameter that several layers share lies in the first layer's unit.  Each of these layers gathers the unit, and its
+gradient is ready when the last use has been added up.
 """
 
 from collections.abc import Callable, Iterable
@@ -126,7 +126,7 @@ class Unit:
         if self.at_rest is self.full and self.shard._version != self.version:
             raise RuntimeError(
                 f"the shard of {self.name!r} was changed, and other ranks have what it was: after such a change, call "
-                "zero.refresh(zero.units) on all of them"
+                "zero.refresh(zero.units) on all ranks"
             )
         shown = self.at_rest
         if shown is not self.full and (is_hooked(shown) or self.shard._backward_hooks):
@@ -174,7 +174,7 @@ class Unit:
 
 
 class FlatLayer:
-    """A module, and the homes of its parameters, per unit."""
+    """A layer whose parameters lie in vectors: the module, and for each unit the homes of its parameters in it."""
 
     def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):
         self.module, self.order = module, order
@@ -194,7 +194,7 @@ class FlatLayer:
         self.show()
 
     def drop(self, *phases: str) -> None:
-        """End these phases, and drop each unit that no layer uses any more.
+        """End these phases of the layer, and drop each unit that no layer uses any more.
 
         Recomputation runs a forward inside of a backward, so that one layer may use a unit in both phases.
         """

@@ -2,7 +2,7 @@
 
 Each function refuses one thing:
 
-require_trainable      a model that cannot be trained this way
+require_trainable      a model that Zero cannot train
 require_elementwise    an optimizer whose update of an element needs other elements
 require_order          an optimizer that takes other parameters than the shards, or in another order
 guard                  a step of the optimizer that zero.step() did not start
@@ -21,7 +21,7 @@ from labs import optimizer_probe
 from labs.hooks import require_dense
 
 ANEW = "load zero.full_state_dict() into a new model, and shard that"
-NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
+NO_HOOKS = "its gradient is a part of a vector's, so change the gradients of zero.shards, after zero.sync()"
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 # Attributes of a partial, and of the wrappers in labs.memory.precision and labs.memory.offload.
 INSIDE = ("func", "inner", "optimizer")
@@ -113,5 +113,5 @@ def refuse_parts(layer: nn.Module) -> None:
 
 def refuse_alone(name: str, requires_grad: bool = True) -> None:
     raise RuntimeError(
-        f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"
+        f"{name!r} lies in one vector with the others of its layer: freeze the layer, or this one before sharding"
     )

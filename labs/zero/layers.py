@@ -15,7 +15,7 @@ CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
 class Home(NamedTuple):
-    """A place of a parameter; a tied one has several.  `name` is the parameter's first name in the model."""
+    """A place of a parameter; a tied parameter has several.  `name` is the parameter's first name in the model."""
 
     module: nn.Module
     attribute: str
@@ -23,7 +23,7 @@ class Home(NamedTuple):
 
 
 def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> dict[nn.Module, list[Home]]:
-    """Return `{layer: homes of its parameters}`, without the layers that have none.
+    """Return `{layer: homes of its parameters}`, without the layers that have no parameters.
 
     layers: modules of the model; by default its children, with containers opened, and the model itself for the rest.
 
@@ -53,7 +53,7 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of a module; instead of a container, yield its children."""
+    """Yield the children of a module; in the place of a container among them, yield the container's children."""
     for child in model.children():
         if isinstance(child, CONTAINERS):
             yield from opened(child)

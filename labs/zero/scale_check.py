@@ -1,8 +1,8 @@
 """Factors by which a rank multiplied its shards' gradients between sync() and step(): ranks compare them.
 
-If each rank clips by the norm of its own shards, each scales its gradients by another factor, and the update points in
-another direction.  Nothing fails, since the shards are ordinary tensors.  So `Zero` remembers some numbers of each
-gradient at sync(), and the ranks compare the factors one step later.
+If each rank clips by the norm of its own shards, each rank scales its gradients by another factor, and the update
+points in another direction.  No operation fails, since the shards are ordinary tensors.  So `Zero` remembers some
+numbers of each gradient at sync(), and the ranks compare the factors one step later.
 """
 
 import math
@@ -19,7 +19,8 @@ from labs.agree import Some
 class Scaled:
     """The factors by which one rank multiplied its shards' gradients.
 
-    factors: one per shard; None, which equals any factor, if there is no gradient or it was not only multiplied.
+    factors: one per shard; None, which equals any factor, if the shard has no gradient, or one that was changed in
+        another way than by a factor.
     rounding: the relative difference up to which two factors are the same.
     """
 

@@ -1,7 +1,7 @@
 """ZeRO: data parallelism without the spare copies.
 
 Under data parallelism each of N ranks holds all parameters P, all gradients G and all optimizer state S.  ZeRO cuts
-them into N shards, each stage one more kind, and puts a collective wherever a rank needs what it no longer holds.  A
+them into N shards, each stage one more kind, and adds a collective before a rank needs a part that it does not hold.  A
 stage is a column of this table; an event is a line of it, and a method of `Zero`:
 
                         stage 1                 stage 2                 stage 3
@@ -14,10 +14,10 @@ stage is a column of this table; an event is a line of it, and a method of `Zero
     sync                reduce_scatter G        -                       -
     step                update, all_gather P    update, all_gather P    update
 
-The first five happen to one layer at a time, so that no rank ever holds more than one full layer of what is sharded.
-Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an all-gather; stage 3 sends P once more.
-Stages 2 and 3 have no room to add up full gradients, so they reduce those of each micro-batch; stage 1 reduces once per
-step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
+The first five events happen to one layer at a time, so that no rank ever holds more than one full layer of sharded
+kind. Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an all-gather; stage 3 sends P once
+more. Stages 2 and 3 have no room to add up full gradients, so they reduce the gradients of each micro-batch; stage 1
+reduces once per step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 
     zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # in the optimizer's place
     model(x, y).backward()
@@ -25,13 +25,13 @@ step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
     zero.step()
 
 The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's `shard`.
-The modules' own parameters are views of `full`.  Reduced gradients are those of the vectors, in `zero.shards`.
+The modules' own parameters are views of `full`.  Reduced gradients are in the `.grad` of `zero.shards`.
 
 - The optimizer must treat each element by itself, and all elements of a layer alike, as SGD and AdamW do.  Muon and
   LAMB look at matrices and norms, so they are refused.  A scheduler takes `zero.optimizer`.
-- `labs.clip` clips gradients.  `nn.utils.clip_grad_norm_` would use another norm on every rank; ranks notice that one
-  step later (`labs.zero.scale_check`).
-- Whole layers can be frozen or unfrozen later, and single parameters cannot.
+- `labs.clip` clips gradients.  `nn.utils.clip_grad_norm_` would use another norm on every rank, which the ranks notice
+  one step later (`labs.zero.scale_check`).
+- Whole layers can be frozen or unfrozen later; single parameters cannot.
 - Buffers, such as running statistics, take the first rank's values at the start and at the end of each `step()`.
 - If a layer is used, but one of its parameters is not, the gradient of that parameter counts as zero, and the
   parameter is updated, too.
@@ -70,7 +70,7 @@ class Zero:
     """Sharded training of `model` over the ranks of `group`, used in place of its optimizer.
 
     model: the module to train; it is changed.
-    stage: 1, 2 or 3, a column of the table above.
+    stage: the stage of ZeRO: 1, 2 or 3.
     optimizer: a function from a list of 1-D parameters, this rank's `shards`, to their optimizer.
     layers: the modules whose parameters are gathered together; by default the model's children, with containers
         opened, and the model itself for the rest.
@@ -185,7 +185,7 @@ class Zero:
         layer.gather("backward")
 
     def after_backward(self, layer: "FlatLayer") -> None:
-        """Drop the layer, as the gradients of its parameters and inputs are computed (or else in `step`)."""
+        """Drop the layer, as the gradients of its parameters and inputs are computed; if not here, `step` drops it."""
         layer.drop("forward", "backward")
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
@@ -197,10 +197,12 @@ class Zero:
     def require_fresh(self, updates: int, *gradient: Tensor) -> None:
         """Raise RuntimeError if a step() came between this backward and its forward; updates: `self.updates` then."""
         if updates != self.updates:
-            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
+            raise RuntimeError(
+                "backward() of a loss from before step(): the parameters of its forward are gone, so run it again"
+            )
 
     def sync(self) -> None:
-        """Make every shard's gradient the mean over the ranks; `step()` does so, too, for gradients that are left."""
+        """Make every shard's gradient the mean over the ranks; `step()` does so for gradients not reduced yet."""
         self.reduce()
         self.reduced = self.reduced or remembered(self.shards)
 
@@ -216,7 +218,7 @@ class Zero:
             unit.reduce()
 
     def step(self, closure: None = None) -> None:
-        """Update the shards, and gather them into every copy.
+        """Update the shards, and under stages 1 and 2 gather them into every rank's parameters.
 
         Raises RuntimeError if no shard has a gradient, and TypeError for a closure.
         """
@@ -264,7 +266,7 @@ class Zero:
         self.reduced = []
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return, on every rank, all of what `model.state_dict()` was before it was sharded; all ranks must call it."""
+        """Return the whole model's `state_dict()`, as before sharding, on every rank; all ranks must call this."""
         full = dict(self.model.named_buffers(remove_duplicate=False))
         for unit in self.units:
             full |= unit.whole(unit.shard.data)

@@ -254,7 +254,9 @@ def test_a_function_that_asks_autograd_itself():
         x = torch.eye(2, requires_grad=True)
         found.append(torch.autograd.grad(call(x).sum(), (x, w)))
     exactly_equal(*found)
-    with pytest.raises(RuntimeError, match=r"keep= is not for a function that asks autograd itself: call it without"):
+    with pytest.raises(
+        RuntimeError, match=r"keep= is not for a function that calls autograd itself: checkpoint it without"
+    ):
         checkpoint(forces, x, keep=MATMULS)
 
 

@@ -121,7 +121,7 @@ def test_it_stops_and_says_so():
     assert not stopped.proven and (stopped.simulation.time, stopped.at_least) == (85, 81)
     assert repr(stopped).splitlines()[-1] == (
         "the search stopped at 100 beginnings: there may be lists that take less time, down to 81; give it more "
-        "`beginnings`, or a smaller case"
+        "`beginnings`, or fewer ranks or micro-batches"
     )
     best = search(4, 6, [6, 4, 3, 6], split=True, **HARD)
     assert best.proven and best.simulation.time == 83 and 100 < best.looked_at < 10_000
