@@ -58,7 +58,7 @@ def count_heads(heads: int, kv_heads: int, ranks: int, rank: int) -> tuple[int, 
         work = [n for n in range(1, heads + 1) if can_be_dealt(heads, kv_heads, n)]
         nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]
         raise ValueError(
-            f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {ranks} ranks: "
+            f"{heads} query heads over {kv_heads} of keys and values cannot be split over {ranks} ranks: "
             f"use {' or '.join(map(str, nearest))}"
         )
     if ranks > kv_heads:

@@ -53,7 +53,7 @@ def require(setup: Setup, layout: Layout) -> None:
 def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
     heads, kv_heads = setup.config.heads, setup.config.kv_heads
     if not can_be_dealt(heads, kv_heads, tp):
-        return f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {tp} ranks"
+        return f"{heads} query heads over {kv_heads} of keys and values cannot be split over {tp} ranks"
     if sequence_parallel and setup.context % tp:
         return f"{setup.context} positions are not divisible by {tp} ranks"
     return ""

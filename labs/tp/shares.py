@@ -120,7 +120,7 @@ def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
         work = [n for n in range(1, heads + 1) if fits(heads, kv_heads, n)]
         nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]
         raise ValueError(
-            f"{heads} query heads over {kv_heads} of keys and values cannot be divided among {ranks} ranks: "
+            f"{heads} query heads over {kv_heads} of keys and values cannot be split over {ranks} ranks: "
             f"use {' or '.join(map(str, nearest))}"
         )
 

@@ -70,7 +70,7 @@ def test_a_layout_that_does_not_fit_the_cluster(layout, says):
 def test_heads_that_cannot_be_split():
     config = Config(100, 96, 4, 6, 2, 200, context=64)
     reasons = {each.reason for each in layouts(Setup(config, SETUP.cluster, 32, 64)) if isinstance(each, Rejected)}
-    assert "6 query heads over 2 of keys and values cannot be dealt out to 4 ranks" in reasons
+    assert "6 query heads over 2 of keys and values cannot be split over 4 ranks" in reasons
 
 
 @pytest.mark.parametrize("field", ["batch", "context"])

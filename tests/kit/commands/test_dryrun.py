@@ -11,7 +11,7 @@ RIGHT = ["dryrun", "--model", "tiny", "--mesh", "dp=8,tp=2"]
 WRONG = {
     "--model llama3-9b": "model 'llama3-9b' is not known: the nearest is 'llama3-8b', of tiny, small, medium",
     "--model llama2-7b": "model 'llama2-7b' is not known: the nearest is 'llama3-8b', of tiny",
-    "--mesh tp=16": "4 query heads over 2 of keys and values cannot be divided among 16 ranks: use 4",
+    "--mesh tp=16": "4 query heads over 2 of keys and values cannot be split over 16 ranks: use 4",
     "--ranks 12": "mesh dp=8,tp=2 has 16 ranks, not 12: change a size, or --ranks",
     "--mesh dp=8,dp=2": "mesh 'dp=8,dp=2': write each axis once, with its size, like dp=128,tp=8",
     "--mesh dp=8,ep=2": "no row of the table has the axes dp,ep: they are dp or replicate,shard or tp or",

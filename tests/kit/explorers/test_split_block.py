@@ -76,8 +76,8 @@ def test_every_setting_draws_a_picture_or_says_why_not():
             if text.get("text-anchor") == "start":
                 end = float(text.get("x")) + width_of(text.text, float(text.get("font-size")))
                 assert end <= float(root.get("width")), (settings, text.text)
-        refused |= {line for line in picture.text.splitlines() if "cannot be divided among" in line}
-    assert "4 query heads over 4 of keys and values cannot be divided among 8 ranks: use 4" in refused
+        refused |= {line for line in picture.text.splitlines() if "cannot be split over" in line}
+    assert "4 query heads over 4 of keys and values cannot be split over 8 ranks: use 4" in refused
 
 
 def test_one_process_sends_nothing():
