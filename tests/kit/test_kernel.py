@@ -140,7 +140,7 @@ print(run(double, 1, ranks=1))
     for line in ("!ls", "%time 3"):
         _, _, error = execute(client, f"def helper():\n    {line}\nrun(lambda: helper(), ranks=1)")
         assert (
-            error["ename"] == "TypeError" and "or a !command, which is the notebook's own: take it" in error["evalue"]
+            error["ename"] == "TypeError" and "a !command, which only the notebook can run: take it" in error["evalue"]
         )
 
 

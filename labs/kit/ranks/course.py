@@ -1,9 +1,9 @@
 """The course's modules in the fork server: imported once, and not in each rank of each job.
 
-before the forks    files = import_course(COURSE) also makes torch's operators show each collective. That takes half
-                    of the time in which a rank starts, so it is done once for all ranks.
-before a job        The fork server asks whether edited(files).
-in a rank           If a file was edited, the rank calls forget() and imports the course again: each job sees every
+before the forks    files = import_course(COURSE) imports the course, and installs the tap on torch's collectives
+                    (labs.kit.watch.tap).  This takes half of the time in which a rank starts, so it is done once.
+before a job        The fork server asks edited(files) whether a file of the course has changed.
+in a rank           If a file has changed, the rank calls forget() and imports the course again: each job sees every
                     edit.
 """
 
@@ -20,12 +20,12 @@ COURSE = [
     "labs.kit.check",
     "labs.kit.beat",
     "labs.kit.train",
-]  # the modules that import the rest of the course
+]  # the modules that import all other modules of the course
 TAP = "labs.kit.watch.tap"
 
 
 def import_course(modules: Sequence[str]) -> dict[str, int | None]:
-    """Import the modules; return the time at which each imported file of the course was written, as {path: ns}."""
+    """Import the modules; return {path: time of the last change in ns} of every imported file of the course."""
     with contextlib.suppress(Exception):  # the rank that imports a broken edit will report it
         for module in modules:
             importlib.import_module(module)
@@ -34,12 +34,12 @@ def import_course(modules: Sequence[str]) -> dict[str, int | None]:
 
 
 def edited(files: Mapping[str, int | None]) -> bool:
-    """Return whether one of the files was written again since `import_course` looked at it."""
+    """Return whether a file of the course has changed since `import_course`; files: its result."""
     return any(written(path) != when for path, when in files.items())
 
 
 def forget() -> None:
-    """Remove every module of the course, since each holds names from others."""
+    """Remove every module of the course from sys.modules; all go, since each holds names of other modules."""
     if TAP in sys.modules:
         sys.modules[TAP].uninstall()
     for name in names():

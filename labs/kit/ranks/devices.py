@@ -1,13 +1,13 @@
 """The devices of a job: which device each rank gets, and which backend carries the ranks' messages.
 
-auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
+auto   CUDA and NCCL if there is a GPU for each rank, otherwise CPU and gloo
 cpu    gloo over loopback
-cuda   NCCL for tensors on the GPU, and gloo for tensors on the host. If there are fewer GPUs than ranks, the ranks
-       share them: each rank poses as a host of its own (NCCL_HOSTID), so that NCCL, which refuses two ranks on one
-       GPU, uses sockets between them.
+cuda   NCCL for tensors on the GPU, and gloo for tensors on the host.  If there are fewer GPUs than ranks, the ranks
+       share GPUs.  NCCL refuses two ranks on one GPU of one host, so each rank then claims to be a host of its own
+       (NCCL_HOSTID), and NCCL uses sockets between the ranks.
 
 The environment variable LABS_DEVICE, if it is cpu or cuda, decides what auto means: the tests run on CPUs on every
-machine, and `make gpu` runs them on GPUs.
+machine, and `make gpu` runs the tests on GPUs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-# NCCL recognises two ranks on one GPU by host and bus number. These settings turn off every transport between GPUs of
-# one host, so that only sockets remain.
+# NCCL recognises two ranks on one GPU by host and bus number.  These settings turn off every transport between GPUs of
+# one host, so that NCCL uses sockets.
 SHARED_GPU = {
     "NCCL_SOCKET_IFNAME": LOOPBACK,
     "NCCL_IB_DISABLE": "1",
@@ -33,7 +33,7 @@ SHARED_GPU = {
 
 @dataclass(frozen=True)
 class Devices:
-    """The backend, each rank's device, and a note for the user; the note is "" if no GPU is shared."""
+    """The backend of a job, each rank's device, and a note for the user, which is "" if no GPU is shared."""
 
     backend: str
     names: list[str]  # "cpu" or "cuda:3", one name per rank
@@ -46,7 +46,10 @@ class Devices:
 
 
 def devices_for(device: str, ranks: int) -> Devices:
-    """Choose devices and a backend for `device` ("auto", "cpu" or "cuda").
+    """Choose the devices and the backend of a job.
+
+    device: "auto", "cpu" or "cuda".
+    ranks: the number of ranks on this machine.
 
     Raises ValueError for another `device`, or for "cuda" on a machine without a GPU.
     """

@@ -1,13 +1,13 @@
-"""Diagnosis of a failed job, rank by rank: from the flight recorders while it runs, from the stacks when it hangs.
+"""Diagnosis of a failed job: which ranks caused the failure, and what every other rank was doing.
 
-    Watch.poll()   finds what is certainly wrong:
+    Watch.poll()   compares the ranks' flight records while the job runs, and finds a certain failure:
                    - a group's nth collective differs between ranks in op, root, dtype or shape;
                    - a send and its receive differ in size;
-                   - a rank has returned without joining a collective that the others called;
-                   - ranks wait for each other in a circle.
+                   - a rank has returned without joining a collective that the other ranks called;
+                   - ranks wait for each other in a circle (deadlock).
     stacks()       finds, at the timeout, the learner's line on which each rank stands
 
-A program whose ranks disagree may still run to its end, since gloo completes some mismatches; its records show it.
+gloo completes some mismatched collectives, so such a program may run to its end; the flight records show the mismatch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from labs.kit.watch.frames import is_machinery, show_line
 
 STOPPED = "is stopped"
 IN_A_THREAD = "waits, in a thread, in"
-FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # the stack of the function's thread has it
-SETTLED = 10  # consecutive polls in which the same ranks wait for the same calls, before this counts as a circle
+FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # in the stack of the function's thread
+SETTLED = 10  # a deadlock is reported after so many polls in a row in which the same ranks wait for the same calls
 PEER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket closed|closed by peer|pair closure|remote process exited"
     r"|NCCL.*(unhandled system error|remote|abort)|Timed out waiting",
@@ -37,7 +37,7 @@ PEER_IS_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Where:
-    """The state of one rank when the job was stopped; `op` is "" if the rank was in no collective."""
+    """The state of one rank when its job was stopped; `op` is "" if the rank was in no collective."""
 
     rank: int
     state: str
@@ -54,7 +54,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Problem:
-    """A certain failure: a kind, one sentence, the ranks that are the cause, and every rank's place."""
+    """A certain failure of a job: its kind, one sentence, the ranks that caused it, and the state of every rank."""
 
     kind: str
     sentence: str
@@ -66,18 +66,18 @@ class RankError(RuntimeError):
     """The failure of a job.
 
     kind   "raised", "interrupted", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
-    ranks  the ranks that are the cause
-    where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
+    ranks  the ranks that caused the failure
+    where  the state of each rank (`labs.kit.ranks.diagnosis.Where`), in order of rank
     """
 
-    __module__ = "labs.kit.launch"  # the module that people import it from
+    __module__ = "labs.kit.launch"  # the module from which users import RankError
 
     def __init__(self, kind: str, ranks: tuple[int, ...], text: str, where: list[Where]) -> None:
         super().__init__(text)
         self.kind, self.ranks, self.where = kind, ranks, where
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows in place of the launcher's own frames."""
+        """Return the lines of a traceback that IPython shows, without the frames of the launcher."""
         return f"RankError: {self}".splitlines()
 
 
@@ -87,26 +87,26 @@ def make_error(problem: Problem) -> RankError:
 
 
 class Watch:
-    """A comparison of the calls that the ranks of one job issue, made from outside.
+    """A comparison of the collectives, sends and receives that the ranks of one job issue.
 
     readers   the flight records of this machine's ranks, as {rank: reader}
-    ranks     number of ranks of the whole job; nothing is assumed about those on other machines
+    ranks     number of ranks of the whole job; ranks on other machines are not compared
     """
 
     def __init__(self, readers: dict[int, Reader], ranks: int) -> None:
         self.readers, self.ranks = readers, ranks
         self.returned: set[int] = set()
-        self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that not all members have called yet
-        self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # messages with one end only
-        self.reached: dict[tuple[int, object], int] = {}  # (rank, order): the furthest place in that order
-        self.unequal: dict[int, Entry] = {}  # the first calls that should be equal and are not, one per rank
+        self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that some members have yet to call
+        self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # sends or recvs alone
+        self.reached: dict[tuple[int, object], int] = {}  # {(rank, key of `order`): number of its newest call}
+        self.unequal: dict[int, Entry] = {}  # the first calls that differ, but should be equal, one per rank
         self.any_source: set[tuple[str, int]] = set()
-        self.to_nobody: tuple[int, Entry] | None = None  # the first message whose other end is no rank
+        self.to_nobody: tuple[int, Entry] | None = None  # the first send or recv whose peer is no rank
         self.last_waits: dict[int, int] = {}
         self.settled = 0
 
     def poll(self) -> Problem | None:
-        """Read the new records of every flight recorder; return the first certain problem, or None."""
+        """Read the new records of every flight recorder; return the first certain failure, or None."""
         waits = {rank: index for rank, reader in self.readers.items() if (index := reader.header()[1]) is not None}
         for rank, reader in self.readers.items():
             for entry in reader.new():
@@ -144,7 +144,7 @@ class Watch:
         both[rank] = entry
         if len(both) == 2:
             del self.messages[key]
-            # A receive from any source may have taken the message that was meant for this receive.
+            # An earlier receive from any source may have taken the message that was meant for this receive.
             if not arrives(both[source], both[target]) and (entry.group, target) not in self.any_source:
                 self.unequal = self.unequal or both
 
@@ -168,14 +168,14 @@ class Watch:
 
     @staticmethod
     def order(rank: int, entry: Entry) -> tuple[object, ...]:
-        """Return a key for the calls that `entry.place` counts.
+        """Return a key for all calls that are counted together by `entry.place`.
 
-        These are the group's collectives, or the messages in one direction between two ranks.
+        Counted together are the collectives of one group, or the messages in one direction between two ranks.
         """
         return (entry.group, entry.op, entry.peer, entry.match) if entry.is_p2p else (entry.group,)
 
     def joined(self, rank: int, order: tuple[object, ...], place: int) -> bool:
-        """Return whether a rank has made the call at `place` of an order, or may have: its records may be lost."""
+        """Return whether a rank has made call number `place` of the calls `order`, or may have, if records are lost."""
         reader = self.readers.get(rank)
         return reader is None or reader.lost or self.reached.get((rank, order), -1) >= place
 
@@ -210,9 +210,10 @@ class Watch:
         return None
 
     def circle(self) -> Problem | None:
-        """Return the ranks that wait for each other as a problem, or None.
+        """Return a Problem with the ranks that wait for each other, or None.
 
-        A rank can continue once every rank that it waits for can. The ranks that remain will never continue.
+        A rank can continue once every rank that it waits for can continue.  All ranks for which this never becomes true
+        are in a deadlock.
         """
         waits = self.waited_for()
         needs = {rank: self.needs(rank, entry) for rank, entry in waits.items()}
@@ -221,16 +222,16 @@ class Watch:
             free |= resolved
         stuck = sorted(waits.keys() - free)
         if not stuck or {rank: entry.index for rank, entry in self.waited_for().items()} != self.last_waits:
-            return None  # a rank has moved on since its records were read, and may have made the missing call
+            return None  # a rank has continued since its records were read, and may have made the missing call
         for rank in stuck:
-            if waits[rank].op == NEW_GROUP:  # all others wait because some rank never made this group
+            if waits[rank].op == NEW_GROUP:  # other ranks wait since some rank never made this group
                 sentence = f"{name(needs[rank])} did not call {waits[rank].what}, in which rank {rank} waits"
                 return Problem("deadlock", sentence, tuple(needs[rank]), self.complete([]))
         circle = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
         return Problem("deadlock", f"{name(stuck)} wait for each other: {circle}", tuple(stuck), self.complete([]))
 
     def waited_for(self) -> dict[int, Entry]:
-        """Return the call that each waiting rank waits in, as {rank: call}, from the flight records."""
+        """Return {rank: the call in which it waits} for each rank that cannot continue, from the flight records."""
         waits = {rank: reader.header()[1] for rank, reader in self.readers.items()}
         return {
             rank: self.readers[rank].entry(index)
@@ -239,9 +240,9 @@ class Watch:
         }
 
     def in_threads(self) -> dict[int, Entry]:
-        """Return a call that any thread of each rank waits in, as {rank: call}.
+        """Return {rank: a call in which one of its threads waits}.
 
-        `waited_for` reports only a wait that keeps the rank from continuing; these waits may be in side threads.
+        `waited_for` reports only waits that keep a rank from continuing; `in_threads` reports waits in any thread.
         """
         waits = {rank: reader.waiting_anywhere() for rank, reader in self.readers.items()}
         return {
@@ -251,10 +252,10 @@ class Watch:
         }
 
     def needs(self, rank: int, entry: Entry) -> list[int]:
-        """Return the ranks that `rank` waits for: those that have not yet made the matching call."""
+        """Return the ranks that `rank` waits for in the call `entry`: those without the matching call."""
         if not entry.is_p2p:
             return [r for r in entry.awaited if not self.joined(r, self.order(r, entry), entry.place)]
-        if entry.peer not in range(len(entry.members)):  # ANY_SOURCE, or nobody
+        if entry.peer not in range(len(entry.members)):  # ANY_SOURCE, or a peer that is no rank
             return []
         peer, me = entry.members[entry.peer], entry.members.index(rank)
         there = (entry.group, "recv" if entry.op == "send" else "send", me, entry.match)
@@ -262,7 +263,7 @@ class Watch:
         return [] if answered else [peer]
 
     def complete(self, where: list[Where]) -> list[Where]:
-        """Add the state of each rank that is missing in `where`; return the list sorted by rank."""
+        """Add the state of each rank that `where` lacks; return the states of all ranks, sorted by rank."""
         known, waits, threads = {w.rank for w in where}, self.waited_for(), self.in_threads()
         for rank, reader in self.readers.items():
             if rank not in known and rank in waits:
@@ -278,7 +279,7 @@ class Watch:
         return sorted(where, key=lambda w: w.rank)
 
     def standing(self, pids: dict[int, int], stack_files: dict[int, int]) -> list[Where]:
-        """Return the state of each rank in `pids`, which are the ranks that have not answered yet."""
+        """Return the state of each rank that has not returned yet; pids: the processes of these ranks."""
         lines = stacks(pids, stack_files)
         waits, threads = self.waited_for(), self.in_threads()
         where = []
@@ -293,7 +294,7 @@ class Watch:
         return where
 
     def overdue(self, timeout: float, pids: dict[int, int], stack_files: dict[int, int]) -> Problem:
-        """Return the problem of a job whose ranks in `pids` have not answered within `timeout` seconds."""
+        """Return the Problem of a job of which the ranks in `pids` have not returned within `timeout` seconds."""
         where = self.standing(pids, stack_files)
         stopped = tuple(w.rank for w in where if w.state.startswith(STOPPED))
         busy = tuple(w.rank for w in where if not w.op)
@@ -307,21 +308,21 @@ class Watch:
 def arrives(sent: Entry, received: Entry) -> bool:
     """Return whether a send and its receive agree in bytes and dtype.
 
-    A record has no dtype if there was no room left for its text; then the bytes alone are compared.
+    A flight record has no dtype if there was no room left for its text; then only the bytes are compared.
     """
     same = sent.dtype == received.dtype or not (sent.dtype and received.dtype)
     return same and sent.bytes == received.bytes
 
 
 def of_message(ends: list[Entry]) -> str:
-    """Return what the ends of a message disagree on: the dtype if the elements or the bytes agree, else the sizes."""
+    """Return whether a send and its receive differ in dtype or in size: in dtype if their elements or bytes agree."""
     same_bytes = len({end.bytes for end in ends}) == 1
     same_elements = all(end.dtype for end in ends) and len({end.elements for end in ends}) == 1
     return "the dtype of a message" if same_bytes or same_elements else "the sizes of a message"
 
 
 def misfit(rank: int, calls: dict[int, Entry]) -> str:
-    """Return a text about two ranks of an all_to_all, one of them `rank`, whose splits do not fit; "" if all fit."""
+    """Return a text about two ranks whose splits in an all_to_all differ, one of them `rank`; "" if all agree."""
     for other in sorted(calls):
         for source, target in ((rank, other), (other, rank)):
             (sent, _), (_, taken) = calls[source].pieces, calls[target].pieces
@@ -331,9 +332,9 @@ def misfit(rank: int, calls: dict[int, Entry]) -> str:
 
 
 def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
-    """Ask each rank for its stack; return the learner's innermost line per rank, or "" for a rank without an answer.
+    """Ask each rank for its stack; return {rank: the learner's innermost line}, with "" for a rank without an answer.
 
-    A signal handler in C writes the answer, so it arrives even while the rank holds the interpreter lock.
+    A signal handler in C writes the stack, so the stack arrives even while the rank holds the interpreter lock.
     """
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):  # the rank has ended just now
@@ -343,7 +344,7 @@ def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, which then does not even write its stack."""
+    """Return whether a signal (SIGSTOP) has stopped a process, which then cannot even write its stack."""
     with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended just now
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
@@ -354,7 +355,7 @@ def read_all(fd: int) -> str:
 
 
 def innermost(dump: str) -> str:
-    """Return the learner's innermost line in what faulthandler wrote about one rank, or ""."""
+    """Return the learner's innermost line in a stack that faulthandler wrote, or ""."""
     threads = re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)
     for thread in threads:
         frames = re.findall(r'File "(.+)", line (\d+) in', thread)
@@ -366,7 +367,7 @@ def innermost(dump: str) -> str:
 
 
 def name(ranks: list[int] | tuple[int, ...]) -> str:
-    """Return "rank 1", or "ranks 0, 2 and 3"."""
+    """Return ranks in words: "rank 1", or "ranks 0, 2 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,14 +1,16 @@
 """A light flight recorder of every collective a rank issues, in memory that the caller can read while the rank hangs.
 
     FlightRecorder   runs in the rank: a listener on the tap that writes fixed-size records into a shared file mapping
-    Reader           runs in the caller: reads them from outside, even while the rank is stuck in C
+    Reader           runs in the caller: reads these records, even while the rank is stuck in C
+
+The mapping consists of
 
     header    the bytes of text, the number of records, the record that the rank waits for, and whether the function
               has ended
-    records   a ring of the newest ones: group, place in that group's order, the call, its line, its time
+    records   a ring of the newest records: group, number within the group's calls, the call, its line, its time
     texts     each description once, one per line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
-The recorder is always on. It costs one stack walk and one record for each collective (`make bench` shows it).
+The recorder is always on.  It costs one walk up the stack and one record for each collective; `make bench` measures it.
 """
 
 from __future__ import annotations
@@ -37,20 +39,20 @@ from torch.distributed import distributed_c10d
 from labs.kit.watch import tap
 from labs.kit.watch.frames import LABS, learner_frame, source_line
 
-# The header: bytes of text; number of records; the record (+ 1, or 0 for none) that the rank waits for and cannot
-# continue without; the record that any thread waits for; 1 if the function has ended.
+# The header has five numbers: bytes of text; number of records; 1 + the record that the rank waits for and without
+# which the rank cannot continue, or 0; 1 + the record that any thread waits for, or 0; 1 if the function has ended.
 HEADER = struct.Struct("<QQQQQ")
 TEXT_BYTES, RECORDS, WAITING, WAITING_ANYWHERE, OVER = range(0, HEADER.size, 8)  # offsets in the header
 RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
 RING = 1 << 15
-MARGIN = 64  # the oldest records may be overwritten while they are read
+MARGIN = 64  # the oldest records of a full ring are not read, since the rank may overwrite them meanwhile
 TEXT = 512 * 1024
-GROUP_TEXT = 64 * 1024  # the part of TEXT that is reserved for the names of groups
+GROUP_TEXT = 64 * 1024  # the bytes of TEXT that are reserved for the names of groups
 RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
 SIZE = TEXT_AT + TEXT
 
-LONGEST = 1 << 15  # bytes of one text: the name of a group lists all its ranks
+LONGEST = 1 << 15  # the most bytes of one text, enough for the name of a group, which lists all its ranks
 MOST_FORMS = 4096
 NEW_GROUP = "new_group"
 ANY_SOURCE = -1
@@ -64,18 +66,19 @@ SAME_SHAPE = (
     "gather",
     "scatter",
 )  # the operations whose tensors have one shape on every rank of a group
-# gloo takes the memory of these operators' tensors as it lies and ignores strides; in the others it respects strides,
-# or raises.
+# For these operators, gloo sends the memory of a tensor in the order of its bytes, and ignores strides.  For all other
+# operators, gloo respects strides or raises.
 AS_THEY_LIE = {"allreduce_", "broadcast_", "reduce_", "scatter_", "reduce_scatter_", "alltoall_base_"}
 PIECES = re.compile(r"\(sends (.*); takes (.*)\)")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One record, as the reader returns it.
+    """One record of a flight recorder, as the Reader returns it.
 
-    `place` counts this rank's collectives on the group, or its messages to or from `peer` (a rank of the group).
-    `match` must be equal on the other side: it is a checksum of op, root and shapes, or a message's tag.
+    place: the number of the call among this rank's collectives on the group, or among its messages to or from `peer`.
+    peer: the other rank of a message, as a rank of the group.
+    match: a number that must be equal on all ranks: a checksum of op, root and shapes, or the tag of a message.
     """
 
     index: int
@@ -101,7 +104,7 @@ class Entry:
     def awaited(self) -> tuple[int, ...]:
         """Return the ranks without which the call does not end.
 
-        For a new group these are its members, although all ranks have to make the call.
+        For the creation of a group, these are the members of the group, although all ranks must make the call.
         """
         _, _, members = self.what.partition(f"{NEW_GROUP} ")
         return tuple(json.loads(members)) if members else self.members
@@ -112,25 +115,28 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """Return the dtype of the first tensor; "" if there is no tensor, or if there was no room for the text."""
+        """Return the dtype of the call's first tensor; "" if it has no tensor, or if there was no room for its text."""
         return self.what.partition(" ")[2].partition("[")[0]
 
     @property
     def elements(self) -> int:
-        """Return the number of elements of the first tensor."""
+        """Return the number of elements of the call's first tensor."""
         return elements_in(self.what)
 
     @property
     def pieces(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Return the elements that an all_to_all sends to each member, and those that it receives from each.
+        """Return the elements that an all_to_all sends to each member, and the elements that it takes from each.
 
-        Both are empty for any other call.
+        For any other call, both dictionaries are empty.
         """
         return pieces_in(self.what, self.group)
 
 
 class FlightRecorder(tap.Listener):
-    """A writer of this rank's records into the mapping of `fd` (a file of at least SIZE bytes)."""
+    """A writer of flight records about this rank's collectives, sends and receives.
+
+    fd: descriptor of a file of at least SIZE bytes, which the caller maps, too.
+    """
 
     def __init__(self, fd: int) -> None:
         self.map = mmap.mmap(fd, SIZE)
@@ -138,11 +144,11 @@ class FlightRecorder(tap.Listener):
         self.ids: dict[object, int] = {}
         self.text_bytes = 0
         self.places: dict[tuple[object, ...], int] = {}
-        self.groups = WeakKeyDictionary[dist.ProcessGroup, str]()  # weak, so that a destroyed group is released
+        self.groups = WeakKeyDictionary[dist.ProcessGroup, str]()  # weak keys, so that a destroyed group is released
         self.sites: dict[tuple[object, ...], str] = {}
         self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # cached results of `form`
-        self.waits: dict[int, bool] = {}  # records that are waited for, and whether the wait stops the whole rank
-        self.lock = threading.Lock()  # a collective may be issued in any thread
+        self.waits: dict[int, bool] = {}  # {record that is waited for: whether the whole rank stops}
+        self.lock = threading.Lock()  # any thread may issue a collective
         for text in ["", NEW_GROUP, *{op for op, *_ in tap.OPERATORS.values()}]:
             self.text(text)
 
@@ -151,7 +157,7 @@ class FlightRecorder(tap.Listener):
         """Record every collective that this process issues in the body of the with statement."""
         tap.install()
         tap.listeners.append(self)
-        make = distributed_c10d._new_group_with_tag  # every new group is made there, those of meshes as well
+        make = distributed_c10d._new_group_with_tag  # makes every new group, also those of meshes
         distributed_c10d._new_group_with_tag = self.recorded(make)
         try:
             yield self
@@ -170,7 +176,7 @@ class FlightRecorder(tap.Listener):
             call.notes["record"] = self.write(group, order, what, peer, match, size)
 
     def write(self, group: str, order: tuple[object, ...], what: int, peer: int, match: int, size: int) -> int:
-        """Add a record; return its number, counted from 1."""
+        """Add a flight record; return its number, counted from 1."""
         self.places[order] = place = self.places.get(order, -1) + 1
         at = RECORDS_AT + self.count % RING * RECORD.size
         ids = self.text(group, room=TEXT), place, what, self.text(self.site(sys._getframe(2)))
@@ -180,10 +186,10 @@ class FlightRecorder(tap.Listener):
         return self.count
 
     def recorded(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `make`, a function that makes a process group, so that each call is recorded.
+        """Wrap `make`, a function that makes a process group, so that each call of it is recorded.
 
-        All ranks have to make the same groups in the same order.  If they do not, torch raises no error: it gives two
-        groups one name, or the members wait for a rank that never arrives.
+        All ranks must make the same groups in the same order.  If the order differs, torch raises no error: two groups
+        get the same name, or members wait for a rank that never arrives.
         """
 
         @wraps(make)
@@ -209,7 +215,7 @@ class FlightRecorder(tap.Listener):
         return make_and_record
 
     def form(self, call: tap.Call) -> tuple[int, int, int]:
-        """Return the number of the call's text, the checksum of what must be equal on all ranks, and its bytes."""
+        """Return a call's fields for a record: the number of its text, the checksum `match`, and its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
         if call.raw in AS_THEY_LIE:
@@ -231,7 +237,7 @@ class FlightRecorder(tap.Listener):
 
     def wait(self, record: int) -> None:
         with self.lock:
-            if record:  # there is none if the call was issued before this recorder listened
+            if record:  # a call that was issued before this recorder listened has no record
                 self.waits[record] = is_alone()
             self.show_waits()
 
@@ -245,7 +251,7 @@ class FlightRecorder(tap.Listener):
         self.put(WAITING_ANYWHERE, next(iter(self.waits), 0))
 
     def put(self, at: int, value: int) -> None:
-        # pack_into would first fill the field with zeros, and the reader would now and then see those.
+        # pack_into would first fill the field with zeros, and the reader would sometimes see the zeros.
         self.map[at : at + 8] = value.to_bytes(8, "little")
 
     def group_text(self, group: dist.ProcessGroup) -> str:
@@ -255,7 +261,10 @@ class FlightRecorder(tap.Listener):
         return self.groups[group]
 
     def site(self, frame: FrameType | None) -> str:
-        """Return the innermost line outside torch and this kit; if it is the course's, with the line that called it."""
+        """Return the line that issued a call: the innermost line outside torch and this kit.
+
+        If this line is in the course's package, the text also has the line outside the package that called it.
+        """
         inner = outer = learner_frame(frame)
         while outer is not None and outer.f_code.co_filename.startswith(LABS):
             outer = learner_frame(outer.f_back)
@@ -266,9 +275,9 @@ class FlightRecorder(tap.Listener):
         return self.sites[key]
 
     def text(self, text: str, otherwise: str = "", room: int = TEXT - GROUP_TEXT) -> int:
-        """Return the number of a text, which is appended if it is new.
+        """Return the number of a text; a new text is appended to the mapping.
 
-        If all texts together would then have more than `room` bytes, the number of `otherwise` is returned instead.
+        If all texts together would then have more than `room` bytes, return the number of the text `otherwise`.
         """
         number = self.ids.get(text)
         if number is None:
@@ -284,9 +293,9 @@ class FlightRecorder(tap.Listener):
 
 
 class Reader:
-    """The caller's view of one rank's flight recorder.
+    """A reader of one rank's flight records, for the caller's process.
 
-    lost: whether records were overwritten before they were read.
+    lost: whether the rank has overwritten records before they were read.
     """
 
     def __init__(self, fd: int) -> None:
@@ -297,7 +306,7 @@ class Reader:
         self.text_bytes = 0
 
     def header(self) -> tuple[int, int | None]:
-        """Return the number of records, and the index of the record that the rank waits for, or None."""
+        """Return the number of flight records, and the index of the record that the rank waits for, or None."""
         _, count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
         return count, (waiting - 1 if waiting else None)
 
@@ -311,11 +320,11 @@ class Reader:
         return bool(HEADER.unpack_from(self.map, 0)[4])
 
     def new(self) -> list[Entry]:
-        """Return the records since the last call, or the newest of them if there were more than the ring holds."""
+        """Return the flight records since the last call of `new`; if the ring was too small, only the newest ones."""
         count, _ = self.header()
         first = max(self.seen, count - RING + MARGIN)
         entries = self.entries(range(first, count))
-        written_over = self.header()[0] - RING  # the record with this index may be half overwritten, earlier ones are
+        written_over = self.header()[0] - RING  # this record may be half overwritten, earlier ones are
         self.lost = self.lost or first > self.seen or written_over >= first
         self.seen = count
         return [entry for entry in entries if entry.index > written_over]
@@ -325,7 +334,7 @@ class Reader:
 
     def entries(self, indices: range) -> list[Entry]:
         rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
-        size = HEADER.unpack_from(self.map, 0)[0]  # read after the records, so that their texts are there
+        size = HEADER.unpack_from(self.map, 0)[0]  # read after the records, so that their texts exist
         if size > self.text_bytes:
             added = self.map[TEXT_AT + self.text_bytes : TEXT_AT + size].decode(errors="replace")
             self.texts += added.split("\n")[:-1]
@@ -381,21 +390,22 @@ def describe(call: tap.Call) -> str:
 
 
 def comparable(call: tap.Call) -> str:
-    """Return a text of what must be the same on every rank of a group for its nth collective."""
+    """Return the properties of a collective that must be the same on all ranks of its group, as a text."""
     same: list[object] = []
     uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
     if call.op in SAME_SHAPE and not uneven:
-        tensors = call.outputs if call.op == "scatter" else call.inputs  # the tensors that every rank has
+        tensors = call.outputs if call.op == "scatter" else call.inputs  # tensors that all ranks pass
         same = [(str(t.dtype), tuple(t.shape)) for t in tensors] + [order_of_memory(call)]
-    elif call.op == "all_to_all":  # sizes may differ between ranks, but have to fit: see Entry.pieces
+    elif call.op == "all_to_all":  # its sizes may differ between ranks: Entry.pieces compares them
         same = [str(t.dtype) for t in call.inputs[:1]]
     return f"{call.op} {call.root} {call.reduction} {same}"
 
 
 def pieces(call: tap.Call, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[int]:
-    """Return the number of elements for each member.
+    """Return the number of elements that an all_to_all sends to each member, or takes from each member.
 
-    There is a tensor per member, or one tensor that is cut into `rows` per member, or evenly.
+    tensors: one tensor per member, or a single tensor whose rows are split.
+    rows: the rows for each member; equal numbers of rows if empty.
     """
     if call.raw == "alltoall_":
         return [tensor.numel() for tensor in tensors]
@@ -404,20 +414,20 @@ def pieces(call: tap.Call, tensors: Sequence[torch.Tensor], rows: Sequence[int])
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of the dims longer than 1; () for a contiguous tensor."""
+    """Return the strides of a tensor's dims that are longer than 1; () for a contiguous tensor."""
     return () if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.squeeze().stride()
 
 
 def order_of_memory(call: tap.Call) -> tuple[int, ...]:
-    """Return the strides that all tensors of the call must have, on all ranks; () if strides do not matter."""
+    """Return the strides that all tensors of a collective must have, on all ranks; () if strides do not matter."""
     return strides(call.outputs[-1]) if call.raw in AS_THEY_LIE else ()
 
 
 def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
     """Raise ValueError if gloo would silently mix up the elements of a tensor.
 
-    The elements may lie in any order, as long as they fill their memory without gaps, and the order is the same for
-    every tensor of the call. `comparable` compares the order with the other ranks'.
+    gloo sends elements in the order of their memory.  This is right if every tensor of the call fills its memory
+    without gaps, and all tensors have the same order of elements; `comparable` compares this order between ranks.
     """
     if call.raw not in AS_THEY_LIE or tensors[0].device.type != "cpu":
         return
@@ -440,10 +450,11 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_alone() -> bool:
-    """Return whether a wait in this thread stops the whole rank, so that it cannot make the calls that others need.
+    """Return whether a wait in this thread stops the whole rank, so that the rank cannot make calls that others need.
 
-    It does so in the main thread, and in a thread of autograd, for which the main thread waits, unless the function
-    runs another thread. Daemon threads, such as those of progress bars, do not count.
+    A wait in the main thread stops the rank, and so does a wait in a thread of autograd, for which the main thread
+    waits. A rank in which the function runs another thread is not stopped; daemon threads, as of progress bars, do not
+    count.
     """
     main, me = threading.main_thread(), threading.current_thread()
     others = (thread for thread in threading.enumerate() if thread is not main and thread is not me)

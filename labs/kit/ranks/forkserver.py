@@ -2,16 +2,16 @@
 
     caller                            fork server (has torch)                    rank
     Forkserver.fork(fds)   ------->   fork                            ------->   worker.main(*fds)
-                           <-------   its pid; later its exit status
-    Forkserver.kill(pid)   ------->   SIGKILL, if that pid is still its child; the rank's own children are ended too
+                           <-------   pid of the rank; later its exit status
+    Forkserver.kill(pid)   ------->   SIGKILL to the rank, if it is still a child, and to the rank's children
     (the caller is gone)              SIGKILL to every rank and its children; deletes their files; ends
 
-On Linux the fork server inherits the processes that a rank leaves behind, even those in a session of their own
-(setsid), and ends them.  macOS cannot do this: there a process that has left its rank's process group stays.
+On Linux, the fork server inherits the processes that a rank leaves behind, even those in a session of their own
+(setsid), and ends these processes.  On macOS, a process that has left its rank's process group is not ended.
 
-`multiprocessing`'s forkserver does not serve: it imports the caller's main module again in every rank (so a script
+The forkserver of `multiprocessing` cannot be used: it imports the caller's main module again in every rank (so a script
 needs the `if __name__ == "__main__"` guard), keeps a socket file that a killed kernel leaves behind, and forgets its
-ranks when the caller dies.  A `fork` of the caller does not serve either: a kernel that has used its compute threads
+ranks when the caller dies.  A `fork` of the caller cannot be used either: a kernel that has used its compute threads
 hangs in the fork.
 """
 
@@ -40,7 +40,7 @@ from typing import Any
 
 from labs.kit.ranks.course import COURSE, edited, forget, import_course
 
-# DDP and FSDP import these modules at first use. That takes 2 s, here once instead of in each rank.
+# DDP and FSDP import these modules at their first use, which takes 2 s: the fork server does so once for all ranks.
 PRELOAD = [
     "torch",
     "torch._dynamo",
@@ -56,18 +56,18 @@ MADV_COLLAPSE = 25  # <linux/mman.h>
 MESSAGE = 1024  # bytes; every request has this size, so that one read is one request
 ANSWER = struct.Struct("!qq")  # number of the request, pid
 ENVIRONMENT = {
-    "RES_OPTIONS": "timeout:1 attempts:1",  # torch resolves loopback names; a lost answer would cost 5 s
+    "RES_OPTIONS": "timeout:1 attempts:1",  # torch resolves loopback names; a lost DNS answer would cost 5 s
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch would warn in C++ when a name is not found
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "",  # PyTorch warns during its import: "error" would end this process; ranks get the caller's
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
-    "LABS_RANK": "",  # being set keeps run.py, which the course imports, from starting a fork server here
+    "LABS_RANK": "",  # if this is set, run.py, which the course imports, starts no fork server here
 }
 
 
 class Forkserver:
-    """The caller's end of the fork server.  `start()` returns at once; the imports continue in the background."""
+    """The caller's end of the fork server; `start()` returns at once, while the fork server imports torch."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,7 +83,7 @@ class Forkserver:
         if self.socket:
             self.socket.close()  # the earlier fork server was killed
         self.socket, theirs = socket.socketpair()
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores entries of another type, too
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python, too, ignores other entries
         arguments = f"{theirs.fileno()}, {COURSE!r}"
         code = f"import sys; sys.path[:] = {path!r}; from labs.kit.ranks.forkserver import serve; serve({arguments})"
         self.process = subprocess.Popen(
@@ -97,9 +97,12 @@ class Forkserver:
         theirs.close()
 
     def fork(self, fds: list[int], cleanup: str) -> int:
-        """Fork one rank that owns copies of `fds`; return its pid.  The file `cleanup` is deleted when it ends."""
+        """Fork one rank, which owns copies of the descriptors `fds`; return its pid.
+
+        cleanup: path of a file that the fork server deletes when the rank has ended.
+        """
         with self.lock:
-            for _ in range(2):  # a fork server that was killed since the last job is replaced
+            for _ in range(2):  # if the fork server was killed since the last job, start another one
                 self.start()
                 try:
                     return self._ask(fds, cleanup)
@@ -115,8 +118,8 @@ class Forkserver:
         self.number += 1
         self._send({"do": "fork", "cleanup": cleanup, "number": self.number}, fds)
         number = pid = 0
-        while number != self.number:  # an earlier number answers a request that an interrupt has cut off
-            while not wait([self.socket], LOOK):  # an interrupt just before the wait is raised after it
+        while number != self.number:  # an answer to an earlier request, which an interrupt has cut off, is skipped
+            while not wait([self.socket], LOOK):  # an interrupt that comes just before the wait is raised after it
                 pass
             number, pid = ANSWER.unpack(receive_exactly(self.socket, ANSWER.size))
         return pid
@@ -140,7 +143,7 @@ def serve(fd: int, course: Sequence[str]) -> None:
     """Run the fork server's loop: read requests, fork ranks and send exit statuses, until the caller is gone."""
     caller = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # imported objects stay: collecting again and again took a sixth of the time
+    gc.disable()  # imported objects are not garbage: collecting again and again took a sixth of the time
     with ended_with(caller):
         for module in PRELOAD:
             importlib.import_module(module)
@@ -148,12 +151,12 @@ def serve(fd: int, course: Sequence[str]) -> None:
     gc.freeze()  # otherwise each rank's garbage collector would walk through all these objects, and copy their pages
     gc.enable()
     in_huge_pages()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # now there may be ranks: it ends them, then itself, after its caller
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on, only the caller's end ends the ranks and this process
     inherit_orphans()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES and soft != resource.RLIM_INFINITY:
         most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))  # a rank has a socket per peer in each group
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))  # a rank needs a socket per peer in each group
     requests = socket.socket(fileno=fd)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -163,7 +166,7 @@ def serve(fd: int, course: Sequence[str]) -> None:
     job, anew = "", False  # the newest job's file, and whether its ranks import the course again
     while True:
         ready, _, _ = select.select([requests, wake_read], [], [], LOOK)
-        if os.getppid() != caller:  # the socket does not show it: another child of the caller may hold that open
+        if os.getppid() != caller:  # the caller has ended, though another child of it may hold the socket open
             break
         if wake_read in ready:
             os.read(wake_read, 4096)
@@ -207,7 +210,10 @@ def serve(fd: int, course: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def ended_with(caller: int) -> Iterator[None]:
-    """End this process if its caller ends during the body.  The watching thread ends with it: a fork would break it."""
+    """End this process if its caller ends during the body of the with statement.
+
+    The thread that watches the caller ends with the body, since a later fork would break this thread.
+    """
     done = threading.Event()
 
     def look() -> None:
@@ -231,10 +237,10 @@ def inherit_orphans() -> None:
 
 
 def in_huge_pages() -> None:
-    """Move this process' memory into pages of 2 MiB, if Linux can: a fork then copies one page-table entry, not 512.
+    """Move this process' memory into pages of 2 MiB if Linux can: a fork then copies one page-table entry, not 512.
 
-    Half of the kernel's time for a rank went into those entries.  A rank that writes to a page still gets a small page
-    of its own.
+    Copying page-table entries took half of the kernel's time for starting a rank.  A rank that writes to a page of 2
+    MiB still gets a small page of its own.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -246,7 +252,7 @@ def in_huge_pages() -> None:
 
 
 def end_orphans(sign: signal.Signals, ranks: Collection[int] = ()) -> bool:
-    """Send a signal to every child that is not a rank; return whether there was one."""
+    """Send a signal to every child process that is not a rank; return whether there was such a child."""
     try:
         children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     except FileNotFoundError:  # macOS has no such file
@@ -261,7 +267,7 @@ def become_rank(fds: list[int], not_mine: list[int], anew: bool) -> None:
     for other in not_mine:
         os.close(other)
     os.setpgid(0, 0)  # every process that the rank starts is in its group, and ends with it
-    inherit_orphans()  # otherwise the fork server would inherit them, and end them with another rank
+    inherit_orphans()  # otherwise the fork server would inherit the rank's orphans, and end them with another rank
     let_the_other_finish()
     try:
         if anew:
@@ -276,31 +282,31 @@ def become_rank(fds: list[int], not_mine: list[int], anew: bool) -> None:
 
 
 def let_the_other_finish() -> None:
-    """Keep this process and one that it wakes, or that wakes it, from preempting each other (only on Linux).
+    """Keep the kernel from preempting this process for a process that it has just woken (only on Linux).
 
-    Where ranks share cores, the rank that gloo's sender has just woken often preempts the sender, which still holds a
-    lock, and another thread spins until it gets that lock (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks
-    on two cores a small all-reduce took 2.4 times as long.
+    Where ranks share cores, the rank that gloo's sender has just woken often preempts the sender.  The sender still
+    holds a lock for which another thread spins (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks on two
+    cores, a small all-reduce took 2.4 times as long.
     """
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(PermissionError):  # a sandbox may forbid it, which costs only speed
+        with contextlib.suppress(PermissionError):  # a sandbox may forbid this call, which costs only speed
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def clear_up(pid: int, path: str) -> None:
-    """End the processes that a rank has left behind (workers of a DataLoader, say), and delete its job's file.
+    """End the processes that a rank has left behind (workers of a DataLoader, say), and delete the file of its job.
 
-    The signal is SIGTERM, which multiprocessing's resource tracker survives: it still has to remove shared memory.
-    The caller deletes the file, too, but a rank that is just beginning would create it again.
+    The signal is SIGTERM, which the resource tracker of multiprocessing survives: the tracker must still remove shared
+    memory.  The caller deletes the file, too, but a rank that is just starting would create the file again.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises the latter
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # no process is left
         os.killpg(pid, signal.SIGTERM)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def reap(children: dict[int, tuple[int, str]]) -> None:
-    """Send the exit status of every rank that has ended to the caller: its exit code, or minus the signal."""
+    """Send the caller the exit status of every rank that has ended: the exit code, or minus the signal's number."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -314,7 +320,7 @@ def reap(children: dict[int, tuple[int, str]]) -> None:
             with contextlib.suppress(BrokenPipeError):  # the caller has stopped listening
                 os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
             os.close(fd)
-        end_orphans(signal.SIGTERM, children)  # the rank may have left orphans, and so may an orphan that has ended
+        end_orphans(signal.SIGTERM, children)  # of this rank, or of an orphan that has ended
 
 
 def receive_exactly(source: socket.socket, size: int) -> bytes:

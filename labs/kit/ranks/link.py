@@ -1,29 +1,29 @@
-"""Links between nodes that are slow for real: a laptop feels what a cluster feels.
+"""Slow links between nodes, emulated: on one laptop, ranks of different nodes send as slowly as on a cluster.
 
     link = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-    run(train, ranks=4, link=link)                                 # ranks 0 and 1 are node 0, ranks 2 and 3 node 1
-    link.seconds("all_reduce", 5_000_000, ranks=4)                 # 0.304: the seconds that one such call will take
+    run(train, ranks=4, link=link)                                 # ranks 0 and 1 are on node 0, ranks 2 and 3 on node
+    1 link.seconds("all_reduce", 5_000_000, ranks=4)                 # 0.304: the seconds that one such call will take
 
-Transfers inside a node are not slowed.  Each node has one link to the others, which is full duplex: it carries
-`bandwidth` out of the node and as much into it at the same time.  A transfer between nodes takes
+Transfers inside a node are not slowed.  Each node has one full-duplex link to the other nodes, which carries
+`bandwidth` out of the node and as much into the node at the same time.  A transfer between nodes takes
 
     seconds = most bytes out of or into one node x 8 / bandwidth + trips x latency
 
-The bytes are those that record.py counts for each operation: each of N members passes n bytes.  The number of trips is
-how often the longest path of a byte crosses from one node to another.  C is the number of pairs of neighbours in the
-ring that are on two nodes:
+The bytes are those that labs.kit.record counts for each operation, where each of N members passes n bytes.  The number
+of trips is how often a byte crosses from one node to another on its longest path.  C is the number of pairs of
+neighbours in the ring that are on two different nodes:
 
     all_reduce       each member to the next, around a ring: 2 (N-1)/N n     trips 2 min(C, N-1)
-    reduce_scatter   likewise                                  (N-1)/N n           min(C, N-1)
-    all_gather       likewise                                    (N-1) n           min(C, N-1)
+    reduce_scatter   around a ring                             (N-1)/N n           min(C, N-1)
+    all_gather       around a ring                               (N-1) n           min(C, N-1)
     all_to_all       each member to each other: n/N                          1
     broadcast, send  the root to each other: n                               1
     scatter          the root to each other: n/N, with n all its input       1
     reduce, gather   each member to the root: n                              1
     barrier          like an all_reduce of 0 bytes
 
-A backend may really send more: gloo implements reduce_scatter as an all_reduce, but it takes as long here as a real
-reduce_scatter would.  Two transfers at once over one link take the sum of their times (wire.py sees to that).
+A backend may really send more bytes: gloo implements reduce_scatter as an all_reduce, which takes as long here as a
+real reduce_scatter would.  Two transfers at once over one link take the sum of their times (wire.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ MOST_NODES = 64
 
 @dataclass(frozen=True)
 class Link:
-    """The network link of each of several nodes.
+    """The network link that each node has to the other nodes, for run(..., link=).
 
     nodes      number of nodes, among which the ranks are divided evenly
-    bandwidth  bit/s out of a node, and as much into it: a number, or text such as "200 Mbit/s"
+    bandwidth  bit/s out of a node, and as much into the node: a number, or text such as "200 Mbit/s"
     latency    seconds for each trip from one node to another
 
     Raises ValueError for a value out of range.
@@ -88,16 +88,16 @@ class Link:
         return len({self.node(rank, ranks) for rank in group}) > 1
 
     def across(self, rank: int, to: Mapping[int, int], ranks: int) -> int:
-        """Return how many of the bytes that `rank` sent went to other nodes; to: bytes sent to each other rank."""
+        """Return how many of the bytes that `rank` sent went to other nodes; to: {receiving rank: bytes}."""
         return sum(size for other, size in to.items() if self.crosses((rank, other), ranks))
 
     def seconds(
         self, op: str, nbytes: float, ranks: int, group: Sequence[int] | None = None, root: int | None = None
     ) -> float:
-        """Return the seconds that one call takes if nothing else uses the link.
+        """Return the seconds that one collective, send or recv takes if nothing else uses the links.
 
         op      "all_reduce", "send", ...
-        nbytes  bytes that each member passes to the call; for a scatter, those that the root passes
+        nbytes  bytes that each member passes to the call; for a scatter, bytes that the root passes
         ranks   number of ranks of the whole job
         group   members as ranks of the job: all ranks by default, (sender, receiver) for a send
         root    root of a broadcast, reduce, gather or scatter, as a rank of the job; the first member by default
@@ -109,9 +109,9 @@ class Link:
         return max(loads.values(), default=0.0) * 8 / self.bandwidth + trips * self.latency
 
     def loads(self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int) -> tuple[Counter[int], int]:
-        """Return the bytes in each direction of each node's link, and the number of trips that follow each other.
+        """Return {direction of a node's link: bytes}, and the number of trips that must follow each other.
 
-        Direction 2 x node leads out of the node, 2 x node + 1 into it.
+        Direction 2 x node leads out of the node, direction 2 x node + 1 leads into the node.
         """
         pairs, each, turns = traffic(op, nbytes, group, root)
         ways: Counter[int] = Counter()
@@ -134,9 +134,9 @@ def bits_per_second(bandwidth: Any) -> float:
 
 
 def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[list[tuple[int, int]], float, int]:
-    """Return the pairs (sender, receiver), the bytes of each pair, and the number of turns around the ring.
+    """Return an operation's pairs (sender, receiver), the bytes of each pair, and the turns around the ring.
 
-    The number of turns is 0 if every member sends everything at once.
+    The number of turns is 0 for an operation without a ring, in which every member sends everything at once.
     """
     size = len(group)
     ring = list(zip(group, group[1:] + group[:1], strict=True))

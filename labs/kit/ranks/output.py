@@ -1,9 +1,9 @@
-"""The output of the ranks, shown line by line as it arrives, each line behind the number of its rank.
+"""The printed output of the ranks, shown line by line as it arrives, each line behind the number of its rank.
 
-Progress bars work: a piece that ends in a carriage return is shown at once and overwritten by the next.
-The lines that gloo writes about a lost peer, or as it aborts the process, are not shown: the diagnosis is mostly
-better (see team.py).
-After FIRST bytes of one rank, nothing more of it is shown until it ends; then its LAST bytes are shown.
+Progress bars work: text that ends in a carriage return is shown at once, and overwritten by the next text.
+Lines that gloo writes about a lost peer, or as it aborts the process, are not shown: the diagnosis of the failure is
+mostly better (see team.py).
+After FIRST bytes of output, nothing more of a rank is shown until the rank ends; then its last LAST bytes are shown.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import sys
 
-FIRST = 1 << 20  # bytes per rank; a loop that prints tensors would otherwise bury the notebook
+FIRST = 1 << 20  # bytes per rank, so that a loop that prints tensors does not fill the notebook
 LAST = 1 << 16
 GLOO_ABORTS = re.compile(
     rb"(terminate called .*|libc\+\+abi: .*)gloo::|  what\(\):  \[enforce fail "
-    rb"|\[E.*/gloo/transport/"  # a log of the same error, which a thread may write before the process ends
+    rb"|\[E.*/gloo/transport/"  # a thread may log the same error before the process ends
 )
 
 
@@ -25,9 +25,9 @@ class Lines:
     def __init__(self, ranks: int) -> None:
         self.unfinished = [bytearray() for _ in range(ranks)]
         self.room = [FIRST] * ranks
-        self.beyond = [0] * ranks  # number of bytes that arrived after the room was used up
-        self.end = [bytearray() for _ in range(ranks)]  # the last of those bytes
-        self.aborts = [""] * ranks  # gloo's own lines, each after a newline
+        self.beyond = [0] * ranks  # number of bytes beyond FIRST
+        self.end = [bytearray() for _ in range(ranks)]  # the last of these bytes
+        self.aborts = [""] * ranks  # lines that gloo wrote, each after a newline
 
     def feed(self, rank: int, data: bytes, last: bool = False) -> None:
         """Show every complete line that `rank` has written so far; if `last`, also the unfinished line."""
@@ -45,7 +45,7 @@ class Lines:
             say(shown)
 
     def keep_end(self, rank: int, data: bytes) -> str:
-        """Store bytes that there is no room for; return a sentence that says so the first time, and "" later."""
+        """Store bytes beyond FIRST; return, the first time, a sentence about this for the user, and "" later."""
         notice = f"{FIRST >> 20} MiB printed: only the end of the rest is shown; return it, or write a file"
         sentence = "" if self.beyond[rank] else f"[rank {rank}] {notice}\n"
         self.beyond[rank] += len(data)
@@ -72,7 +72,7 @@ class Lines:
 
 
 def say(text: str) -> None:
-    """Write to the standard output, even if there is none, or one that cannot be flushed."""
+    """Write text to sys.stdout; do nothing if there is none, and do not flush one that cannot be flushed."""
     if sys.stdout is not None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -1,12 +1,12 @@
-"""Serialization of what the caller and its ranks send each other.
+"""Serialization of the function that a caller sends to its ranks, and of the values that the ranks send back.
 
-    pickled(fn, args, kwargs)    caller: pickle the function by value, even one from a notebook's cell
-    pack(value, file)            rank: write the value and its buffers into a file without a name, past the socket
-    unpack(file, sizes)          caller: read them. A class that the caller sent comes back as the caller's own class,
-                                 with its present methods and attributes.
+    pickled(fn, args, kwargs)    in the caller: pickle the function by value, even one from a notebook's cell
+    pack(value, file)            in a rank: write the value and its tensors into a file without a name
+    unpack(file, sizes)          in the caller: read the value.  A class that the caller sent comes back as the caller's
+                                 own class, with its present methods and attributes.
 
-A tensor is sent as its bytes, and a view as its own bytes only: torch would send the whole storage, and copy it
-several times.
+A tensor is sent as its bytes, and a view of a tensor as the view's bytes only: torch would send the whole storage, and
+copy it several times.
 """
 
 from __future__ import annotations
@@ -36,29 +36,33 @@ from labs.kit.watch import frames
 
 
 def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
-    """Return (fn, args, kwargs) as bytes.  Raises a TypeError that names the variable that cannot be sent."""
-    if autocall := sys.modules.get("IPython.core.autocall"):  # a notebook's exit() holds the kernel; a rank has its own
+    """Return (fn, args, kwargs) as bytes.
+
+    Raises TypeError, which names the variable or argument that cannot be sent to the ranks.
+    """
+    if autocall := sys.modules.get("IPython.core.autocall"):  # a notebook's exit() holds the kernel: send Python's
         for kind in (autocall.ExitAutocall, *autocall.ExitAutocall.__subclasses__()):
             copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
     try:
         return dumps((fn, args, kwargs))
     except NotebooksOwn as error:
         raise TypeError(str(error)) from None
-    except Exception as error:  # a class may refuse in its own way
+    except Exception as error:  # a class may refuse to be pickled with any exception
         what = culprit(fn, args, kwargs)
         raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
 
 
 class NotebooksOwn(TypeError):
-    """A magic, or a !command, in a function for ranks."""
+    """The error of a function for ranks that contains an IPython magic or a !command."""
 
 
 class Pickler(cloudpickle.Pickler):
     """A pickler by value, like cloudpickle's, with three exceptions.
 
-    Modules of every class are pickled by name, torch's `config` modules among them: cloudpickle would pickle these
-    with any function that uses both `torch.distributed` and a variable named `config`.  Tensors are passed as buffers.
-    A cell's function with a cache is sent with an empty cache.
+    Every module is pickled by name, even a module of a class of its own, such as torch's `config` modules: cloudpickle
+    would pickle the content of these with any function that uses both `torch.distributed` and a variable named
+    `config`.  Tensors are passed as buffers.  A function with a cache (functools.lru_cache) is sent with an empty
+    cache.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -75,8 +79,8 @@ class Pickler(cloudpickle.Pickler):
             return cached, (obj.__wrapped__, obj.cache_parameters())
         if getattr(type(obj), "__module__", "").startswith("ipykernel.") and hasattr(obj, "run_cell_magic"):
             raise NotebooksOwn(
-                "a function for ranks has a %magic, or a !command, which is the notebook's own: take it out, or use "
-                "subprocess.run(command, shell=True)"
+                "a function for ranks has a %magic, or a !command, which only the notebook can run: take it out, or "
+                "use subprocess.run(command, shell=True)"
             )
         return super().reducer_override(obj)
 
@@ -86,7 +90,7 @@ def cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., 
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is nothing but bytes with a shape; torch pickles every other tensor."""
+    """Return whether a tensor is only bytes with a dtype and a shape; torch pickles every other tensor."""
     special = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__
     has_bytes = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return bool(has_bytes and not special and tensor.untyped_storage().nbytes() >= tensor.nbytes)
@@ -106,7 +110,7 @@ def dumps(value: Any, buffers: list[pickle.PickleBuffer] | None = None) -> bytes
 
 
 def pack(value: Any, file: int) -> list[int]:
-    """Write `value` into a file; return the sizes of its parts, which `unpack` needs."""
+    """Write `value` into a file; return the bytes of its pickle and of each of its buffers, which `unpack` needs."""
     buffers: list[pickle.PickleBuffer] = []
     parts = [memoryview(dumps(value, buffers)), *(buffer.raw() for buffer in buffers)]
     with open(file, "wb", closefd=False) as out:
@@ -123,10 +127,10 @@ def unpack(file: int, sizes: list[int]) -> Any:
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that does not change the classes of this process, even if a rank sends one of them back.
+    """An unpickler that does not change the classes of this process, even if a rank sends one of these classes back.
 
-    cloudpickle finds such a class by its number, and would then set its whole state again: its methods would use the
-    rank's copies of the notebook's variables, and its attributes would be the rank's.
+    cloudpickle finds such a class by its number, and would then set the state of the class again: its methods would use
+    the rank's copies of the notebook's variables, and its attributes would be those of the rank.
     """
 
     def __init__(self, file: IO[bytes], **options: Any) -> None:
@@ -149,10 +153,10 @@ def read(source: IO[bytes], size: int) -> memoryview:
 
 
 def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
-    """Return a file without a name that a rank and its caller share, until `stack` and the rank close it.
+    """Return the descriptor of a file without a name, which a rank and its caller share until both have closed it.
 
-    On Linux the file is in memory.  Elsewhere it is on disk, and is filled with zeros at once: if the disk had no room
-    for a mapped file, the rank would end without a message.
+    On Linux, the file is in memory.  Elsewhere, the file is on disk, and is filled with zeros at once: if the disk had
+    no room for a mapped file later, the rank would end without a message.
     """
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("labs")
@@ -166,7 +170,7 @@ def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
 
 
 def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """Return the name of the argument that cannot be pickled, or of the variable that the function uses."""
+    """Return the name of the function's argument that cannot be pickled, or of such a variable that it uses."""
     used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
         f"argument {k!r}": v for k, v in kwargs.items()
     }
@@ -184,7 +188,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
 
 
 def cell_sources() -> dict[str, str]:
-    """Return the text of the notebook's cells as {file: text}, so that a rank's traceback can show the line."""
+    """Return the text of the notebook's cells as {file: text}, so that a rank's traceback can show a cell's lines."""
     return {
         file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and frames.CELL.match(file)
     }

@@ -1,4 +1,4 @@
-"""Settings of PyTorch that change numbers: the ranks compute under the caller's settings.
+"""Settings of PyTorch that change results: the ranks copy the caller's settings.
 
     copied from the caller                a rank's own
     default dtype                         default device: see run(device=)
@@ -7,7 +7,7 @@
     gradients on or off, autocast         settings that PyTorch cannot read back (set_flush_denormal)
     anomaly detection                     settings of other libraries
 
-Under torchrun the ranks are the caller, and have all of its settings.
+Under torchrun, each rank is its own caller, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAGS = {  # attributes of torch.backends
 
 
 def each() -> Iterator[tuple[str, Callable[[], Any], Callable[..., Any]]]:
-    """Yield (name, getter, setter) for each setting that is copied; the setter takes what the getter returns."""
+    """Yield (name, getter, setter) of each setting of PyTorch that is copied; the setter takes the getter's result."""
     yield "dtype", torch.get_default_dtype, torch.set_default_dtype
     yield "deterministic", deterministic, lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1])
     yield "matmul", matmul_precision, torch.set_float32_matmul_precision
@@ -51,7 +51,7 @@ def deterministic() -> tuple[bool, bool]:
 def matmul_precision() -> str | None:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the precision was set in the newer way, by the flags
+    except RuntimeError:  # the precision was set by the newer flags of torch.backends
         return None
 
 
@@ -60,9 +60,9 @@ def anomaly() -> tuple[bool, bool]:
 
 
 def settings() -> dict[str, Any]:
-    """Return the settings that the ranks copy, as {name: value}.
+    """Return the settings of PyTorch that the ranks copy, as {name: value}.
 
-    Raises ValueError if tensors are made on another device than the CPU by default.
+    Raises ValueError if PyTorch's default device is not the CPU.
     """
     if (device := torch.get_default_device()).type != "cpu":
         raise ValueError(
@@ -74,7 +74,7 @@ def settings() -> dict[str, Any]:
 
 
 def apply(wanted: dict[str, Any]) -> None:
-    """Change each setting of this process whose value differs in `wanted`."""
+    """Set each setting of PyTorch whose value in this process differs from its value in `wanted`."""
     for name, get, put in each():
         if wanted.get(name) is not None and get() != wanted[name]:
             put(wanted[name])

@@ -1,11 +1,13 @@
-"""The ranks of one job, as their caller sees them: the connections to them, their answers, and their failures.
+"""The ranks of one job, as their caller sees them: connections to the ranks, their values, and their failures.
 
     with Team(devices, payload, ranks, timeout, record, link, restarted, settings) as team:
         values = team.finish()
 
-The caller has for each rank a control connection (it sends the job; warnings, the value or the failure come back), a
-pipe for its output, and a pipe for its exit status from the fork server.  They share files without a name: the
-function with its arguments, the flight record, the stack, the value, and the state of the links between nodes.
+For each rank, the caller has a control connection (the job goes to the rank; warnings, the value or the failure come
+back), a pipe for the rank's output, and a pipe from the fork server for the rank's exit status.  The caller and its
+ranks
+share files without a name: the function with its arguments, the flight records, the stacks, the values, and the state
+of the links between nodes.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from labs.kit.ranks.output import Lines
 from labs.kit.ranks.payload import cell_sources, shared_file, unpack
 
 POLL = 0.05  # seconds between two looks at the flight recorders
-GRACE = 0.25  # seconds after the first failure in which other ranks may still report theirs
+GRACE = 0.25  # seconds after the first failure in which other ranks may still report their failures
 ENDING = 10.0  # seconds that a rank may take to end after it sent its value; then it is killed
-MOST_BYTES = 1 << 28  # bytes of a rank's message; a larger size was written by something else, and never arrives whole
-MOST_WARNINGS = 100  # different warnings of a job; a warning that names each step would otherwise bury the notebook
+MOST_BYTES = 1 << 28  # bytes of a rank's message; a larger size cannot be a rank's, and the rest would never arrive
+MOST_WARNINGS = 100  # warnings that are shown per job, so that a warning in each step does not fill the notebook
 STORE_BYTES = 1 << 16  # bytes that the ranks write to find each other
-FILES = 7  # files that the caller has open for each rank while it starts the rank
-MORE_FILES = 64  # files for everything else that may be opened meanwhile
-ITS_FILES_ARE_GONE = "nfds != -1"  # part of what gloo writes if the process has closed gloo's files
-RESTARTED = "TORCHELASTIC_RESTART_COUNT"  # torchrun's name for the number of times that all ranks were started again
+FILES = 7  # files that the caller has open for each rank while it starts the ranks
+MORE_FILES = 64  # files that the caller may open for other purposes meanwhile
+ITS_FILES_ARE_GONE = "nfds != -1"  # words in gloo's error if the process has closed gloo's files
+RESTARTED = "TORCHELASTIC_RESTART_COUNT"  # torchrun's variable: how often it has restarted all ranks
 CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
 
 FORKSERVER = Forkserver()
@@ -56,7 +58,7 @@ atexit.register(FORKSERVER.stop)
 
 
 class Failure(NamedTuple):
-    """The failure of one rank: its time (s, monotonic clock), its kind, one sentence, and the traceback."""
+    """The failure of one rank: its time (seconds of time.monotonic), its kind, one sentence, and the traceback."""
 
     when: float
     kind: str
@@ -65,9 +67,9 @@ class Failure(NamedTuple):
 
 
 class Team:
-    """The ranks of one job: the connections to them, their answers, and their failures.
+    """The ranks of one job: connections to the ranks, their values, and their failures.
 
-    The context manager leaves nothing behind, however the job ends: no process, no file, no descriptor.
+    As a context manager, a Team leaves no process, file or descriptor behind, however the job ends.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Team:
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
         self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # (text, class name, file, line): the pickled class
-        self.unshown = 0  # number of warnings beyond MOST_WARNINGS
+        self.unshown = 0  # the number of warnings beyond MOST_WARNINGS
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self.controls: list[Connection] = []
@@ -113,7 +115,7 @@ class Team:
                 FORKSERVER.kill(self.pids[rank])
             while self.alive:
                 self.hear(None)
-        finally:  # also after a second interrupt or a closed output; a rank whose control is closed ends itself
+        finally:  # even after a second interrupt; a rank whose control connection is closed ends itself
             self.stack.__exit__(*failure)
 
     def start(self) -> None:
@@ -142,11 +144,11 @@ class Team:
         self.folder, sources = working_folder(), cell_sources()
         for rank, control in enumerate(self.controls):
             job = cloudpickle.dumps(self.job(rank, store, sources))
-            with contextlib.suppress(OSError):  # the rank has already died, which its status will report
+            with contextlib.suppress(OSError):  # the rank has already died, as its exit status will report
                 control.send_bytes(job)
 
     def store(self) -> str:
-        """Create the file in which the ranks will find each other, on a disk that has room; return its path."""
+        """Create the file in which the ranks will find each other (FileStore) if the disk has room; return the path."""
         try:
             handle, store = tempfile.mkstemp(prefix="labs-store-")
             self.stack.callback(self.remove, pathlib.Path(store))
@@ -159,7 +161,7 @@ class Team:
         return store
 
     def remove(self, store: pathlib.Path) -> None:
-        """Delete the store.  If the fork server was killed, wait for its ranks first: one might create it again."""
+        """Delete the file `store`; if the fork server was killed, wait for its ranks, which might create it again."""
         deadline = time.monotonic() + 1
         process = FORKSERVER.process
         while process and process.poll() is not None and self.any_left() and time.monotonic() < deadline:
@@ -212,7 +214,10 @@ class Team:
         )
 
     def finish(self) -> list[Any]:
-        """Listen until every rank has answered; return the values, by rank.  Raises RankError or KeyboardInterrupt."""
+        """Wait until every rank has answered; return the values that the function returned, by rank.
+
+        Raises RankError for the failure of a rank, and KeyboardInterrupt.
+        """
         try:
             self.listen()
         except KeyboardInterrupt:
@@ -236,7 +241,7 @@ class Team:
         if problem := self.watch.poll():
             raise make_error(problem)
         for control in self.controls:
-            with contextlib.suppress(OSError):  # the rank was killed after it sent its value, which counts
+            with contextlib.suppress(OSError):  # a rank that was killed after it sent its value has succeeded
                 control.send_bytes(b"end")
         deadline = time.monotonic() + ENDING
         while self.alive and time.monotonic() < deadline:
@@ -245,9 +250,9 @@ class Team:
     # ---- messages from the ranks ----------------------------------------------------------
 
     def hear(self, timeout: float | None) -> None:
-        """Receive what the ranks have sent; wait up to `timeout` seconds for the first of it."""
+        """Receive the ranks' output, messages and exit statuses; wait up to `timeout` seconds for the first one."""
         for key, _ in self.selector.select(timeout):
-            if key.fileobj in self.selector.get_map():  # a rank's exit status, handled just now, unregisters the others
+            if key.fileobj in self.selector.get_map():  # an exit status unregisters the rank's other files
                 handler, rank = key.data
                 handler(rank, key.fileobj)
 
@@ -258,9 +263,9 @@ class Team:
         self.lines.feed(rank, data, last=not data)
 
     def last_output(self, rank: int, fd: int) -> None:
-        """Show what is left in the pipe of a rank that has ended.
+        """Show the last output of a rank that has ended.
 
-        The pipe's end is not awaited, since a process that the rank started may hold it open.
+        This does not wait for the end of the rank's pipe, since a process that the rank started may hold the pipe open.
         """
         if fd in self.selector.get_map():
             os.set_blocking(fd, False)
@@ -277,7 +282,7 @@ class Team:
         except (EOFError, ConnectionError):
             self.selector.unregister(control)
             return
-        except (Exception, SystemExit) as error:  # the value's own class may fail to build here
+        except (Exception, SystemExit) as error:  # the class of the value may fail to load here
             kind, content = (
                 "error",
                 (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", ""),
@@ -295,7 +300,7 @@ class Team:
             self.watch.returned.add(rank)
 
     def on_status(self, rank: int, fd: int) -> None:
-        """Receive the last messages of a rank that has ended, and, if it sent no value, note how it ended."""
+        """Receive the last messages of a rank that has ended; if the rank sent no value, note how the rank ended."""
         status = os.read(fd, 8)
         self.selector.unregister(fd)
         self.alive.discard(rank)
@@ -314,11 +319,11 @@ class Team:
     # ---- failures -------------------------------------------------------------------------
 
     def first_cause(self) -> RankError:
-        """Return the job's error: the failure that the others follow from, or a problem that explains it better."""
+        """Return the job's error: the first cause among the failures, or a diagnosis that explains it better."""
         first = earliest(self.failures)
         gone = PEER_IS_GONE.search(first.sentence)
         if first.kind == "died" or "gloo" in first.sentence.lower() or gone:
-            # The backend reports these problems in its own words, or aborts over them.
+            # The backend reports a mismatch in its own words, or aborts the process.
             better = {"mismatch", "nobody", *(["returned"] if gone else [])}
             if (problem := self.watch.poll()) and problem.kind in better:
                 return make_error(problem)
@@ -327,28 +332,31 @@ class Team:
         return error
 
     def late(self) -> dict[int, int]:
-        """Return the ranks that have not answered, as {rank: pid}."""
+        """Return the ranks that have not returned, as {rank: pid}."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.values and rank in self.alive}
 
     def timed_out(self) -> RankError:
         return make_error(self.watch.overdue(self.timeout, self.late(), self.files["stack"]))
 
     def standing(self) -> str:
-        """Return "ranks 0 and 1 were in barrier   cell line 3: dist.barrier(); rank 2 had returned"."""
+        """Return the state of all ranks in words.
+
+        "ranks 0 and 1 were in barrier   cell line 3: dist.barrier(); rank 2 had returned"
+        """
         places: dict[str, list[int]] = {}
         for where in self.watch.complete(self.watch.standing(self.late(), self.files["stack"])):
             places.setdefault(str(where).split(" ", 2)[2], []).append(where.rank)
         return "; ".join(f"{name(ranks)} {in_the_past(place, len(ranks))}" for place, ranks in places.items())
 
     def warn(self, error: Any, failure: BaseException | None, trace: Any) -> None:
-        """Issue the ranks' warnings here, each once; if warnings are errors, a failure of the job takes precedence."""
+        """Issue each warning of the ranks once in the caller; if warnings are errors, a failure takes precedence."""
         if self.unshown:
             more = f"the ranks gave {self.unshown:,} warnings more, which are not shown", "UserWarning", __file__, 1
             self.warnings[more] = pickle.dumps(UserWarning)
         for (text, _, filename, line), kind in self.warnings.items():
             try:
                 category = pickle.loads(kind)
-            except Exception:  # the class cannot be loaded here
+            except Exception:  # the class of the warning cannot be loaded here
                 category = UserWarning
             try:
                 warnings.warn_explicit(text, category, filename, line)
@@ -359,12 +367,12 @@ class Team:
 
 
 def earliest(failures: Mapping[int, Failure]) -> Failure:
-    """Return the first failure in time, among those that do not only say that a peer is gone if there are any."""
+    """Return the failure that came first; failures that only say that a peer is gone count if there are no others."""
     return min(failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
 
 
 def caused(failures: Mapping[int, Failure], ranks: int, aborts: Sequence[str] = ()) -> RankError:
-    """Return the error of a job.
+    """Return the error of a job in which ranks have failed.
 
     failures   the failures, as {rank: failure}
     ranks      number of ranks of the job
@@ -383,7 +391,7 @@ def caused(failures: Mapping[int, Failure], ranks: int, aborts: Sequence[str] = 
 
 
 def interruption(text: str) -> KeyboardInterrupt:
-    """Return a KeyboardInterrupt of Python's own class, as shells expect it, that IPython shows in one line."""
+    """Return a KeyboardInterrupt that IPython shows in one line; shells expect exactly this class of Python."""
     error = KeyboardInterrupt(text)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {text}"]  # type: ignore[attr-defined]
     return error
@@ -395,7 +403,10 @@ def no_room(error: OSError) -> OSError:
 
 
 def allow_open_files(ranks: int) -> None:
-    """Raise this process' soft limit of open files if the job needs it.  Raises RuntimeError beyond the hard limit."""
+    """Raise this process' soft limit of open files if a job of `ranks` ranks needs more.
+
+    Raises RuntimeError if the job needs more open files than the hard limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = len(os.listdir("/dev/fd")) + MORE_FILES
     need = taken + FILES * ranks
@@ -405,7 +416,7 @@ def allow_open_files(ranks: int) -> None:
         most = max(0, (hard - taken) // FILES)
         raise RuntimeError(
             f"{ranks} ranks take {need} open files, and this process may have {hard} (ulimit -Hn): "
-            f"at most {most} ranks, or a higher limit"
+            f"start at most {most} ranks, or raise the limit"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 

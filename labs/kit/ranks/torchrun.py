@@ -1,12 +1,14 @@
-"""Jobs under torchrun, where each process already is a rank and joins the existing world.
+"""Jobs under torchrun, where each process already is a rank.
 
-    join    runs the function in this process and returns every rank's value to every rank
-    Patrol  on the first rank of each machine, compares the flight records of that machine's ranks, as a caller does,
-            and watches the time; it reports a problem on its stderr and exits, whereupon torchrun ends all the others
+    join    runs the function in this process, and returns every rank's value to every rank
+    Patrol  on the first rank of each machine, compares the flight records of that machine's ranks, and watches the
+    time;
+            after a failure it reports on stderr and exits, whereupon torchrun ends all other ranks
 
-torchrun itself reports and restarts a rank that raises or dies, even one that the backend aborts over different sizes.
-A Patrol does not see the ranks of other machines: each machine reports its own, and a disagreement between two
-machines shows only at the timeout.
+torchrun itself reports and restarts a rank that raises or dies, even a rank that the backend aborts over different
+sizes.
+A Patrol does not see the ranks of other machines: each machine reports its own ranks, and a mismatch between the ranks
+of two machines shows only at the timeout.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from labs.kit.ranks.diagnosis import Problem, Watch, make_error
 from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
 
 POLL = 0.1  # seconds between two looks at the flight records
-GRACE = 1.0  # seconds in which other machines, whose time is also up, may still report their problems
+GRACE = 1.0  # seconds in which other machines, whose time is also up, may still report their failures
 ELASTIC = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
-GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", *ELASTIC)  # torchrun sets these
+GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", *ELASTIC)  # variables that torchrun sets
 
 
 def world() -> int | None:
@@ -44,7 +46,8 @@ def world() -> int | None:
         return None
     if missing := [name for name in GIVEN if name not in os.environ]:
         raise RuntimeError(
-            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but not {missing[0]}: start this with torchrun, or unset it"
+            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but not {missing[0]}: start this with torchrun, "
+            "or unset TORCHELASTIC_RUN_ID"
         )
     if os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise RuntimeError(
@@ -57,7 +60,7 @@ def world() -> int | None:
 def join(
     fn: Callable[..., Any], args: Any, kwargs: Any, device: str, timeout: float, record: str | None
 ) -> list[tuple[Any, Any]]:
-    """Call `fn` in this process; return (value, recording) of every rank, by rank."""
+    """Call `fn` in this process, which is a rank under torchrun; return (value, recording) of every rank, by rank."""
     devices = devices_for(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     if not dist.is_initialized():
         worker.use_device(devices.names[int(os.environ["LOCAL_RANK"])])
@@ -72,16 +75,16 @@ def join(
 
 
 def leave() -> None:
-    """Destroy the process group before the interpreter ends: a later destruction sometimes aborts the process."""
+    """Destroy the process group before the interpreter ends, since a later destruction sometimes aborts the process."""
     if dist.is_initialized():
-        if not hasattr(sys, "last_value"):  # after a failure of this rank, the others may never come
+        if not hasattr(sys, "last_value"):  # after a failure of this rank, other ranks may never come
             dist.barrier()
         gc.collect()  # frees reference cycles that hold the group, as DDP's modules do
         dist.destroy_process_group()
 
 
 class Patrol:
-    """The flight record of this rank and, on the first rank of a machine, a thread that reads all of the machine's."""
+    """A flight recorder of this rank and, on the first rank of a machine, a thread that reads all of its records."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -107,7 +110,7 @@ class Patrol:
                 readers = {rank: Reader(file.fileno()) for rank, file in flights.items()}
                 self.watch = Watch(readers, len(of_all))
                 self.thread.start()
-            dist.barrier()  # now every file is open, and may lose its name
+            dist.barrier()  # after this, every reader has opened its files, so their names can be deleted
             pathlib.Path(flight_path).unlink()
             pathlib.Path(stacks_path).unlink()
             self.stack = stack.pop_all()
@@ -132,14 +135,17 @@ class Patrol:
 
 
 def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
-    """Return a temporary file that others can open by its path, and that path; `stack` deletes it at the latest."""
+    """Return a temporary file and the path by which other processes can open it; `stack` deletes the file."""
     handle, path = tempfile.mkstemp(prefix="labs-rank-")
     stack.callback(pathlib.Path(path).unlink, missing_ok=True)
     return stack.enter_context(open(handle, "r+b", buffering=0)), path
 
 
 def end(problem: Problem) -> NoReturn:
-    """Report the problem and exit, whereupon torchrun ends the others.  The main thread may wait in C for ever."""
+    """Report a failure on stderr and exit, whereupon torchrun ends all other ranks.
+
+    os._exit is needed, since the main thread may wait in C for ever.
+    """
     print(f"RankError: {make_error(problem)}", file=sys.stderr, flush=True)
     time.sleep(GRACE)
     os._exit(1)

@@ -1,19 +1,20 @@
-"""A rank's end of the links between nodes: it delays the completion of transfers that use them.
+"""The emulation of slow links between nodes in one rank: transfers between nodes complete late.
 
     with Wire(link, ranks, file).slowing(): train()
 
-A collective starts when its last member has issued it, and a message when it is sent, but neither starts before the
-earlier transfers over the same links have ended: two at once take the sum of their times.  If the members' sizes
-differ, the largest counts.  `Link` computes how long the transfer then takes (link.py).
+A collective starts when its last member has issued it, and a message starts when it is sent.  A transfer starts only
+after the earlier transfers over the same links have ended, so two transfers at once take the sum of their times.
+`Link` computes how long a transfer takes once it has started (link.py).  If the members pass different sizes, the
+largest counts.
 
-The completion is late, not the call, so overlap still pays.  The program gets a Work (and a future) that completes
-when the link's time is over, and everything that waits for it waits: Python, functional collectives, DDP in C++.
-gloo's reduce_scatter, send and recv have no future, so they are late in `Work.wait` and in `wait_tensor`, the only
-ways to wait for them.  A recv from any source is not slowed, since its sender is not known beforehand.
+A transfer completes late, but its call returns at once, so overlap still pays.  The program gets a Work (and a future)
+that completes when the transfer has ended.  Python, functional collectives and DDP in C++ all wait for this Work.
+gloo's reduce_scatter, send and recv have no future, so only `Work.wait` and `wait_tensor` return late, the only ways to
+wait for them.  A recv from any source is not slowed, since its sender is not known beforehand.
 
-The ranks share a file.  It holds, for each direction of each node's link, the time until which it is busy (s,
-monotonic clock).  Each transfer has a slot with its key, the number of members that have issued it, the most bytes of
-a member, and the time at which it is done.
+The ranks share a file.  For each direction of each node's link, the file has the time until which the link is busy, in
+seconds of time.monotonic.  Each transfer has a slot in the file, with the transfer's key, the number of members that
+have issued it, the most bytes of a member, and the time at which it is done.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from labs.kit.ranks.link import MOST_NODES, Link
 from labs.kit.watch import tap
 
 MESSAGES = "send", "recv"
-WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # gloo's Works for these have no future
-SLOTS = 1 << 15  # number of transfers that have a slot; far more than are ever in flight
+WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # operations whose Works have no future on gloo
+SLOTS = 1 << 15  # number of slots for transfers, far more than transfers are ever in flight
 SLOT = KEY, MEMBERS, BYTES, DONE = range(4)
 SIZE = 8 * (2 * MOST_NODES + len(SLOT) * SLOTS)
-POLL = 0.001  # seconds
-FAILURE = "failure"  # the key of a call's error in its notes
+POLL = 0.001  # seconds between two looks at whether a Work has completed
+FAILURE = "failure"  # the key in Call.notes for the error of a call
 
 
 class Wire(tap.Listener):
-    """A rank's end of the job's links; `file` is the file of SIZE bytes that the ranks share."""
+    """A listener that delays the transfers of one rank over slow links; `file` is SIZE bytes that all ranks share."""
 
     def __init__(self, link: Link, ranks: int, file: int) -> None:
         self.link, self.ranks, self.file = link, ranks, file
         self.shared = memoryview(mmap.mmap(file, SIZE)).cast("d")
-        self.places: Counter[object] = Counter()  # the number of transfers issued so far, in each order of them
+        self.places: Counter[object] = Counter()  # {key of a group or of a pair of ranks: transfers so far}
         self.lock = threading.Lock()
         self.slowed: weakref.WeakSet[dist.Work] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def slowing(self) -> Iterator[None]:
         tap.install()
-        tap.listeners.insert(0, self)  # the listeners that note the end of a wait come after this one
+        tap.listeners.insert(0, self)  # before the listeners that note the end of a wait
         usual, dist.Work.wait = dist.Work.wait, with_timeout(dist.Work.wait, self.slowed)
         try:
             yield
@@ -89,9 +90,9 @@ class Wire(tap.Listener):
         call.notes[self] = key, least
 
     def issue(self, key: int, needed: int, op: str, nbytes: int, group: tuple[int, ...], root: int) -> float:
-        """Enter one member into the transfer's slot; return the earliest time at which the transfer can end.
+        """Note in a transfer's slot that this member has issued it; return the earliest time at which it can end.
 
-        The last member reserves the links for the transfer.
+        The last member to issue a transfer reserves the links for the transfer.
         """
         with self.alone():
             slot, now = self.slot(key), time.monotonic()
@@ -113,9 +114,9 @@ class Wire(tap.Listener):
         return self.shared[at : at + len(SLOT)]
 
     def completion_time(self, call: tap.Call) -> float:
-        """Return the time at which the call may complete (s, monotonic clock).
+        """Return the time at which a call may complete, in seconds of time.monotonic.
 
-        If members are still missing, this is the earliest end: a root need not wait for the others.
+        If members have yet to issue the call, this is its earliest end, since a root need not wait for all members.
         """
         key, least = call.notes[self]
         with self.alone():
@@ -132,7 +133,7 @@ class Wire(tap.Listener):
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
-        """Return a Work that is done once `work` is done and the link's time has passed."""
+        """Return a Work that is done once `work` is done and the emulated transfer has ended."""
         if self not in call.notes or call.op in WITHOUT_FUTURE:
             return work
         arrived: torch.futures.Future[Any] = work.get_future()
@@ -162,7 +163,7 @@ class Wire(tap.Listener):
 
 
 def with_timeout(wait: Callable[..., Any], slowed: weakref.WeakSet[dist.Work]) -> Callable[..., Any]:
-    """Return a `Work.wait` whose timeout works for slowed Works, too: in C++ a Work made of a future has none."""
+    """Return a `Work.wait` whose timeout also works for delayed Works: a Work made of a future ignores it in C++."""
 
     def waiting(work: dist.Work, timeout: timedelta = timedelta(0)) -> Any:
         if not timeout or work not in slowed:

@@ -1,9 +1,10 @@
-"""One rank, from its first instant to its last: forked by the fork server, or started by torchrun.
+"""The code that one rank runs, from the fork to its exit.
 
     job arrives -> stdout and stderr become the caller's lines -> process group -> function -> value goes back -> end
 
-The rank sends its value back before anything is torn down, and stays until every value has arrived: a rank that
-leaves early would break its peers' last messages.  It ends by `os._exit`, since torch's own teardown sometimes aborts.
+A rank sends its value to the caller before it tears anything down, and stays until every rank's value has arrived: a
+rank that leaves early would break the last messages of its peers.  A rank ends by `os._exit`, since torch's own
+teardown sometimes aborts the process.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pack
 from labs.kit.ranks.wire import Wire
 
-YEAR = 365 * 24 * 3600.0  # seconds; stands for a timeout of infinity
-UNHEARD = 113  # exit code of a rank that cannot answer, since the function has closed the connection to the caller
+YEAR = 365 * 24 * 3600.0  # seconds; the timeout that the backend gets in place of infinity
+UNHEARD = 113  # exit code of a rank that cannot send its value, since the function has closed the connection
 MOST_TEXT = 1 << 16  # characters of an error or a warning; a longer text loses its middle
 
 
 @dataclass(frozen=True)
 class Job:
-    """The description of a rank's job, apart from the function and its arguments, which are in a file for all ranks."""
+    """The description of a job for one rank, without the function and its arguments, which are in a shared file."""
 
     rank: int
     ranks: int
@@ -55,8 +56,8 @@ class Job:
     environment: dict[str, str]
     path: list[str]
     folder: str
-    sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
-    settings: dict[str, Any] = field(default_factory=dict)  # PyTorch's settings, see settings.py
+    sources: dict[str, str] = field(default_factory=dict)  # the text of the notebook's cells, for tracebacks
+    settings: dict[str, Any] = field(default_factory=dict)  # the caller's settings of PyTorch, see settings.py
 
 
 def main(
@@ -81,7 +82,7 @@ def main(
         answer = work(job, payload_fd, value_fd, wires_fd, control, sending)
     flush()
     try:
-        if not os.path.samestat(door, os.fstat(control_fd)):  # the function closed it, and another file has its number
+        if not os.path.samestat(door, os.fstat(control_fd)):  # the function closed it, another file has its number
             raise OSError
         with sending:
             control.send_bytes(answer)
@@ -95,7 +96,7 @@ def main(
 
 
 def obey(control: Connection, finished: threading.Event) -> None:
-    """Wait for the caller's message to end; if the caller is gone, end this rank at once."""
+    """Wait for the caller's message that tells this rank to end; if the caller is gone, end this rank at once."""
     try:
         control.recv_bytes()
     except (EOFError, OSError):
@@ -115,17 +116,17 @@ class NoKeyboard(io.TextIOBase):
 
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # the function may have closed or replaced it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the function may have closed the stream
             stream.flush()
 
 
 def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
-    """Make this process look like the caller's: environment, imports, folder, cell sources, warnings, PyTorch."""
+    """Give this process the caller's environment, import path, folder, cell sources, warnings and PyTorch settings."""
     rank = str(job.rank)
     wanted = job.environment | {"RANK": rank, "WORLD_SIZE": str(job.ranks), "LOCAL_RANK": rank, "LABS_RANK": rank}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update(wanted.items() - os.environ.items())  # most equal the fork server's: skipping them saves 1 ms
+    os.environ.update(wanted.items() - os.environ.items())  # setting only the changed ones saves 1 ms
     sys.path[:] = job.path
     os.chdir(job.folder)
     for name, source in job.sources.items():
@@ -134,11 +135,11 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     me, usual = os.getpid(), warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, line: int, *rest: Any) -> None:
-        if os.getpid() != me:  # the function has forked this process, which has no connection of its own
+        if os.getpid() != me:  # a process that the function has forked has no connection of its own
             return usual(message, category, filename, line, *rest)
         try:
             kind = cloudpickle.dumps(category)
-        except Exception:  # the class cannot be pickled: the caller then issues the text as a UserWarning
+        except Exception:  # without the class, the caller issues the text as a UserWarning
             kind = b""
         warning = (cut(str(message)), category.__name__, kind, filename, line)
         with sending:
@@ -156,7 +157,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
 def work(
     job: Job, payload_fd: int, value_fd: int, wires_fd: int, control: Connection, sending: threading.Lock
 ) -> bytes:
-    """Run the function, and write its value into the file `value_fd`.
+    """Run the job's function, and write its value into the file `value_fd`.
 
     Returns a pickled ("value", sizes of the file's parts) or ("error", (time, type, sentence, traceback)).
     """
@@ -179,15 +180,15 @@ def work(
         return failure(error, error)
     try:
         return cloudpickle.dumps(("value", pack(value, value_fd)))
-    except BaseException as error:  # the value's own class may raise anything
+    except BaseException as error:  # the class of the value may raise any exception
         text = f"the value that it returned ({type(value[0]).__name__}) cannot be sent to the caller: {error}"
         if "ProcessGroup" in str(error):
-            text += " (it ends with the job): return what has none, such as full_tensor() of each DTensor"
+            text += " (a group ends with the job): return a value without one, such as full_tensor() of each DTensor"
         return failure(TypeError(text), error)
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End a process that the function has forked and that has returned from it, or raised: only its parent answers."""
+    """End a process that the function has forked once it leaves the function: only its parent answers the caller."""
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     flush()
@@ -207,7 +208,7 @@ def patience(timeout: float) -> timedelta:
 
 
 def use_device(name: str) -> None:
-    """Make this process compute on the device `name`, so that the function needs no line for it."""
+    """Make this process compute on a device by default, so that the function needs no line for that."""
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -215,7 +216,7 @@ def use_device(name: str) -> None:
 
 
 def watched(record: str | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Call the function; return its value and the recording that the pass named `record` made of it, or None."""
+    """Call the function; return its value, and the recording of the call of kind `record`, or None."""
     if record is None:
         return function(*args, **kwargs), None
     from labs.kit.record import PASSES
@@ -230,7 +231,7 @@ def failure(error: BaseException, origin: BaseException) -> bytes:
     when = time.monotonic()
     trace = origin.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # only the learner's own frames help
+        trace = trace.tb_next  # only the frames of the learner's code help
     text = "".join(traceback.format_exception(type(error), error, trace))
     sentence = "".join(traceback.format_exception_only(type(error), error)).strip()
     return cloudpickle.dumps(("error", (when, type(error).__name__, cut(sentence), cut(text))))

@@ -67,7 +67,7 @@ class Finders:
         self.replace(threading.Thread, "start", self.start)
         self.replace(eval_frame, "_callback_from_stance", self.run_compiled)
         self.uncompiled = torch.compiler.set_stance("force_eager")  # set_stance acts at once, not in __enter__
-        around = vars(nn.Parameter).get("grad")  # a budget (labs.kit.budget) may have replaced `.grad` already
+        around = vars(nn.Parameter).get("grad")  # a budget may start a recorder within another
         self.set_gradient = around.fset if around else torch.Tensor.grad.__set__
         nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
         self.undo.append(
