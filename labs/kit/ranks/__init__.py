@@ -1,5 +1,6 @@
 """The processes of one job.
 
+run               the call that starts a job on several ranks and returns their values
 team              all ranks of a job as their caller sees them: their values and their failures
 forkserver        a process that forks the ranks, and ends them and every process that they leave behind
 course            the course's modules, imported before the fork, and again after an edit

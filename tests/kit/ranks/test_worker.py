@@ -252,7 +252,7 @@ def test_limits_on_open_files_are_raised_or_reported_and_nothing_outlives_sigter
         pids.append(psutil.Process(pids[0]).ppid())
         process.terminate()
         err = process.communicate(timeout=300)[1]
-    assert "16 ranks take" in err and "and this process may have 128 (ulimit -Hn): at most" in err
+    assert "16 ranks take" in err and "and this process may have 128 (ulimit -Hn): start at most" in err
     assert_nothing_is_left(tmp_path, pids)
 
 
