@@ -24,14 +24,17 @@ The latter are written as a right answer in which some words are replaced:
     @answers.wrong("nothing synchronised", blind=True)
     def local_only(model): ...
 
+The answer of the notebook is not written again: `from_notebook("average_gradients")` reads it in solutions/.
 Wrong values that a check itself computes, to recognise a mistake, are not written again: `answers.instead(MISTAKES)`.
 
 blind: written by somebody who had seen the notebooks and nothing of the checks; the published share is that of these.
 alone: the answer ends or hangs its job, or leaves something behind.
 """
 
+import ast
 import inspect
 import linecache
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -177,8 +180,44 @@ def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
 @cache
 def text_of(fn: Any) -> str:
     """Return the source of a function or a class, without its decorators."""
+    if hasattr(fn, "text"):
+        return fn.text
     lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
     return "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
+
+
+def from_notebook(name: str) -> Any:
+    """Return the function or class `name` with the answer that its notebook has, and without its docstrings.
+
+    The answer finds the names that it uses in the module of the caller.
+    """
+    known, text = dict(sys._getframe(1).f_globals), text_in_notebook(name)
+    file = f"<{known['__name__']}, from the notebook>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), known)
+    known[name].text = text
+    return known[name]
+
+
+@cache
+def text_in_notebook(name: str) -> str:
+    for path in sorted((ROOT / "solutions").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        found = ast.parse(source).body if re.search(rf"^(def|class) {name}\b", source, re.MULTILINE) else []
+        for node in found:
+            text = ast.get_source_segment(source, node)
+            if getattr(node, "name", "") == name and "### BEGIN SOLUTION" in text:
+                return without_words(text)
+    raise ValueError(f"no notebook in solutions/ has an answer called {name}")
+
+
+def without_words(text: str) -> str:
+    """Return a definition without its docstrings, and without the marks around the answer."""
+    left_out = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith(" SOLUTION")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            left_out |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    return "".join(line for n, line in enumerate(text.splitlines(keepends=True), 1) if n not in left_out) + "\n"
 
 
 ARCHIVE = Path(__file__).with_name("archive.zip")
