@@ -7,7 +7,9 @@ Each folder bears the name of its notebook, in the course's order:
 
 A file `<chapter>/<name>.py` defines `<name>`: the check of an exercise, a function, which `labs.kit.check` offers as
 `check.<name>`; or a `Challenge`, which `labs.kit.beat` offers as `beat.<name>`.  The exercises of a folder share the
-files whose names begin with `_`.  The engine that runs all of them is in `engine/`.
+files whose names begin with `_`.  What else a notebook uses of an exercise is an attribute of its check: the function
+that computes the expected answers is `check.<name>.expected`, and stands in for a learner's that is not right yet.  The
+engine that runs all of them is in `engine/`.
 """
 
 import re
