@@ -51,7 +51,7 @@ def wrong(plan):
 def test_it_says_which_ranks_and_which_extra_it_takes(monkeypatch):
     monkeypatch.setattr(jax_devices, "jax_missing", lambda: "")
     assert [COMPILED[0].fits(ranks) for ranks in (1, 2, 3, 4, 6, 8)] == [True, True, False, True, False, True]
-    with pytest.raises(ValueError, match="gspmd-tp cannot have --ranks 3: XLA cuts into equal parts"):
+    with pytest.raises(ValueError, match="gspmd-tp cannot have --ranks 3: XLA cuts tensors into equal parts"):
         tour.choose("gspmd-tp", 3)
     monkeypatch.setattr(jax_devices, "jax_missing", lambda: "JAX is not installed: do this")
     with pytest.raises(ValueError, match="gspmd-fsdp cannot have --ranks 4: JAX is not installed: do this"):

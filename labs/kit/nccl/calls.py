@@ -1,10 +1,10 @@
-"""The calls of a recorded job as values: the program that each rank gives to NCCL, in order of issue.
+"""The calls that each rank of a recorded job would make to NCCL, in order of issue, and the waits between them.
 
     programs(recording.events)[rank]        [Call, Call, Wait, ...]
 
 A `Call` is one unit of work for NCCL: a collective, a send or recv, or all messages of a batch_isend_irecv, which is
-one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` marks the place where the rank had waited for a call: the
-rank issued every later call after that one was done.
+one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank has waited for a call: the rank issued
+every call behind the `Wait` after the awaited call was done.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from operator import itemgetter
 from labs.kit.watch.communication import Event
 
 MESSAGES = "send", "recv"
-Communicator = tuple[str | int, ...]  # the name of a group, its members, and the two ranks if it is a pair's own
+Communicator = tuple[str | int, ...]  # the group's name, its members, and the two ranks of a pair's own one
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One unit of work for NCCL; events: a single one, or the messages of a batch."""
+    """One unit of work for NCCL; events: a single collective, send or recv, or the messages of a batch_isend_irecv."""
 
     rank: int
     events: tuple[Event, ...]
@@ -44,23 +44,24 @@ class Call:
 
     @property
     def done(self) -> float:
-        """Return the time at which the rank had waited for the call; infinity if it never did.
+        """Return the time at which the rank had waited for the call; infinity if the rank never waited.
 
-        NCCL has one Work for a whole batch.
+        A wait for one message of a batch counts for the whole batch, since NCCL has one Work for a batch.
         """
         return min(event.waits[0][1] if event.waits else float("inf") for event in self.events)
 
     def communicator(self, lazy: bool) -> Communicator:
         """Return the call's communicator.
 
-        lazy: PyTorch makes communicators at first use, and a send or recv outside of a batch uses one of its pair.
+        lazy: whether PyTorch makes communicators at their first use; then each pair of ranks has a communicator for
+            sends and recvs outside of a batch.
         """
         event = self.first
         pair = sorted((event.rank, event.peer)) if lazy and self.is_message and not self.is_batch else ()
         return event.communicator, *event.ranks, "of", *pair
 
     def members(self, lazy: bool) -> tuple[int, ...]:
-        """Return the ranks that share the communicator."""
+        """Return the ranks that share the call's communicator."""
         single = lazy and self.is_message and not self.is_batch
         return tuple(sorted((self.first.rank, self.first.peer))) if single else self.first.ranks
 
@@ -71,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """A place where the rank waits until a call is done."""
+    """A place in a rank's program where the rank waits until a call is done."""
 
     call: Call
 
@@ -80,7 +81,7 @@ Program = list[Call | Wait]
 
 
 def programs(events: Iterable[Event]) -> dict[int, Program]:
-    """Return the program of each rank, as {rank: program}."""
+    """Return {rank: its calls and waits in order} of a recorded job."""
     by_rank: dict[int, list[Event]] = {}
     for event in events:
         by_rank.setdefault(event.rank, []).append(event)
@@ -88,7 +89,7 @@ def programs(events: Iterable[Event]) -> dict[int, Program]:
 
 
 def program(events: list[Event]) -> Program:
-    """Return the program of one rank, whose events are given in order."""
+    """Return the calls and waits of one rank, whose recorded events are given in order."""
     calls = calls_of(events)
     issued = [(call.start, 1, call) for call in calls]
     waited = [(call.done, 0, Wait(call)) for call in calls if call.done < float("inf")]
@@ -109,7 +110,7 @@ def calls_of(events: list[Event]) -> list[Call]:
 
 
 def describe(event: Event) -> str:
-    """Return the text of an event: "send of 16 bytes to 1 (messages.py:129 send)"."""
+    """Return a recorded event in words: "send of 16 bytes to 1 (messages.py:129 send)"."""
     whom = {"send": f" to {event.peer}", "recv": f" from {'anyone' if event.peer is None else event.peer}"}.get(
         event.op, ""
     )

@@ -1,10 +1,10 @@
-"""Calls that end under NCCL with wrong numbers.
+"""Faults of a recorded job that would give wrong numbers on NCCL, without an error.
 
-    mismatched     the two ends of a message, or a collective's members, differ in something that NCCL never compares
-    swapped        two ranks issue equal calls of two lines in different orders: each gets the other's numbers
-    overlapping    memory is used again while a call still reads or writes it
+    mismatched     a send and its recv, or the members of a collective, differ in something that NCCL never compares
+    swapped        two ranks issue equal calls of two lines in different orders: each line gets the other's numbers
+    overlapping    memory is used again while a call still reads or writes this memory
 
-A fault is a sentence and the events that it is about.
+A fault is a sentence and the events that the sentence is about.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def mismatched(match: Match) -> Iterator[Fault]:
 
 
 def swapped(matches: Iterable[Match]) -> Iterator[Fault]:
-    """Yield a fault where two lines of equal calls meet in one order and, earlier, met in the other.
+    """Yield a fault where two ranks have issued the equal calls of two lines in different orders.
 
-    Only collectives whose members are all equal count: in a broadcast, the root may use another line than the others.
+    Only collectives without a root count: in a broadcast, the root may use another line than the other ranks.
     """
     seen: dict[tuple[object, ...], Event] = {}
     for first, *others in (match.events for match in matches if match.events[0].op in OF_EQUALS):
@@ -62,7 +62,7 @@ def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:
 
 
 def sizes_fit(events: Sequence[Event]) -> bool:
-    """Return whether the members' sizes fit; events: one collective on all members that were recorded."""
+    """Return whether the members of a collective passed sizes that fit; events: its event on each recorded member."""
     sent, taken = [event.bytes_in for event in events], [event.bytes_out for event in events]
     everybody = len(events) == len(events[0].ranks)
     match events[0].op:
@@ -82,11 +82,13 @@ def sizes_fit(events: Sequence[Event]) -> bool:
 
 
 def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
-    """Yield a fault where memory is used while a call of one rank is in flight; calls: those of the rank, in order.
+    """Yield a fault where memory is used while a call of one rank that uses this memory is in flight.
 
-    Calls of one communicator run in order.  The rank's own reads and writes are ordered only after a wait for the call,
-    or for a later one of its communicator.  Some waits cannot be seen: those for calls that C++ issues (torch's DDP),
-    those by a future, and those for a call that is followed by too many others in flight.
+    Calls of one communicator run in order.  The rank's own reads and writes come after a call only if the rank has
+    waited for the call, or for a later call of the same communicator.  A recording does not show some waits: waits for
+    calls that C++ issues (torch's DDP), waits by a future, and waits for a call that many others in flight follow.
+
+    calls: the calls of one rank, in order.
     """
     calls = [*calls]
     done = ends(calls)
@@ -115,7 +117,7 @@ def is_ordered(one: Call, other: Call) -> bool:
 
 
 def ends(calls: Sequence[Call]) -> dict[Call, float]:
-    """Return, as {call: time}, when the rank had waited for each call, or for a later one of its communicator."""
+    """Return {call: time at which the rank had waited for it, or for a later call of its communicator}."""
     done: dict[Call, float] = {}
     latest: dict[Communicator, float] = {}
     for call in reversed(calls):

@@ -1,22 +1,24 @@
-"""A replay of all ranks' calls under NCCL's rules of order, until all are done or no rank can continue.
+"""A replay of all ranks' calls under NCCL's rules of order, until all calls are done or the ranks are in a deadlock.
 
-Each rank runs its program.  A `Call` joins the queue of its communicator on that rank; the first call of the queue is
-in flight, and the next one begins when it is done.  At a `Wait`, the rank blocks until the call is done.
+Each rank runs its program of calls and waits (calls.py).  A `Call` joins the rank's queue for the call's communicator.
+The first call of a queue is in flight, and the next call begins when the first is done.  At a `Wait`, the rank blocks
+until the awaited call is done.
 
     collective    is done when it is in flight on all members of its communicator
-    send, recv    is done with its other end; the messages of a communicator from one rank to another match in order
-    batch         has all its messages in flight at once, and is done when all of them are
+    send, recv    are done together; the messages of a communicator from one rank to another match in order
+    batch         has all its messages in flight at once, and is done when all its messages are
 
-NCCL's strictness depends on sizes, settings and versions, so `Rules` has them from the most lenient to the strictest.
-Each rule includes those before it:
+NCCL's strictness depends on sizes, settings and versions, so `Rules` has rules from the most lenient to the strictest.
+Each rule includes the rules before it:
 
     KIND          a send is done as soon as it is in flight, since NCCL has buffers for small messages
-    SENDS_WAIT    a send waits for its receive
-    ONE_QUEUE     a rank has one queue for all communicators: their calls are in one order on each device
+    SENDS_WAIT    a send waits for its recv
+    ONE_QUEUE     a rank has one queue for all communicators: a device runs all calls in one order
     TOGETHER      batches that exchange messages are done together, or not at all
 
-Each is replayed twice.  Communicators are made early, one for each group; or they are made at first use (`lazy`):
-then all members meet when a communicator is first used, and a send or recv outside of a batch uses one of its pair.
+The calls are replayed twice under each rule.  In one replay, communicators are made early, one for each group.  In the
+other (`lazy`), a communicator is made at its first use, where all its members meet, and each pair of ranks has a
+communicator for sends and recvs outside of a batch.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from labs.kit.watch.communication import Event
 
 
 class Rules(IntEnum):
-    """NCCL's rules, from the most lenient to the strictest."""
+    """NCCL's rules for when a call waits for other calls, from the most lenient to the strictest."""
 
     KIND, SENDS_WAIT, ONE_QUEUE, TOGETHER = range(4)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A rank that waits at a call until another rank makes its part of the call.
+    """A rank that waits in a call until another rank (`awaited`) makes the same call.
 
-    first_use: whether it waits at the first use of a communicator, where the members meet before the call itself.
+    first_use: whether the rank waits at the first use of a communicator, where the members meet before the call itself.
     """
 
     rank: int
@@ -57,14 +59,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Standstill:
-    """The ranks that wait for each other; if they form no circle, the last one waits for a rank that has ended."""
+    """The ranks of a deadlock, which wait for each other, or, without a circle, for a rank that has ended."""
 
     stops: tuple[Stop, ...]
     is_circle: bool
 
     @property
     def lines(self) -> list[str]:
-        """Return a line for each stop."""
+        """Return a line of text for each rank that waits."""
         *others, last = map(str, self.stops)
         return [*others, last if self.is_circle else f"{last}, and that never happens"]
 
@@ -74,23 +76,23 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Match:
-    """The two ends of a message, its send first, or a collective on all its members."""
+    """The events of a matched call: a send and its recv, or a collective on all its members."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(eq=False)
 class Task:
-    """A call on its way through a queue.
+    """A call of one rank in a queue of the replay.
 
-    name: the operation, which must be the same on all members; "" for messages.
+    name: the operation, which must be the same on all members; "" for sends and recvs.
     """
 
     call: Call
     queue: Communicator
     name: str
     members: tuple[int, ...]
-    open: list[Event] = field(default_factory=list)  # messages that have not met their other end
+    open: list[Event] = field(default_factory=list)  # sends and recvs without their match
     is_done: bool = False
     partners: list[Task] = field(default_factory=list)
 
@@ -100,9 +102,9 @@ class Task:
 
 
 class Replay:
-    """A replay: `stopped` is None if all calls were done, and `matches` has the calls that met.
+    """A replay of all ranks' calls; `stopped` is the deadlock, or None, and `matches` has the calls that were matched.
 
-    ranks: the ranks that were recorded; all others are assumed to make every call that is asked of them.
+    ranks: the ranks that were recorded; all other ranks are assumed to make every call that these ranks wait for.
     """
 
     def __init__(self, programs: Mapping[int, Program], ranks: Collection[int], rules: Rules, lazy: bool):
@@ -123,12 +125,12 @@ class Replay:
         self.stopped = self.standstill()
 
     def steps(self, program: Program) -> Iterator[tuple[Task, bool]]:
-        """Yield (task, True) where the rank waits for a task, and (task, False) where it issues one."""
+        """Yield (task, True) where the rank waits for a task, and (task, False) where the rank issues a task."""
         tasks: dict[Call, Task] = {}
         used = set()
         for step in program:
             if not isinstance(step, Call):
-                if self.rules < Rules.ONE_QUEUE:  # a rank with one queue waits for each call when it issues it
+                if self.rules < Rules.ONE_QUEUE:  # with one queue, a rank waits for each call at once
                     yield tasks[step.call], True
                 continue
             key, members = step.communicator(self.lazy), step.members(self.lazy)
@@ -146,7 +148,7 @@ class Replay:
     # ---- a rank, a queue ---------------------------------------------------------------------------------
 
     def go_on(self, rank: int) -> None:
-        """Run a rank's program until it needs another rank."""
+        """Run a rank's program until the rank must wait for another rank."""
         program = self.programs[rank]
         while self.place[rank] < len(program):
             task, is_wait = program[self.place[rank]]
@@ -180,7 +182,7 @@ class Replay:
                 self.finish(other)
 
     def post(self, event: Event, task: Task) -> None:
-        """Match one end of a message with its other end, if that is there; otherwise leave it for the other end."""
+        """Match a send with its recv, or a recv with its send, if that was posted; otherwise leave it for the other."""
         is_send = event.op == "send"
         way = (task.queue, event.rank, event.peer) if is_send else (task.queue, event.peer, event.rank)
         if is_send and self.rules == Rules.KIND:
@@ -227,14 +229,14 @@ class Replay:
         return Standstill(tuple(stops.values())[first:], stands is not None)
 
     def stands_at(self, rank: int) -> Task | None:
-        """Return the task in flight that keeps a rank from continuing, or one that never ends, or None."""
+        """Return the task in flight that keeps a rank from continuing, or a task that never ends, or None."""
         if self.place[rank] < len(self.programs[rank]):
             task, _ = self.programs[rank][self.place[rank]]
             return self.queues[rank, task.queue][0]
         return next((queue[0] for (whose, _), queue in self.queues.items() if whose == rank and queue), None)
 
     def stop(self, task: Task) -> tuple[Stop, Task | None]:
-        """Return where a task stops, and the task that the awaited rank is at instead; None if that rank has ended."""
+        """Return the Stop of a task, and the task in which the awaited rank is, or None if that rank has ended."""
         if task.name:
             meeting = self.meeting[task.queue]
             here = (rank for rank in task.members if rank in self.ranks)
@@ -251,7 +253,7 @@ class Replay:
 
 
 def reached(task: Task) -> dict[Task, None]:
-    """Return the task, and all tasks that can only be done together with it."""
+    """Return a task, and all tasks that can only be done together with it (batches that exchange messages)."""
     found, todo = {}, [task]
     while todo:
         if (one := todo.pop()) not in found:

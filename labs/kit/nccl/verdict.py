@@ -4,41 +4,42 @@
     would_hang(results.recording)                   # one of four verdicts, with the ranks, calls and lines
 
     hangs for certain    some ranks wait for each other, or for a rank that never comes, even under lenient rules
-    may hang             they wait so under a rule that depends on sizes, versions or settings
+    may hang             ranks wait for each other under a rule that depends on sizes, versions or settings
     silently wrong       all calls end, but some rank receives wrong numbers
-    sound                none of these
+    sound                the job neither hangs nor receives wrong numbers
 
 The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentation of torch.distributed):
 
     1  A communicator runs its calls in the order of issue.  (p2p.rst)
-    2  A send needs a receive of the same count and type, and waits for it unless it fits into NCCL's buffers: up to
-       32 or 64 MiB in what was published, by hardware and version.  (p2p.rst; pytorch#129341)
-    3  A batch_isend_irecv is one group call: its messages run at the same time, those with one peer in their order,
-       and it ends as a whole; an unmatched message may block the matched ones.  (groups.rst; NVIDIA/nccl#2130)
-       NCCL splits a batch of more than 256 messages, and not in the same way on all ranks.  (pytorch#174288)
+    2  A send needs a receive of the same count and type.  The send waits for the receive unless its message fits into
+       NCCL's buffers: up to 32 or 64 MiB in published reports, by hardware and version.  (p2p.rst; pytorch#129341)
+    3  A batch_isend_irecv is one group call: its messages run at the same time, messages with one peer run in their
+       order, and the batch ends as a whole; an unmatched message may block matched messages.  (groups.rst;
+       NVIDIA/nccl#2130)  NCCL splits a batch of more than 256 messages, and not in the same way on all ranks.
+       (pytorch#174288)
     4  The calls of all communicators of a device need one order, the same on all ranks.  (communicators.rst;
        NCCL_LAUNCH_ORDER_IMPLICIT, which is off, and new_group in PyTorch's documentation)
-    5  With a device_id, PyTorch makes a group's communicator at once, and all calls use it.  Without one, PyTorch makes
-       it at the first call, where all members meet, and a send or recv outside of a batch has a communicator of its
-       pair.  (pytorch#129140, #73960, #108378)
-    6  NCCL compares nothing: not counts, types, roots or reductions; and it has no tags.  (NVIDIA/nccl#1394,
+    5  With a device_id, PyTorch makes a group's communicator at once, and all calls use this communicator.  Without a
+       device_id, PyTorch makes the communicator at the first call, where all members meet, and makes another one for
+       each pair of ranks, for sends and recvs outside of a batch.  (pytorch#129140, #73960, #108378)
+    6  NCCL compares no counts, types, roots or reductions between ranks, and has no tags.  (NVIDIA/nccl#1394,
        pytorch#94819)
-    7  A call that was not waited for may still read and write its memory.  (pytorch#188655)
+    7  A call that the rank has not waited for may still read and write its memory.  (pytorch#188655)
 
-The calls are replayed (standstill.py) under each rule, and the calls that meet are compared (faults.py).  A job that
+The calls are replayed under each rule (standstill.py), and the calls that match are compared (faults.py).  A job that
 hangs only if a send waits for its receive "may hang", whatever the size of the message.
 
-A recording with record="order", or of a dry run, shows to the byte which memory was read or written before a wait; one
-with record="communication" only shows whether a whole tensor was written to.
+A recording with record="order", or of a dry run, shows to the byte which memory was read or written before a wait.  A
+recording with record="communication" only shows whether a whole tensor was written to.
 
 The verdict does not see:
 - equal calls of one line in another order, each of which gets the other's numbers;
-- the order of another run, or the order that two threads take next time;
+- the order of calls in another run, or the order that two threads take next time;
 - code that runs only on a GPU, CUDA's streams, device synchronisation, or two ranks on one device;
-- time limits;
+- timeouts;
 - a wait inside C++ or by a future;
-- memory that another thread touches;
-- another cause of an unequal number of calls.
+- memory that another thread reads or writes;
+- any other cause of an unequal number of calls.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ LAZY = "where communicators are made at first use (init_process_group without de
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem that the job would have on NCCL; standstill: the ranks that wait, if the problem is a hang."""
+    """One problem that a job would have on NCCL; standstill: the ranks that wait for each other, if the job hangs."""
 
     verdict: str
     why: str
@@ -81,7 +82,10 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """The findings on a job; `name` is the gravest of VERDICTS.  It draws the circle in which ranks wait, if any do."""
+    """The findings on a job; `name` is the gravest of their verdicts.
+
+    In a notebook, a verdict on a job that hangs is shown as a drawing of the ranks that wait for each other.
+    """
 
     findings: tuple[Finding, ...]
     calls: int
@@ -109,11 +113,11 @@ class Verdict:
 def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Verdict:
     """Return a verdict on how the recorded job would run on NCCL.
 
-    recording: a recording with record="order" or record="communication", or one of a dry run
-    ranks: the ranks to judge; the others are assumed to make every call that is asked of them
+    recording: a recording with record="order" or record="communication", or a recording of a dry run
+    ranks: the ranks to judge; all other ranks are assumed to make every call that these ranks wait for
 
-    Raises ValueError for another kind of recording, for ranks that are not in it, and for a recv from any source,
-    which NCCL does not have.
+    Raises ValueError for another kind of recording, for ranks that are not in the recording, and for a recv from any
+    source, which NCCL does not have.
     """
     recording.require("communication")
     ranks = recording.seen if ranks is None else ranks
@@ -135,11 +139,11 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
 def require_senders(events: Collection[Event]) -> None:
     for event in events:
         if event.op == "recv" and event.peer is None:
-            raise ValueError(f"rank {event.rank} has a {describe(event)}: NCCL has no such thing, name the sender")
+            raise ValueError(f"rank {event.rank} has a {describe(event)}: NCCL has no recv from any source, name one")
 
 
 def mixed_up(events: Collection[Event]) -> Iterator[Finding]:
-    """Yield a finding for groups that share a name but not their members: each rank made only its own group."""
+    """Yield a finding for process groups with one name and different members: each rank made only its own group."""
     members: dict[str, dict[tuple[int, ...], Event]] = defaultdict(dict)
     for event in events:
         members[event.communicator].setdefault(event.ranks, event)
@@ -151,7 +155,7 @@ def mixed_up(events: Collection[Event]) -> Iterator[Finding]:
 
 
 def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterator[Finding]:
-    """Yield at most one finding: the most lenient rules under which ranks wait for each other."""
+    """Yield a finding for the most lenient rules under which ranks wait for each other, if there are such rules."""
     if not any(Replay(asked, ranks, Rules.TOGETHER, lazy).stopped for lazy in (False, True)):
         return
     for rules in Rules:
@@ -170,7 +174,7 @@ def long_batch(call: Call) -> Finding:
 
 
 def wrong(asked: Mapping[int, Program], calls: Mapping[int, list[Call]], ranks: Collection[int]) -> Iterator[Finding]:
-    """Yield a finding for each fault, but only one for the same ranks and lines."""
+    """Yield a finding for each fault that gives wrong numbers, but only one finding for the same ranks and lines."""
     matches = [Replay(asked, ranks, Rules.KIND, lazy).matches for lazy in (False, True)]
     faults = [fault for both in matches for match in both for fault in mismatched(match)]
     faults += swapped(matches[0])

@@ -1,6 +1,6 @@
-"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts for it; one family per file.
+"""The rows of the table of strategies: how each strategy is set up, and what `labs.cost` predicts for it.
 
-row         the columns of a row
+row         the class of a row, whose fields are the columns of the table
 ddp         strategies that average gradients
 fsdp        strategies that shard the state
 deepspeed   DeepSpeed's ZeRO stages, if DeepSpeed is installed

@@ -1,4 +1,4 @@
-"""Rows whose ranks hold the whole model and average its gradients, and the single device that all are compared with."""
+"""Strategies whose ranks hold the whole model and average its gradients, and one device, the reference of them all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def torch_ddp(model: nn.Module, mesh: Mesh) -> Training:
 
 
 def data_parallel(name: str, side: str, apply: Callable[..., Training], variant: str, **others: Any) -> Strategy:
-    """Return a row whose predictions are `labs.cost.ddp`'s for this variant."""
+    """Return the row of a data-parallel strategy, whose predictions labs.cost.ddp makes for this variant."""
 
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         return cost.ddp_sent(sizes_of(root, layers), ranks, variant, rank)

@@ -1,4 +1,4 @@
-"""Rows of DeepSpeed's three stages, if it is installed: each has the settings under which it does what ours does."""
+"""Strategies of DeepSpeed, if it is installed: its three stages of ZeRO, under settings that match this course's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labs.mesh import Mesh
 
 
 class Steps:
-    """An engine in the role of an optimizer: its step also frees the gradients, so zero_grad does nothing."""
+    """DeepSpeed's engine in the role of an optimizer: its step also frees the gradients, so zero_grad does nothing."""
 
     def __init__(self, engine: Any) -> None:
         self.step = engine.step
@@ -28,9 +28,9 @@ class Steps:
 
 
 def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
-    """Set up DeepSpeed's engine as a strategy.
+    """Return the training of a model by DeepSpeed's engine.
 
-    `backward` cuts the batch into micro-batches, so the configuration names a single micro-batch of one sequence.
+    `backward` cuts the batch into micro-batches, so DeepSpeed's configuration has one micro-batch of one sequence.
     """
     config = configuration.like_zero(stage) | {configuration.MICRO: 1}
     made = engine.initialize(model, config, partial(torch.optim.AdamW, **ADAMW))
@@ -38,7 +38,7 @@ def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
 
 
 def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None) -> list[Tensor]:
-    """Run `training_step.backward` with the engine, and tell it which micro-batch is the last of its step."""
+    """Run the forward and backward of a batch with DeepSpeed's engine, and tell it which micro-batch is the last."""
     losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)
@@ -76,6 +76,6 @@ def of_stage(stage: int, note: str, bitwise: tuple[int, ...] = ()) -> Strategy:
 SPARE = "holds float32 masters besides float32 parameters"
 DEEPSPEED = (
     of_stage(1, f"all-reduces G, where ours reduce-scatters it, then gathers P: 3Ψ, not 2Ψ; {SPARE}", (2,)),
-    of_stage(2, f"all-reduces G, as its stage 1 does; {SPARE}", (2,)),
+    of_stage(2, f"all-reduces G, as DeepSpeed's stage 1 does; {SPARE}", (2,)),
     of_stage(3, f"gathers each parameter by itself; {SPARE}"),
 )

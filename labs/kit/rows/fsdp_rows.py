@@ -1,4 +1,4 @@
-"""Rows that shard the state over the ranks: ZeRO in its stages, FSDP, and HSDP (FSDP in replicas)."""
+"""Strategies that shard parameters, gradients or optimizer state over the ranks: ZeRO's stages, FSDP, and HSDP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def sharded(model: nn.Module) -> Training:
-    """Return the training of a model whose parameters are DTensors; under tensor parallelism, some may be tensors."""
+    """Return the training of a model whose parameters are DTensors, or, under tensor parallelism, partly tensors."""
     trained = trainable(model)
     optimizer = torch.optim.AdamW(trained, **ADAMW)
     return Training(
@@ -59,7 +59,10 @@ def sharded(model: nn.Module) -> Training:
 
 
 def whole(p: Tensor) -> Tensor:
-    """Gather a parameter.  PyTorch's DTensors are gathered axis by axis, since PyTorch warns of two axes at once."""
+    """Gather a sharded parameter on every rank.
+
+    PyTorch warns when a DTensor is gathered along two mesh axes at once, so its DTensors are gathered axis by axis.
+    """
     if isinstance(p, dtensor.DTensor):
         return p.full_tensor()
     if not isinstance(p, DTensor):
@@ -70,7 +73,7 @@ def whole(p: Tensor) -> Tensor:
 
 
 def of_stage(stage: int) -> Strategy:
-    """Return a row of ours whose predictions are `labs.cost.zero`'s."""
+    """Return the row of a stage of this course's ZeRO, whose predictions labs.cost.zero makes."""
 
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         return cost.zero_sent([*root, *layers], ranks, stage)
@@ -85,14 +88,14 @@ def zero_redundancy() -> Strategy:
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         return cost.zero_redundancy_sent(sizes_of(root, layers), ranks, rank)
 
-    note = "deals out whole parameters; all-reduces G where stage 1 reduce-scatters it, then broadcasts P: 3Ψ, not 2Ψ"
+    note = "shards whole parameters; all-reduces G where stage 1 reduce-scatters it, then broadcasts P: 3Ψ, not 2Ψ"
     return Strategy("torch-zero-1", "native", torch_zero1, cost.zero_redundancy, sent, note=note)
 
 
 def fully_sharded(
     name: str, side: str, reshard: bool = True, computes: torch.dtype = torch.float32, **others: Any
 ) -> Strategy:
-    """Return a row whose layers are sharded parameter by parameter, with gradients averaged in float32."""
+    """Return the row of FSDP or HSDP, which shards layers parameter by parameter, and averages gradients in float32."""
     replicas = 2 if "axes" in others else 1
     how = {"reshard_after_forward": reshard, "replicas": replicas, "itemsize": computes.itemsize}
     precision = {"param_dtype": computes, "reduce_dtype": torch.float32} if computes != torch.float32 else {}
@@ -108,7 +111,7 @@ def fully_sharded(
 
 def two_replicas(asked: int) -> dict[str, int]:
     if asked < 4 or asked % 2:
-        raise ValueError(f"2 replicas of 2 shards or more take 4 ranks, 6, 8, ...: not {asked}")
+        raise ValueError(f"HSDP with 2 replicas of 2 shards or more takes 4, 6, 8, ... ranks: not {asked}")
     return {"replicate": 2, "shard": asked // 2}
 
 
@@ -122,15 +125,15 @@ FSDP = (
         "torch-fsdp-no-reshard",
         "native",
         reshard=False,
-        note="holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's",
+        note="holds P whole from forward to backward only; between steps P is sharded, unlike in stage 2",
     ),
     of_stage(3),
     fully_sharded("fsdp", "ours", bitwise=(2, 3, 4)),
     fully_sharded(
         "torch-fsdp",
         "native",
-        note="gathers embedding, norm and head once a step, where stage 3 gathers them twice; unlike ours it holds P "
-        "with its padding, and reduces from one buffer, where an all-to-all has two",
+        note="gathers embedding, norm and head once per step, where stage 3 gathers them twice; unlike ours, it holds "
+        "P with padding, and reduces from one buffer, where our all-to-all has two",
     ),
     fully_sharded("hsdp", "ours", **HYBRID),
     fully_sharded("torch-hsdp", "native", **HYBRID),
@@ -140,6 +143,6 @@ FSDP = (
         "native",
         computes=torch.bfloat16,
         bitwise=(),
-        note="leaves gradients of norms, which come in float32, as they are from PyTorch 2.15 on",
+        note="does not convert the float32 gradients of norms to bfloat16 from PyTorch 2.15 on",
     ),
 )

@@ -1,7 +1,7 @@
-"""Rows of XLA's compiler under two layouts, if JAX is installed: one process, with a virtual device for each rank.
+"""Strategies of XLA's compiler (GSPMD), if JAX is installed: one process, with a virtual device for each rank.
 
-Its communication does not pass through PyTorch: the bytes sent are read from the compiled program, and the bytes held
-from the compiler's own account.  Only P and S are predicted, since they have the layout that they are given.
+XLA's communication does not pass through PyTorch: the bytes sent are read from the compiled program, and the bytes held
+from the compiler's own figures.  Only P and S are predicted, since the compiler keeps the layout that they are given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from labs.kit.rows.tp_rows import pair
 
 @dataclass(frozen=True)
 class Compiled:
-    """A row like a Strategy; predict: the prediction for our strategy that holds the same share of P."""
+    """A row of the table for a program that XLA compiles.
+
+    predict: the prediction for the strategy of this course that holds the same share of P.
+    """
 
     name: str
     axes: Callable[[int], Mapping[str, int]]
@@ -36,7 +39,7 @@ def there(axes: Callable[[int], Mapping[str, int]], asked: int) -> Mapping[str, 
     if reason := jax_devices.jax_missing():
         raise ValueError(reason)
     if asked & (asked - 1):
-        raise ValueError("XLA cuts into equal parts, which sizes of 2, 4 and 8 do here")
+        raise ValueError(f"XLA cuts tensors into equal parts, which 2, 4 or 8 ranks do: not {asked}")
     return axes(asked)
 
 
@@ -44,7 +47,7 @@ def all_of_them(asked: int) -> Mapping[str, int]:
     return {"dp": asked}
 
 
-HOW = "is one process with virtual devices, whose bytes are XLA's own account"
+HOW = "is one process with virtual devices, whose bytes XLA reports"
 GSPMD = (
     Compiled("gspmd-fsdp", partial(there, all_of_them), cost.fsdp, f"{HOW}; on CPUs it all-reduces G"),
     Compiled("gspmd-tp", partial(there, pair), cost.tp, HOW),

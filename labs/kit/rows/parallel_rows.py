@@ -1,4 +1,4 @@
-"""Rows on several mesh axes at once: pipeline stages that are split and sharded."""
+"""Strategies on several mesh axes at once: pipeline stages with FSDP, and with tensor parallelism as well."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def composed(
     mesh: Mesh,
     whole_ones: Callable[[], Mapping[str, Tensor]],
 ) -> Training:
-    """Return the training of `piped`, but gather the parameters along the other axes first."""
+    """Return the training of a pipeline's rank (`piped`) that gathers full parameters along all other axes first."""
     own = piped(backward, mine, mesh.size("pp") * len(mine), mesh.get_group("pp"))
 
     def full() -> dict[str, Tensor]:
@@ -74,13 +74,13 @@ def composed(
 
 def sharded(asked: int) -> dict[str, int]:
     if asked < 4 or asked % 2:
-        raise ValueError(f"2 stages, each on 2 ranks or more, take 4 ranks, 6, 8, ...: not {asked}")
+        raise ValueError(f"2 pipeline stages, each on 2 ranks or more, take 4, 6, 8, ... ranks: not {asked}")
     return {"pp": 2, "replicate": 1, "shard": asked // 2, "tp": 1}
 
 
 def split(asked: int) -> dict[str, int]:
     if asked < 4 or asked % 4:
-        raise ValueError(f"2 stages, split in 2, take 4 ranks, and sharded besides 8, 12, ...: not {asked}")
+        raise ValueError(f"2 pipeline stages, each split over tp=2, take 4, 8, 12, ... ranks: not {asked}")
     return {"pp": 2, "replicate": 1, "shard": asked // 4, "tp": 2}
 
 
@@ -91,7 +91,7 @@ def row(name: str, side: str, axes: Callable[[int], Mapping[str, int]], **others
         sizes = axes(job.ranks)
         lists = schedule_of("1f1b", sizes["pp"], job.accumulation)
         if job.batch % sizes["pp"]:
-            raise ValueError(f"a batch of {job.batch} is not divisible by {sizes['pp']} micro-batches, one a stage")
+            raise ValueError(f"a batch of {job.batch} is not divisible by {sizes['pp']} micro-batches, one per stage")
         cut = replace(job, batch=job.batch // sizes["pp"], accumulation=job.accumulation * sizes["pp"])
         return predict(cut, pp.plan(lists), sizes)
 

@@ -1,4 +1,4 @@
-"""Rows that give each rank some of the layers; a pipeline runs its own backward."""
+"""Strategies of pipeline parallelism, which give each rank some of the layers, by schedule, ours and PyTorch's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
     group, ranks = mesh.get_group("pp"), mesh.size("pp")
     number = pp.ranks_of(schedule_of(schedule, ranks, 1))
     mine = {s: stage for s, stage in enumerate(pp.cut(model, stages * ranks)) if number[s] == mesh.get_local_rank("pp")}
-    parts = [mine.get(s) for s in range(stages * ranks)]  # no reference to the other ranks' stages is held
+    parts = [mine.get(s) for s in range(stages * ranks)]  # holds no reference to the other ranks' stages
     loss = Weighed(model.loss)
     build = cache(partial(native.pp, parts, schedule, loss=loss, group=group))
 
@@ -54,7 +54,7 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
 
 
 class Weighed:
-    """A loss for PyTorch's pipelines, which call it with a micro-batch's output and targets."""
+    """A loss for PyTorch's pipelines, with a weight: a pipeline passes only a micro-batch's output and targets."""
 
     def __init__(self, loss: CrossEntropy):
         self.loss, self.over = loss, None
@@ -64,9 +64,9 @@ class Weighed:
 
 
 def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
-    """Return the schedule that cuts each micro-batch of the other strategies into one per rank.
+    """Return a pipeline schedule that cuts each micro-batch of other strategies into one micro-batch per rank.
 
-    Otherwise ranks would idle.
+    With fewer micro-batches than ranks, some ranks would always idle.
     """
     return pp.SCHEDULES[name](ranks, micro_batches * ranks)
 
@@ -74,7 +74,10 @@ def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
 def piped(
     backward: Callable[..., list[Tensor]], mine: Mapping[int, nn.Module], stages: int, group: dist.ProcessGroup
 ) -> Training:
-    """Return the training of a rank that holds and steps its own stages; its parameters have the model's names."""
+    """Return the training of a rank of a pipeline, which holds and updates only its own stages.
+
+    The rank's parameters have the names that they have in the whole model.
+    """
     own = {name: p for stage in mine.values() for name, p in stage.named_parameters()}
     trained = [p for p in dict.fromkeys(own.values()) if p.requires_grad]
 
@@ -87,15 +90,15 @@ def piped(
 
 
 def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
-    """Return a row of pipeline parallelism; stages: number of stages per rank."""
+    """Return the row of a strategy of pipeline parallelism; stages: number of stages per rank."""
     schedule = name.removeprefix("torch-").removeprefix("pp-")
     apply, predict = (our_pp, cost.pp) if side == "ours" else (torch_pp, cost.pipelining)
 
     def predicted(job: cost.Job) -> cost.Prediction:
-        """Predict a step of the schedule, which cuts `job.batch` into as many micro-batches as there are ranks."""
+        """Predict a step of a pipeline, which cuts `job.batch` into as many micro-batches as there are ranks."""
         lists = schedule_of(schedule, job.ranks, job.accumulation)
         if job.batch % job.ranks:
-            raise ValueError(f"a batch of {job.batch} is not divisible by {job.ranks} micro-batches, one for each rank")
+            raise ValueError(f"a batch of {job.batch} is not divisible by {job.ranks} micro-batches, one per rank")
         cut = replace(job, batch=job.batch // job.ranks, accumulation=job.accumulation * job.ranks)
         return predict(cut, pp.plan(lists))
 
@@ -103,15 +106,15 @@ def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
     return Strategy(name, side, partial(apply, schedule, stages), predicted, None, axes, **others, **ALONG)
 
 
-# A small GPT has 4 layers, and each stage needs one.  The number of ranks used divides the number asked for, so it
-# also divides every batch that the latter divides.
+# A small GPT has 4 layers, and each stage needs at least one.  The number of ranks that the strategy uses divides the
+# number asked for, so that a batch that can be divided among the ranks asked for can be divided among these ranks.
 def four_stages(schedule: str, side: str, stages: int, asked: int) -> dict[str, int]:
     ranks = max(n for n in range(1, 4 // stages + 1) if asked % n == 0)
     if ranks == 1:
         counts = "2, 3 or 4 ranks" if stages == 1 else "2 ranks"
         raise ValueError(f"pp with {schedule} takes {counts}, or a multiple of that: not {asked}")
     if side == "native" and schedule in native.V and not native.HAS_V:
-        raise ValueError(f"PyTorch {torch.__version__} runs no {schedule} over gloo: take PyTorch 2.12 or later")
+        raise ValueError(f"PyTorch {torch.__version__} does not run {schedule} over gloo: use PyTorch 2.12 or later")
     return {"pp": ranks}
 
 
@@ -128,6 +131,6 @@ PP = (
         "torch-pp-zbv",
         "native",
         stages=2,
-        note="keeps for W all that F has kept, where W needs only inputs of matrices and gradients",
+        note="saves for W everything that F has saved, where W needs only the inputs of matrices, and gradients",
     ),
 )

@@ -1,18 +1,18 @@
-"""A row of the table of strategies.
+"""The class of a row of the table of strategies.
 
-The columns are the fields of a Strategy:
+A row is one strategy, and its columns are the fields of a Strategy:
 
-    name      its name for `--strategies`; PyTorch's   side      "ours" or "native"
-              begin with "torch-"
-    apply     (model, mesh) -> Training                axes      ranks asked for -> {axis: size} of its mesh
-    predict   labs.cost.Job -> Prediction of a step    batch     the axes along which the batch is cut: ranks that
-    sent      (root, layers, ranks, rank) ->                     differ only in another axis read the same part
-              bytes, for any model by the shapes       bitwise   the numbers of ranks on which it equals one process
-              of its layers; root: the other parts;              with micro-batches bit for bit, in float32
-              None if the tokens count, too            takes     the class of models that it can train: a GPT, if it
-    computes  the dtype of its computation; P is                 needs a plan
-              float32 between steps                    note      how PyTorch's way differs from its stage, or from
-    dtypes    the dtypes that the model may have                 ours
+    name      the strategy's name for `--strategies`;  side      "ours" or "native"
+              names of PyTorch's begin with "torch-"   axes      ranks asked for -> {axis: size} of the mesh
+    apply     (model, mesh) -> Training                batch     the axes along which the batch is cut: ranks that
+    predict   labs.cost.Job -> Prediction of a step              differ only in another axis read the same part
+    sent      (root, layers, ranks, rank) ->           bitwise   the numbers of ranks on which training in float32
+              bytes, for any model by the shapes                 equals one process with micro-batches bit for bit
+              of its layers; root: the other parts;    takes     the class of models that the strategy can train: GPT
+              None if the tokens count, too                      if it needs a plan
+    computes  the dtype of the computation; P is       note      how a native strategy differs from the one of this
+              float32 between steps                              course beside it
+    dtypes    the dtypes that the model may have
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Layers = Sequence[cost.Layer]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row of the table; the head of this file describes its columns."""
+    """A row of the table of strategies; the head of this file describes its columns."""
 
     name: str
     side: str
@@ -49,22 +49,22 @@ class Strategy:
     note: str = ""
 
     def ranks(self, asked: int) -> int:
-        """Return how many of the ranks asked for the strategy uses."""
+        """Return how many ranks the strategy uses of the ranks asked for."""
         return prod(self.axes(asked).values())
 
     def fits(self, asked: int) -> bool:
-        """Return whether `axes` has a mesh for this many ranks; `axes` raises ValueError if it has none."""
+        """Return whether the strategy has a mesh for this many ranks; `axes` raises ValueError if it has none."""
         try:
             return bool(self.axes(asked))
         except ValueError:
             return False
 
     def parts(self, asked: int) -> int:
-        """Return the number of parts into which the batch is cut."""
+        """Return the number of parts into which the strategy cuts a batch."""
         return prod(self.axes(asked)[axis] for axis in self.batch)
 
     def part(self, mesh: Mesh) -> int:
-        """Return the number of the part that this rank reads."""
+        """Return the number of the part of the batch that this rank reads."""
         number = 0
         for axis in self.batch:
             number = number * mesh.size(axis) + mesh.get_local_rank(axis)

@@ -1,4 +1,4 @@
-"""Rows that split each matrix over the ranks, alone or with FSDP along another mesh axis."""
+"""Strategies of tensor parallelism, which split each matrix over the ranks, alone or with FSDP along another axis."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ def backward_of_split_logits(
 
 
 def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) -> Strategy:
-    """Return a row of tensor parallelism."""
+    """Return the row of a strategy of tensor parallelism."""
     apply, predict = (our_tp, cost.tp) if side == "ours" else (torch_tp, cost.parallelize_module)
     predict = partial(predict, sequence_parallel=sequence_parallel)
     return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
 
 
-# Two ranks can share the heads of keys and values equally in all sizes of the GPT; more ranks cannot in the small ones.
+# In all sizes of the GPT, two ranks can share the heads of keys and values equally; small GPTs have too few heads
+# for more ranks.
 def pair(asked: int) -> dict[str, int]:
     if asked < 2:
         raise ValueError(f"tensor parallelism takes 2 ranks: not {asked}")
@@ -69,7 +70,7 @@ def pair(asked: int) -> dict[str, int]:
 
 def rows_of_two(asked: int) -> dict[str, int]:
     if asked < 4 or asked % 2:
-        raise ValueError(f"rows of 2 ranks, and 2 of them or more, take 4 ranks, 6, 8, ...: not {asked}")
+        raise ValueError(f"FSDP with tensor parallelism over 2 ranks takes 4, 6, 8, ... ranks: not {asked}")
     return {"dp": asked // 2, "tp": 2}
 
 
@@ -88,7 +89,8 @@ TP = (
         "torch-tp-sp",
         "native",
         sequence_parallel=True,
-        note="does so, too; it adds up norms' gradients only as AdamW uses them, three times in a step",
+        note="sends and holds as torch-tp does; adds up the gradients of norms only where AdamW uses them, three times "
+        "per step",
     ),
     Strategy("fsdp-tp", "ours", our_fsdp_tp, cost.fsdp_tp, **GRID),
     Strategy(
@@ -97,13 +99,13 @@ TP = (
         torch_fsdp_tp,
         cost.fully_shard_tp,
         **GRID,
-        note="sends and holds more for the reasons of both",
+        note="sends and holds more for the reasons of torch-tp and torch-fsdp",
     ),
 )
 
 
 def by_plan(plan: Mapping[str, Style]) -> Strategy:
-    """Return the row `tp` over all ranks, with this plan."""
+    """Return the row of tensor parallelism over all ranks by the given plan of parallel styles."""
     return replace(TP[0], apply=partial(split_by, plan), axes=all_ranks)
 
 

@@ -1,10 +1,10 @@
-"""A dry run: the real code as one rank of any number, in one process, on a simulated device.
+"""A dry run: the real code of one rank among any number of ranks, in one process, on a simulated device.
 
 device     the simulated accelerator, with its own device type: streams, events, autograd, and no memory behind tensors
-autocast   the operations that compute in bfloat16 there under torch.autocast, and those that compute in float32
-fakes      the shapes that operators return: each is asked once, and cached by its arguments
-host       the tensors that have numbers, on the host, and those that have none; the reads that wait for the device
+autocast   the operations that compute in bfloat16 or in float32 on the simulated device under torch.autocast
+fakes      a cache of the shapes that operators return, by their arguments
+host       fake tensors on the device and real tensors on the host; the reads for which the host waits for the device
 alone      one process in place of all ranks: groups that send nothing, and comparisons that compare nothing
-as_rank    all of these together: this process as rank 17 of 1,024
-rehearsal  training steps of a row of the table of strategies
+as_rank    the context of a dry run: this process acts as rank 17 of 1,024
+rehearsal  training steps of one strategy of the table of strategies
 """

@@ -1,10 +1,10 @@
-"""One process in place of all ranks: it sends nothing to other ranks, and compares nothing with them.
+"""A process that runs the code of one rank without any other rank, for a dry run.
 
-a collective         uses a fake process group, which sends nothing; other ranks' tensors are taken to equal this rank's
-a comparison         of labs.agree compares nothing; only this file switches that off, for all callers
+a collective         uses PyTorch's fake process group, which sends nothing; all ranks' tensors count as equal
+a comparison         between ranks (labs.agree) compares nothing; only this file switches labs.agree off
 a wait               ends at once
 PyTorch's own        DDP does not compare and copy parameters as it starts; FSDP does not create other ranks' chunks
-a pipeline           takes the dtype and shape of messages from the caller: see neighbours
+a pipeline           takes the dtype and shape of messages from the caller: see `neighbours`
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KERNELS = torch.library.Library("c10d", "IMPL")
 
 @cache
 def coalesce() -> None:
-    """Register fake kernels of the collectives that PyTorch's coalescing manager calls; PyTorch has the others."""
+    """Register fake kernels for the collectives of PyTorch's coalescing manager; PyTorch has fakes of all others."""
     for name in COALESCED:
         KERNELS.impl(name, at_once, "Meta")
 
@@ -63,20 +63,20 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-        debug._clear_sharding_prop_cache()  # the cache has names of groups, which may differ next time
+        debug._clear_sharding_prop_cache()  # this cache holds names of groups, which a next dry run reuses
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Patch everything that would wait for other ranks of a fake group, or compare with them."""
+    """Patch everything that would wait for the other ranks of a fake process group, or compare values with them."""
     with ExitStack() as stack:
-        # Listeners of this process's own job must not see the calls of the dry run.
+        # If this process is a rank of a job, the job's listeners must not see the collectives of the dry run.
         stack.enter_context(patch.object(tap, "listeners", [Done()]))
         make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
         stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
         stack.enter_context(patch.object(agree, "alone", True))
         stack.enter_context(patch.object(GivenBatches, "agreed", size_here))
-        for module in (batches, training_step):  # no target is ignored
+        for module in (batches, training_step):  # fake targets have no numbers: none counts as ignored
             stack.enter_context(patch.object(module, "counted", Tensor.numel))
         stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
         stack.enter_context(patch.object(group, "sum_parts", added_up))
@@ -87,9 +87,10 @@ def unheard() -> Iterator[None]:
 
 
 class Done(tap.Listener):
-    """A listener that replaces each work by one that is complete.
+    """A listener that replaces the Work of each collective by a Work that is complete.
 
-    The work keeps its tensors, as a backend's does; that of an all-reduce has its result.
+    The Work keeps the collective's tensors alive, as a backend's Work does.  The Work of an all-reduce keeps its
+    outputs.
     """
 
     def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
@@ -99,7 +100,7 @@ class Done(tap.Listener):
 
 
 class Chunks:
-    """A tensor in `count` chunks along a dim; a chunk is created only when it is read, since one of thousands is."""
+    """A tensor in `count` chunks along a dim; a chunk is created when it is read, since one of thousands is read."""
 
     def __init__(self, whole: Tensor, count: int, dim: int) -> None:
         self.whole, self.dim, self.most = whole, dim, -(-whole.size(dim) // count)
@@ -112,7 +113,7 @@ class Chunks:
 
 
 def added_up(parts: Tensor, ranks: int) -> Tensor:
-    """Return the sum of all ranks' parts, as a tensor without numbers, in place of a loop over thousands of parts."""
+    """Return a tensor of the shape of the sum of all ranks' parts, without a loop over thousands of parts."""
     return parts.new_empty(parts.numel() // ranks)
 
 
@@ -124,8 +125,8 @@ def size_here(batches: GivenBatches, x: Tensor | None, y: Tensor | None, look: C
     look()
     if x is None and y is None:
         raise ValueError(
-            "neither x nor y is given, and in a dry run nobody tells how large a batch is: give one, "
-            "torch.empty(8, 64, device='meta') where this rank reads none"
+            "neither x nor y is given, and in a dry run no other rank tells how large the batch is: give one of them, "
+            "torch.empty(8, 64, device='meta') if this rank reads none"
         )
     return len(y if x is None else x)
 
@@ -135,7 +136,9 @@ def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 @contextmanager
 def neighbours(crossing: Tensor) -> Iterator[None]:
-    """Stand in for the neighbours in a pipeline of ours or PyTorch's: their messages are like `crossing`.
+    """Stand in for a rank's neighbours in a pipeline, ours or PyTorch's, during a dry run.
+
+    crossing: a meta tensor with the dtype and shape of every message between stages.
 
     with neighbours(torch.empty(2, 64, 128, device="meta")):
         pipeline.forward_backward(x, y)
@@ -146,12 +149,12 @@ def neighbours(crossing: Tensor) -> Iterator[None]:
 
 @contextmanager
 def our_neighbours(crossing: Tensor) -> Iterator[None]:
-    """Stand in for the neighbours in a pipeline of ours: the messages that they announce are like `crossing`."""
+    """Stand in for a rank's neighbours in a pipeline of labs.pp, whose messages have `crossing`'s dtype and shape."""
 
     def announced(mail: Mail, step: Receive) -> None:
         if (cut := cut_of(step.message)) not in mail.agreed:
             description = torch.empty(2 + MOST_DIMS, dtype=torch.int64, device=mail.device)
-            # The description has no numbers, but its sender waits for a receive.
+            # In a dry run, the description of a message has no numbers, but the neighbour's send of it needs this recv.
             dist.recv(description, group=mail.group, group_src=step.source)
             mail.agreed[cut] = crossing.dtype, crossing.shape
         receive(mail, step)
@@ -162,8 +165,8 @@ def our_neighbours(crossing: Tensor) -> Iterator[None]:
 
 @contextmanager
 def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
-    """Stand in for the neighbours in a pipeline of PyTorch's: their messages are like `crossing`."""
-    # This import takes a second, so it is not at the head of the file.
+    """Stand in for a rank's neighbours in PyTorch's pipelines, whose messages have `crossing`'s dtype and shape."""
+    # Importing torch.distributed.pipelining takes a second, so this import is not at the head of the file.
     from torch.distributed.pipelining import _utils
     from torch.distributed.pipelining.stage import PipelineStage
 
@@ -184,7 +187,7 @@ def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
 
 @contextmanager
 def nobody_votes() -> Iterator[None]:
-    """Let stages ask for shapes, where ranks of a pipeline vote whether to: from PyTorch 2.15 on."""
+    """Let each stage ask its neighbours for shapes without a vote of all ranks, which PyTorch holds from 2.15 on."""
     from torch.distributed.pipelining import schedules, stage
 
     def ask_for_shapes(its: Any, stages: Sequence[Any], *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""One rank of many, in this process.
+"""The context of a dry run: in it, this process runs the code of one rank among many, without the other ranks.
 
 with as_rank(17, ranks=1024) as pretend:
     model = fully_shard(GPT(config))

@@ -1,7 +1,7 @@
-"""torch.autocast on the simulated device: the operations that compute in bfloat16, and those in float32.
+"""torch.autocast on the simulated device: the operations that compute in bfloat16, and those that compute in float32.
 
-PyTorch has these lists for each of its own devices, in C++; a new device has none.  These lists have the operations of
-the course's models, as for CUDA.
+PyTorch has such lists of operations in C++, for each of its own devices, but none for a new device.  The lists in this
+file have the operations of the course's models, as PyTorch's lists for CUDA do.
 
 Source: the autocast op reference, docs.pytorch.org/docs/stable/amp.html.
 """

@@ -1,10 +1,11 @@
 """A simulated accelerator: a device type of its own, "gpu", whose tensors have shapes and no numbers.
 
-PyTorch lets a backend register a device type under the key PrivateUse1.  This one registers all that a strategy uses of
-an accelerator: a guard, streams, events and one device.  It registers no kernels, since its tensors are fake (host.py).
+PyTorch lets a backend register a device type under the key PrivateUse1.  This backend registers everything that a
+strategy uses of an accelerator: a guard, streams, events and one device.  It registers no kernels, since its tensors
+are fake (host.py).  With a device type of its own, a dry run refuses a tensor on the wrong device, as a GPU does.
 
-So a tensor on the wrong device is refused, as on a GPU.  The device type stays until the process ends.  Only C++ can
-register a generator of random numbers, so generators are those of the CPU; no numbers are drawn from them.
+A registered device type stays until the process ends.  Only C++ can register a generator of random numbers, so the
+device's generators are the CPU's; no random numbers are drawn from them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ error_is_set.restype = ctypes.c_void_p
 
 
 class Stream:
-    """A stream on which all work is complete at once."""
+    """A stream of the simulated device, on which all work is complete at once."""
 
     stream_id, device_index, device_type = 0, 0, 20  # 20 is PyTorch's number of PrivateUse1
 
@@ -54,7 +55,7 @@ class Event:
 
 
 class Device(backend_registration._DummyBackendModule):
-    """The module `torch.gpu`."""
+    """The module `torch.gpu`, which is for the simulated device what torch.cuda is for CUDA."""
 
     Stream, Event = Stream, Event
     default = Stream()
@@ -79,37 +80,38 @@ class Device(backend_registration._DummyBackendModule):
 
 
 class Generator(torch.Generator):
-    """A `torch.Generator` that can be made for this device, too."""
+    """A `torch.Generator` that can also be made for the simulated device."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls, "cpu" if torch.device(device).type == NAME else device)
 
 
 class Guard(backend_registration._DummyDeviceGuard):
-    """A device guard that keeps an error that a hook has raised.
+    """A device guard that keeps an error which a hook of autograd has raised.
 
-    Autograd asks the guard for its type as it leaves a node, even after a hook there has raised an error.  Calling
-    Python code while an error is set would end the process.  So the error is stored here until the engine returns.
+    Autograd asks the guard for its type as it leaves a node of the graph, even after a hook of that node has raised an
+    error.  Calling Python code while an error is set would end the process.  So the guard stores the error until
+    autograd's engine returns.
     """
 
     raised: BaseException | None = None
 
     def type_(self) -> Any:
         try:
-            error_is_set()  # ctypes raises an error that is set
+            error_is_set()  # if an error is set, ctypes raises it
         except BaseException as error:
             Guard.raised = error
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
 class Engine(torch._C._ImperativeEngine):
-    """Autograd's engine, which raises the error that the guard has kept."""
+    """Autograd's engine, which raises the error that the device guard has kept."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         Guard.raised = None
         try:
             return super().run_backward(*args, **kwargs)
-        except SystemError:  # the engine returned no result and set no error
+        except SystemError:  # the engine has returned neither a result nor an error
             error, Guard.raised = Guard.raised, None
             if error is None:
                 raise
@@ -129,11 +131,11 @@ def not_here(*args: Any) -> Any:
 
 
 class TooLarge(ValueError):
-    """An error: the bytes of a requested tensor do not fit into an integer."""
+    """The error of a tensor whose number of bytes does not fit into an integer."""
 
 
 class ByDefault(DeviceContext):
-    """A context in which tensors without a named device are created on this one."""
+    """A context in which tensors are created on the simulated device by default."""
 
     def __torch_function__(self, *call: Any) -> Any:
         try:
@@ -145,7 +147,7 @@ class ByDefault(DeviceContext):
         raise TooLarge(f"{line} asks for a tensor of 2**63 bytes or more, which no device has: make it smaller")
 
 
-# Without a kernel of its own, a device decomposes these operators, and needs memory for the parts.
+# Without its own kernel of these operators, a device decomposes them into others, whose results take more memory.
 WHOLE_ON_THE_CPU = "silu_backward", "mish_backward"
 KERNELS = torch.library.Library("aten", "IMPL")
 

@@ -1,8 +1,8 @@
-"""A cache of the shapes that operators return: PyTorch's fake kernels run once for the same arguments.
+"""A cache of the shapes that operators return, by their arguments: each of PyTorch's fake kernels runs once per shape.
 
-FakeTensorMode has a cache, too, but finding a result there took more than half of a dry run.  This cache holds results
-that have memory of their own, are a view of one argument, or are that argument itself.  The kernel runs each time if an
-operator may return anything else, or if an argument has numbers.
+PyTorch's FakeTensorMode has a cache, too, but finding a result there took more than half of the time of a dry run.  The
+cache of this file holds results that have memory of their own, are a view of one argument, or are that argument itself.
+The fake kernel runs each time if an operator may return anything else, or if an argument has numbers.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 VALUES = int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format
-Given = Mapping[int | str, Any]  # arguments, by index or name
-Way = Callable[["Fakes", Given], Any]  # a function that makes the result from new arguments of the same shapes
+Given = Mapping[int | str, Any]  # the arguments of an operator, by index or name
+Way = Callable[["Fakes", Given], Any]  # a function that makes an operator's result from new arguments of equal shapes
 
 
 class Fakes(FakeTensorMode):
-    """A cache in front of the kernels that compute shapes.
+    """A FakeTensorMode with a cache in front of the kernels that compute shapes.
 
-    It is never the active mode, which PyTorch would take for a compilation.
+    The dry run never activates this mode: PyTorch would take an active FakeTensorMode for a compilation.
     """
 
-    stands_for_memory = True  # labs.kit.record counts it
+    stands_for_memory = True  # labs.kit.record counts the bytes of these fake tensors
     avoid_device_init = True  # no tensor is created on the device before it is faked
-    known: ClassVar[dict[Hashable, Way]] = {}  # shared by all runs in this process
+    known: ClassVar[dict[Hashable, Way]] = {}  # shared by all dry runs of this process
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.cache_enabled = False
 
     def answer(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with torch._C.DisableTorchFunction():  # the default device must not affect an operator
+        with torch._C.DisableTorchFunction():  # a default device must not affect an operator
             given = {**dict(enumerate(args)), **kwargs}
             try:
                 key = func, torch.get_default_dtype(), torch.is_inference_mode_enabled(), described(given)
@@ -45,14 +45,14 @@ class Fakes(FakeTensorMode):
             if way := self.known.get(key):
                 return way(self, given)
             answer = self.__torch_dispatch__(func, types, args, kwargs)
-            # An operator that changes its argument's shape, or the size of its memory, is not cached.
+            # An operator that changes the shape of its argument, or the size of the argument's memory, is not cached.
             if described(given) == key[-1] and (way := way_to(answer, given)):
                 self.known[key] = way
             return answer
 
 
 class HasMore(Exception):
-    """An argument for which a result may depend on more than its shape."""
+    """The error of an argument whose shape alone may not determine an operator's result."""
 
 
 def described(x: Any) -> Hashable:
@@ -98,7 +98,7 @@ def the_argument(place: int | str, fakes: Fakes, given: Given) -> Any:
 
 
 class Likewise:
-    """A function that creates a tensor like `x`, in memory of its own or in that of the argument at `place`."""
+    """A function that creates a fake tensor like `x`, in new memory, or in the memory of the argument at `place`."""
 
     def __init__(self, x: FakeTensor, place: int | str | None = None) -> None:
         self.place, self.offset, self.shape, self.stride = place, x.storage_offset(), x.shape, x.stride()
@@ -106,7 +106,7 @@ class Likewise:
         self.attributes = {name: value for name, value in vars(x).items() if name != "fake_mode"}
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether a new tensor needs as much memory as `x`, or fits into the argument's, which must not grow."""
+        """Return whether a new tensor takes as many bytes as `x`, or fits into the argument's memory as it is."""
         need, have = self.new().untyped_storage().nbytes(), x.untyped_storage().nbytes()
         if self.place is None:
             return self.offset == 0 and need == have
@@ -119,7 +119,7 @@ class Likewise:
         memory = self.new()
         if self.place is not None:
             memory.set_(given[self.place].untyped_storage(), self.offset, self.shape, self.stride)
-        # FakeTensor's own constructor would take longer than all the rest.
+        # FakeTensor's constructor would take longer than everything else in a dry run's operator.
         answer = Tensor._make_subclass(
             FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=self.device
         )

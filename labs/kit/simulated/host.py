@@ -1,4 +1,4 @@
-"""Tensors with and without numbers: small tensors on the host are real, all others are fake.
+"""The tensors of a dry run: small tensors on the host have numbers; all others are fake, with a shape and no numbers.
 
     on the device                    a fake tensor: a shape, a dtype, and a storage with a size but no memory
     on the host                      a real tensor; a fake one if it is large, as a model's initial values are
@@ -47,7 +47,7 @@ def is_set_to(x: Tensor, y: Tensor) -> bool:
 
 
 def swapped(x: Tensor, y: Tensor) -> None:
-    """Swap two tensors as torch.utils.swap_tensors, which Module.to() calls, but allow the weak references of fakes."""
+    """Swap two tensors as torch.utils.swap_tensors does for Module.to(), but allow a fake tensor's weak references."""
     with patch.object(weakref, "getweakrefs", lambda _: []):
         swap_tensors(x, y)
 
@@ -76,42 +76,45 @@ def exchanged(out: Tensor, x: Tensor, taken: list[int], sent: list[int], name: s
 
 
 FUNCTIONAL = torch.ops._c10d_functional
-# A functional collective's fake kernel returns its output without a call of a collective, so these make the call.
+# PyTorch's fake kernels of functional collectives call no c10d operator, which a recording would see; these kernels do.
 ISSUED = {
     FUNCTIONAL.all_reduce.default: reduced,
     FUNCTIONAL.all_gather_into_tensor.default: gathered,
     FUNCTIONAL.reduce_scatter_tensor.default: scattered,
     FUNCTIONAL.all_to_all_single.default: exchanged,
 }
-ANSWERED = {  # operators that need no kernel
+ANSWERED = {  # operators whose results need no kernel
     torch.ops.prim.device.default: lambda x: x.fake_device if isinstance(x, FakeTensor) else x.device,
     torch.ops.aten.is_set_to.default: is_set_to,
     FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
 }
-LARGE = 2**20  # elements from which on a tensor on the host is fake, too
+LARGE = 2**20  # a tensor on the host is fake, too, if it has so many elements or more
 PIPELINES = os.path.join(LABS, "pp", ""), os.path.join(TORCH, "distributed", "pipelining", "")
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
 
 class NeedsNumbers(RuntimeError):
-    """An error: the code reads a number, and a dry run has none."""
+    """The error of code that reads a number of a tensor in a dry run, whose tensors have no numbers."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """A point at which the host would wait for the device: the reason, and the line of code."""
+    """A point at which the host would wait for the device: the reason, and the line of code that causes the wait."""
 
     what: str
     line: str
 
 
 class Pretend(TorchDispatchMode):
-    """A mode that fakes operations on the device, and lets the host compute; reads: all reads, in order."""
+    """A dispatch mode that fakes operations on the device, and lets the host compute operations on host tensors.
+
+    reads: all points at which the host would wait for the device, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.fakes, self.reads = Fakes(), []
-        self.works: dict[int, dist.Work] = {}  # functional collectives in flight, by the storage of the output
+        self.works: dict[int, dist.Work] = {}  # {storage of an output: functional collective in flight}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -124,12 +127,12 @@ class Pretend(TorchDispatchMode):
             return Tensor.__repr__(x, **options)
 
         before = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor() creates its tensor on the host first
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor() first creates a tensor on the host
         try:
             with (
                 patch.object(FakeTensor, "__repr__", shown),
                 patch.object(torch.utils, "swap_tensors", swapped),
-                # An optimizer updates parameters one by one, as on a CPU.
+                # Optimizers update the parameters one by one, as on a CPU.
                 patch.object(optimizer, "_get_foreach_kernels_supported_devices", list),
                 patch.object(F, "scaled_dot_product_attention", attention),
                 self,
@@ -148,7 +151,7 @@ class Pretend(TorchDispatchMode):
             return ANSWERED[func](*args)
         if func is FUNCTIONAL.wait_tensor.default:
             return self.waited(*args)
-        # DTensor runs operators on fake tensors of its own to learn their shapes.
+        # DTensor runs operators on fake tensors of its own mode to learn the shapes of results.
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) or not is_fake(args, kwargs):
             return func(*args, **kwargs)
         if func in COPIES and leaves_the_device(func, args, kwargs):
@@ -177,7 +180,7 @@ def is_fake(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_large(sizes: Sequence[Any]) -> bool:
-    """Return whether a tensor of these sizes is large."""
+    """Return whether a host tensor of these sizes is so large that a dry run fakes it."""
     return all(isinstance(size, int) for size in sizes) and prod(sizes) >= LARGE
 
 
@@ -200,15 +203,15 @@ def refusal(frame: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None:
         return (
-            f"{asked} asks for numbers, which a dry run does not have, and for which a GPU would be waited for: "
+            f"{asked} asks for numbers, which a dry run does not have, and for which the host would wait for a GPU: "
             "leave it out of the function"
         )
     while frame is not None and (is_machinery(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(LABS)):
         frame = frame.f_back
     return (
         f"{source_line(frame)} asks its neighbours in the pipeline what they will send, and in a dry run nobody "
-        "answers: run it within labs.kit.dry.neighbours(torch.empty(2, 64, 128, device='meta')), of what crosses "
-        "a cut"
+        "answers: run it within labs.kit.dry.neighbours(torch.empty(2, 64, 128, device='meta')), with the shape of the "
+        "messages between stages"
     )
 
 
@@ -222,7 +225,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention with the CPU's kernel, as in the job that the dry run stands for; other devices have others."""
+    """Compute attention with the CPU's kernel, as the job does for which the dry run stands in."""
     if dropout_p or attn_mask is not None or q.device.type != NAME:
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
         return composed_attention(q, k, v, **options, scale=scale, enable_gqa=enable_gqa)

@@ -1,4 +1,4 @@
-"""Training steps of a row of the table of strategies, on this rank."""
+"""The training steps of one strategy (a row of the table of strategies) on this rank, for a dry run or a job."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def rehearse(
     dtype: torch.dtype = torch.float32,
     recompute: str = "none",
 ) -> Iterator[None]:
-    """Train a GPT on `batch` sequences for each part of the batch, and yield after each step.
+    """Train a GPT by a strategy of the table for some steps, and yield after each step.
 
-    axes: `{axis: size}` of the mesh; by default the row's own for this number of ranks.
+    batch: the number of sequences in each rank's part of the batch.
+    axes: `{axis: size}` of the mesh; by default the strategy's own axes for this number of ranks.
     dtype: the model's dtype.
     recompute: the part of a layer that is recomputed, a name in cost.RECOMPUTE.
     """
@@ -66,9 +67,10 @@ NEIGHBOURS = {"ours": our_neighbours, "native": torchs_neighbours}
 
 
 def tokens(batch: int, context: int, reads: bool) -> Tensor | None:
-    """Return zeros as tokens, [batch, context]; None for a rank that reads none, or a meta tensor in a dry run.
+    """Return zeros as tokens, [batch, context].
 
-    Other ranks would tell such a rank the size of the batch; in a dry run, the meta tensor does.
+    A rank that reads no tokens gets None, since other ranks tell it the size of the batch.  In a dry run there are no
+    other ranks, so the rank gets a meta tensor of that size.
     """
     if not reads and not agree.alone:
         return None

@@ -96,7 +96,7 @@ def torchs_pipeline() -> Any:
     return Schedule1F1B(stage, 2, F.mse_loss)
 
 
-WITHIN = "run it within labs.kit.dry.neighbours(torch.empty(2, 64, 128, device='meta')), of what crosses a cut"
+WITHIN = "run it within labs.kit.dry.neighbours(torch.empty(2, 64, 128, device='meta')), with the shape"
 ASKS = "asks its neighbours in the pipeline what they will send, and in a dry run nobody answers: " + WITHIN
 
 
@@ -110,7 +110,7 @@ MISTAKES = {
     shape_by_values: "NeedsNumbers: LINEtorch.ones(2)[torch.ones(2) > 0] asks for numbers",
     hook: "KeyError: 'in a hook'",
     nobody_says_what_crosses: "NeedsNumbers: LINEpipeline().forward_backward(None, torch.ones(4, 2)) " + ASKS,
-    nobody_says_how_many: "ValueError: neither x nor y is given, and in a dry run nobody tells how large a batch is",
+    nobody_says_how_many: "ValueError: neither x nor y is given, and in a dry run no other rank tells how large",
     nobody_tells_torch: "NeedsNumbers: LINEtorchs_pipeline().step(target=torch.ones(4, 2)) " + ASKS
     if hasattr(PipelineStage, "_warmup_backward_result")
     else "RuntimeError: Stage 1 requires dynamic shape inference, which is not supported with a fake process group.",
