@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Mesh and DTensor: tensors that know their layout
 #
-# *You are rank 5 of 8. With whom do you share the parameters, with whom do you average the gradients, and how does a
-# tensor know which part of it is yours?*
+# *You are rank 5 of 8. With which ranks do you share the parameters, with which ranks do you average the gradients, and
+# how does a tensor know which part of it you hold?*
 #
 # You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb).
 # **Minutes**, by estimate: 40 without exercises, 85 with them, 35 more for the challenge.
-# The machine works for less than a minute of it, in 1 GB of memory.
+# The cells compute for less than one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -18,18 +18,18 @@ recall.ask("05")
 # %% [markdown]
 # ## Question
 #
-# So far there has been one strategy at a time, and one group: all ranks. Now take two **nodes** (machines) of four
-# devices each. Inside a node the devices are joined by a fast link, and the two nodes by a slow one. ZeRO's stage 3
-# gathers parameters all the time, and over the slow link that hurts. So let each *node* hold the whole model once,
-# sharded over its four devices, and let the two nodes be replicas of each other that average their gradients. This is
-# **HSDP**, *hybrid sharded data parallel*: two strategies at once. PyTorch's FSDP has it
+# So far each job used one strategy and one group, which was all ranks. Now take two **nodes** of four devices each; a
+# node is a machine. A fast link joins the devices inside a node, and a slow link joins the two nodes. ZeRO's stage 3
+# gathers parameters all the time, and over the slow link this takes long. So let each *node* hold the whole model once,
+# sharded over its four devices, and let the two nodes be replicas of each other that average their gradients. This
+# combination of two strategies is **HSDP**, *hybrid sharded data parallel*. PyTorch's FSDP offers HSDP
 # ([pytorch#89915](https://github.com/pytorch/pytorch/pull/89915)) because "expensive all-gathers and reduce-scatters
 # are only done within a node".
 #
-# Each rank now needs two groups: the ranks with which it shards, and those with which it averages. You are rank 5: who
-# are they? This notebook is about the two tools that answer questions like these, a *mesh* and a *DTensor*. They are
-# the foundation of TorchTitan (Liang et al., 2024, arXiv 2410.06511), which trains Llama 3.1 with 8 to 405 billion
-# parameters, on up to 512 GPUs in its experiments.
+# Each rank now needs two groups: the ranks with which it shares the shards, and the ranks with which it averages
+# gradients. Which ranks are in the two groups of rank 5? This notebook builds two tools that answer such questions, a
+# *mesh* and a *DTensor*. Both are the foundation of TorchTitan (Liang et al., 2024, arXiv 2410.06511), which trains
+# Llama 3.1 with 8 to 405 billion parameters, on up to 512 GPUs in its experiments.
 
 # %%
 import torch
@@ -47,9 +47,10 @@ from labs.mesh import Mesh
 # %% [markdown]
 # ## Picture
 #
-# Arrange the ranks as a grid, row by row. That is a **mesh**. It has **axes**, each with a name, and a rank's place on
-# it is its **coordinate**: rank 5 is at (1, 1). Here the axis `replicate` counts the nodes, and `shard` the devices
-# inside a node. A row is a group along `shard`: ranks with the same tint and letter talk to each other.
+# A **mesh** is a grid of ranks, filled row by row. A mesh has **axes**, each with a name. The place of a rank on the
+# mesh is its **coordinate**: rank 5 is at (1, 1). In this picture the axis `replicate` counts the nodes, and the axis
+# `shard` counts the devices inside a node. A row is a group along `shard`: ranks with the same tint and letter talk to
+# each other.
 
 # %%
 draw.mesh({"replicate": 2, "shard": 4}, along="shard")
@@ -57,8 +58,8 @@ draw.mesh({"replicate": 2, "shard": 4}, along="shard")
 # %% [markdown]
 # ## Predict
 #
-# Along `replicate`, rank 5 averages gradients with one other rank. Which one? (The cell then prints the mesh as rank 5
-# sees it: the grid, with rank 5 in brackets, and below it the groups of each axis.)
+# Along `replicate`, rank 5 averages gradients with one other rank. Which rank is it? The cell then prints the mesh as
+# rank 5 sees it: the grid, with rank 5 in brackets, and below it the groups of each axis.
 
 # %%
 guess_partner = 1  # your number
@@ -70,7 +71,7 @@ print(repr(mesh))
 check.predict("Rank 5 averages with rank", guess_partner, partner[0], tolerance=0)
 
 # %% [markdown]
-# A column is a group along `replicate`:
+# Each column of the mesh is a group along `replicate`:
 
 # %%
 draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
@@ -78,22 +79,25 @@ draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 # %% [markdown]
 # ## Build: coordinates and groups
 #
-# There may be more than two axes. With three, of sizes A × B × C, one step along the last axis adds 1 to the rank, one
-# step along the middle axis adds C, and one step along the first adds B × C.
+# A mesh may have more than two axes. On a mesh with three axes, of sizes A × B × C, one step along the last axis adds 1
+# to the rank, one step along the middle axis adds C, and one step along the first adds B × C.
 #
-# ### Exercise 1: where am I, and who is with me? (10 minutes)
+# ### Exercise 1: my coordinate and my groups (10 minutes)
 #
-# A mesh here has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not the number of
-# the process that calls your function. Budget: no messages. Every rank can work it out alone.
+# In this exercise a mesh has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not
+# the number of the process that calls your function. Budget: no messages, since every rank can compute the result
+# alone.
 
 
 # %%
 def neighbours(shape, rank):
-    """The coordinate of a rank on a mesh of this shape (row by row), and for each axis the
-    ranks along it.
+    """Return the coordinate of a rank on a mesh of this shape, filled row by row, and for each
+    axis the ranks along it.
 
-    shape: sizes of the axes, outermost first.  Returns ([place on each axis], [ranks along each
-    axis, in order]): neighbours((2, 4), 5) is ([1, 1], [[1, 5], [4, 5, 6, 7]])
+    shape: the sizes of the axes, outermost first
+
+    Returns ([place on each axis], [ranks along each axis, in order]): neighbours((2, 4), 5) is
+    ([1, 1], [[1, 5], [4, 5, 6, 7]]).
     """
     ### BEGIN SOLUTION
     coordinate, groups, step = [], [], 1
@@ -112,16 +116,17 @@ check.neighbours(neighbours)
 # ## Build: why the order of the axes matters
 #
 # In a job, `Mesh` also makes a process group for each row and each column. Every rank must take part in creating every
-# group, in the same order, even those to which it does not belong. `mesh.get_group("shard")` is the one that this rank
-# is in.
+# group, in the same order, even groups to which it does not belong. `mesh.get_group("shard")` returns this rank's own
+# group along `shard`.
 #
-# `Mesh((2, 2), ("replicate", "shard"))` or `Mesh((2, 2), ("shard", "replicate"))`? On paper it is the same strategy.
-# But ranks with neighbouring numbers share a node, and the *last* axis is made of neighbours.
+# Does it matter whether we write `Mesh((2, 2), ("replicate", "shard"))` or `Mesh((2, 2), ("shard", "replicate"))`? Both
+# describe the same strategy. But ranks with neighbouring numbers are on the same node, and a group along the *last*
+# axis consists of neighbouring numbers.
 #
-# Here is what HSDP sends for one layer of 1 MB. Along `shard` the layer is gathered twice (forward and backward) and
-# its gradient is reduce-scattered; along `replicate` the rank's shard of the gradient is all-reduced. `Link` treats
-# ranks 0 and 1 as one node, ranks 2 and 3 as another, and delays whatever crosses between them, as a wire of 200 Mbit/s
-# with 1 ms of latency would.
+# The next cells make the collectives of HSDP for one layer of 1 MB. Along `shard` the layer is gathered twice, for
+# forward and for backward, and its gradient is reduce-scattered. Along `replicate` each rank's shard of the gradient is
+# all-reduced. `Link` treats ranks 0 and 1 as one node and ranks 2 and 3 as another. It delays every message between the
+# two nodes, as a wire of 200 Mbit/s with 1 ms of latency would.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -132,7 +137,7 @@ SLOW = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 
 # %%
 def one_layer(shape, names, steps=5):
-    """What travels for one layer in each step, on a mesh with the axes "shard" and
+    """Make the collectives of one layer in each step, on a mesh with the axes "shard" and
     "replicate"."""
     mesh, full = Mesh(shape, names), torch.zeros(LAYER)
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
@@ -149,9 +154,9 @@ def one_layer(shape, names, steps=5):
 
 # %% [markdown]
 # The job runs three times: with all four ranks along `shard`, which is ZeRO 3, and as HSDP in both orders of its axes.
-# The bytes are worked out from the sizes of the `dist` calls, as in notebook 02, here and wherever this notebook says
-# "measured"; `recording.across(rank, step)` is the part of a rank's bytes that goes to the other node. Compare the two
-# orders: when `shard` comes first instead of last, by what factor does the number of bytes that leave a node grow?
+# Wherever this notebook says "measured", the bytes are computed from the sizes of the `dist` calls, as in notebook 02.
+# `recording.across(rank, step)` returns the number of a rank's bytes that go to the other node. Compare the two orders:
+# when `shard` comes first instead of last, by what factor does the number of bytes that leave a node grow?
 
 # %%
 guess_crossing = 3  # your number
@@ -171,7 +176,8 @@ check.predict("Bytes that leave a node grow by a factor of", guess_crossing, gro
 
 # %%
 def quickest(recording):
-    """Seconds of the quickest step, from the first rank's start to the last rank's end."""
+    """Return the seconds of the fastest step, from the first rank's start to the last rank's
+    end."""
     steps = zip(*(recording.step_spans(rank) for rank in range(4)), strict=True)
     return min(max(x.end for x in step) - min(x.start for x in step) for step in steps)
 
@@ -185,36 +191,40 @@ columns = "rank 0 sends, bytes", "leave node 0, bytes"
 draw.table([{"": name, columns[0]: sends[name], columns[1]: leaving[name]} for name in slow])
 
 # %% [markdown]
-# Where do these bytes come from? An all-gather is a ring: each rank sends 3/4 of the layer to the next one. In ZeRO 3
-# that is a ring of all four ranks, and of node 0 only rank 1 has its next rank on the other node: 2 × 750,000 bytes for
-# the two gathers. The reduce-scatter is no ring: on CPUs it is an all-to-all ([labs/group.py](../labs/group.py) says
-# why), in which ranks 0 and 1 each send a quarter of the layer to both ranks of the other node, 4 × 250,000 bytes. As
-# HSDP with `shard` last, only the all-reduce crosses: each of the two ranks sends half of the layer. With `shard`
-# first, only the all-reduce does not: each rank sends half of the layer three times.
+# Where do these bytes come from? An all-gather is a ring. In ZeRO 3 it is a ring of all four ranks, and each rank sends
+# 3/4 of the layer to the next rank. On node 0 only rank 1 has its next rank on the other node, so the two all-gathers
+# send 2 × 750,000 bytes across. The reduce-scatter is not a ring: on CPUs it is an all-to-all, for reasons that
+# [labs/group.py](../labs/group.py) explains. In it, ranks 0 and 1 each send a quarter of the layer to both ranks of the
+# other node, which makes 4 × 250,000 bytes. In HSDP with `shard` last, only the all-reduce crosses between the nodes:
+# each of the two ranks sends half of the layer. In HSDP with `shard` first, the all-reduce stays inside a node, and the
+# other three collectives cross: in each of them, each rank sends half of the layer.
 #
 # With `shard` last, HSDP sends much less over the slow wire than ZeRO 3. With `shard` first, it sends *more* than ZeRO
-# 3, although each rank sends the same number of bytes in either order. The time of the quickest of five steps follows
-# the bytes that cross. (Not exactly: a step also has latency, copies, and the traffic inside a node.) So the rule is:
-# *what talks most goes last.* On a cluster the last axis is the one inside a node (HSDP's shards, or tensor
-# parallelism, which you will meet below), and the first is the one across nodes (replicas).
+# 3, although each rank sends the same number of bytes in either order. The time of the fastest of five steps grows with
+# the bytes that cross. It is not proportional to them, since a step also takes time for latency, for copies, and for
+# messages inside a node. So the rule is: *the axis that sends most goes last.* On a cluster the last axis is inside a
+# node: it may hold HSDP's shards, or tensor parallelism, which you will meet below. The first axis is across nodes, and
+# holds replicas.
 #
 # ## Build: a tensor that knows its layout
 #
-# In notebook 04 every strategy had its own code: cut this, gather that. All of that code answered one question: *who
-# holds which part of a tensor?* So let the tensor say so. On each axis of the mesh it has one of three **placements**:
+# In notebook 04 every strategy had its own code to cut and gather tensors. All of this code answered one question:
+# *which rank holds which part of a tensor?* A tensor can store the answer itself. On each axis of the mesh it has one
+# of three **placements**:
 #
-# * `Shard(dim)`: each rank along the axis has a piece, cut along that dim;
-# * `Replicate()`: each has all of it;
-# * `Partial()`: each has a tensor of the full *shape*, but its values are only one summand. The tensor is the sum of
-#   all the summands. (PyTorch prints `Partial(sum)`; it has other reductions, too.)
+# * `Shard(dim)`: each rank along the axis holds a piece of the tensor, cut along this dim;
+# * `Replicate()`: each rank holds the whole tensor;
+# * `Partial()`: each rank holds a tensor of the full *shape*, but its values are only one summand. The tensor is the
+#   sum of the summands of all ranks. PyTorch prints `Partial(sum)`, since it has other reductions, too.
 #
-# A tensor with a mesh and placements is a **DTensor** (distributed tensor). It has the shape of the whole, and on each
-# rank it holds a **block**, its `to_local()`. `distribute_tensor` makes one from a whole tensor.
+# A tensor with a mesh and placements is a **DTensor**, a distributed tensor. It has the shape of the whole tensor, and
+# on each rank it holds a **block**, which `to_local()` returns. `distribute_tensor` makes a DTensor from a whole
+# tensor.
 
 
 # %%
 def layout(shape, mesh_shape, placements):
-    """The layout of a DTensor, and this rank's block."""
+    """Return the layout of a DTensor, and this rank's block."""
     mesh = Mesh(mesh_shape, ("a", "b")[: len(mesh_shape)])
     whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
     x = distribute_tensor(whole, mesh, placements)
@@ -228,10 +238,11 @@ print(f"rank 2 holds {block.tolist()}")
 draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# The dashed outline is the whole tensor, and the filled part is the block that the rank holds. In these pictures, the
-# same tint means the same block.
+# The dashed outline is the whole tensor, and the filled part is the block that the rank holds. In these pictures,
+# blocks with the same tint are equal.
 #
-# Now cut along the other dim, on the same four ranks. Six is not divisible by 4. How many columns does rank 3 hold?
+# Now cut the tensor along the other dim, on the same four ranks. Six is not divisible by 4. How many columns does rank
+# 3 hold?
 
 # %%
 guess_columns = 0  # your number
@@ -244,12 +255,11 @@ check.predict("Columns of rank 3:", guess_columns, block.shape[1], tolerance=0)
 draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# A dim is cut into pieces of ⌈size/N⌉; the last piece may be shorter, and any ranks left over get an **empty** block
-# (`torch.chunk` would return fewer pieces). An empty block is a block like any other: its rank takes part in every
-# collective.
+# A dim is cut into pieces of length ⌈size/N⌉ for N ranks. The last piece may be shorter, and ranks for which nothing is
+# left get an **empty** block. A rank with an empty block takes part in every collective, like any other rank.
 #
-# On a mesh of two axes there is a placement for each axis. Here is a tensor that is cut along both, and then one that
-# is copied along `a` and cut along `b`:
+# On a mesh of two axes a tensor has a placement for each axis. The next two cells draw a tensor that is cut along both
+# axes, and a tensor that is copied along `a` and cut along `b`:
 
 # %%
 layouts = run(layout, (4, 6), (2, 2), [Shard(0), Shard(1)], ranks=4, device="cpu")
@@ -260,17 +270,17 @@ layouts = run(layout, (4, 6), (2, 2), [Replicate(), Shard(0)], ranks=4, device="
 draw.blocks(layouts[0][0], ("a", "b"))
 
 # %% [markdown]
-# The second one is how HSDP keeps a parameter, with `replicate` for `a` and `shard` for `b`. (When both axes cut the
-# *same* dim, the second cuts what the first has left.)
+# HSDP keeps each parameter in the second layout, with `replicate` for `a` and `shard` for `b`. When both axes cut the
+# *same* dim, the second axis cuts the pieces of the first.
 #
-# `Partial()` is the odd one out. You have met it often: before the all-reduce of DDP, each rank has a gradient of the
-# right shape, and none of them is *the* gradient. Here every rank contributes rank + 1, and the tensor is
-# 1 + 2 + 3 + 4:
+# `Partial()` differs most from the other two placements. You have met it often: before the all-reduce of DDP, each rank
+# has a gradient of the right shape, but the gradient of the batch is the sum of all of them. In the next cell every
+# rank contributes rank + 1, and the tensor is 1 + 2 + 3 + 4:
 
 
 # %%
 def summands():
-    """This rank's summand, and the tensor."""
+    """Return this rank's summand, and the whole tensor."""
     mesh = Mesh((4,), ("a",))
     x = DTensor.from_local(torch.tensor([dist.get_rank() + 1.0]), mesh, [Partial()])
     return x.to_local().item(), x.full_tensor().item()
@@ -281,11 +291,11 @@ run(summands, ranks=4, device="cpu")
 # %% [markdown]
 # ## Build: from one placement to another
 #
-# `x.redistribute(placements=...)` gives the same tensor with another layout. Going from one placement to another takes
-# at most one collective. Cover the right half of this table, and say which one each row needs. (N is the number of
-# ranks along the axis, n the size of the tensor in bytes. The last row is used only inside operations; `redistribute`
-# refuses Partial as a target.) The cells after the table test it on four ranks: they show what the table predicts
-# beside what was recorded.
+# `x.redistribute(placements=...)` gives the same tensor with another layout. To go from one placement to another takes
+# at most one collective. Cover the right half of the table that the next cell prints, and say which collective each row
+# needs. N is the number of ranks along the axis, and n is the size of the tensor in bytes. The last row occurs only
+# inside operations; `redistribute` refuses Partial as a target. The cells after the table test it on four ranks, and
+# compare the predicted bytes with the recorded bytes.
 
 # %%
 print(MOVES)
@@ -297,7 +307,7 @@ SHARE |= {"Replicate() → Shard(1)": 0}  # what a rank sends, as a fraction of 
 
 
 def move_each(tensor, mesh, moves):
-    """One redistribution of 16 × 24 elements per step; `tensor` is labs.dtensor, or
+    """Redistribute 16 × 24 elements, once per step; `tensor` is labs.dtensor or
     torch.distributed.tensor."""
     placements = {"Replicate()": tensor.Replicate(), "Partial()": tensor.Partial()}
     placements |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
@@ -323,28 +333,30 @@ our_bytes = {move: moved.sent(rank=0, step=step) for step, move in enumerate(SHA
 draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within=0)
 
 # %% [markdown]
-# Two rows are cheaper than you might expect. `Replicate()` → `Shard(j)` is free: each rank cuts its piece out of what
-# it already has. And `Shard(i)` → `Shard(j)` sends only (N − 1)/N² n, since no rank ever holds more than one piece.
+# Two rows send fewer bytes than you might expect. `Replicate()` → `Shard(j)` sends nothing: each rank cuts its piece
+# out of the tensor that it already holds. And in `Shard(i)` → `Shard(j)` a rank sends only (N − 1)/N² · n bytes, since
+# it holds only n/N bytes and keeps 1/N of them.
 #
 # ### Exercise 2: from Partial to Shard (10 minutes)
 #
-# ZeRO depends on the reduce-scatter row. Write it. `reduce_scatter(vector, group)`, imported above from
-# [labs/group.py](../labs/group.py), takes a 1-D tensor whose size is divisible by N, and returns this rank's N-th of
-# the sum. But a piece along dim 1 is not contiguous in memory, and the size of a dim may not be divisible by N. So pad
-# the dim with zeros to N equal pieces, put the pieces one after another in a 1-D tensor, reduce-scatter it, then trim
-# your piece to its true size.
+# ZeRO depends on the step from `Partial()` to `Shard(j)`, a reduce-scatter. Write this step. `reduce_scatter(vector,
+# group)`, imported above from [labs/group.py](../labs/group.py), takes a 1-D tensor whose size is divisible by N, and
+# returns this rank's piece of the sum, 1/N of it. But a piece along dim 1 is not contiguous in memory, and the size of
+# a dim may not be divisible by N. So pad the dim with zeros to N equal pieces, copy the pieces one after another into a
+# 1-D tensor, reduce-scatter this tensor, and cut the padding off your piece.
 #
-# The check tries several dtypes (keep the summand's), any strides, a group of only some of the ranks, and empty pieces.
-# Budget: send (N − 1)/N of the padded tensor; hold at most 4.5 × the summand besides the summand itself, and after the
-# call nothing but the piece, perhaps with its padding. The piece is the caller's: no later call may write into it.
-# Leave the summand as it was.
+# The check tries several dtypes, any strides, a group of only some of the ranks, and empty pieces. The piece has the
+# dtype of the summand. Budget: send (N − 1)/N of the padded tensor. Besides the summand, hold at most 4.5 times its
+# size during the call, and after the call nothing but the piece, perhaps with its padding. The piece belongs to the
+# caller, so no later call may write into it. Do not change the summand.
 
 
 # %%
 def partial_to_shard(summand, dim, group=None):
-    """This rank's piece, along `dim`, of the sum of all ranks' summands.
+    """Return this rank's piece, along `dim`, of the sum of all ranks' summands.
 
-    summand: the same shape on all ranks; dim: counted from 0
+    summand: this rank's tensor, of the same shape on all ranks
+    dim: the dim to cut, counted from 0
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     size = summand.shape[dim]
@@ -365,24 +377,26 @@ check.partial_to_shard(partial_to_shard)
 # %% [markdown]
 # ### Two axes: a path
 #
-# On a mesh of several axes, each axis takes its own step, one after another. In which order? Take a tensor on 2 × 2
-# ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the first
-# axis it must be all-reduced; along the second each rank only cuts out its half. To plan, no data is needed: a `Spec`
-# is a layout alone, that is the shape of the whole tensor, the sizes of the mesh, and a placement for each axis. Here
-# is our plan for it, which is also PyTorch 2.13's default plan:
+# On a mesh of several axes, a redistribution takes one step for each axis, one after another. Which order of the steps
+# is best? Take a tensor on 2 × 2 ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(),
+# Shard(0))`. Along the first axis the tensor must be all-reduced. Along the second axis each rank only cuts out its
+# half. A plan needs no data, only a `Spec`, which describes a layout: the shape of the whole tensor, the sizes of the
+# mesh, and a placement for each axis. The next cell prints the course's plan, which is also PyTorch 2.13's default
+# plan:
 
 # %%
 start, goal = Spec((16, 12), (2, 2), (Partial(), Replicate())), (Replicate(), Shard(0))
 plan(start, goal)
 
 # %% [markdown]
-# It all-reduces the whole tensor, and then throws half of the result away. In the other order, only half as much would
-# have been sent. Both give the right result. To send less, make the block *smaller* as early as possible, and *larger*
-# as late as possible. What there is to beat at the end of this notebook is a plan like this one.
+# This plan all-reduces the whole tensor, and then throws half of the result away. In the other order, the ranks would
+# send only half as many bytes, with the same result. To send less, make the block *smaller* as early as possible, and
+# *larger* as late as possible. In the challenge at the end of this notebook you beat a plan like this one.
 #
-# Now play. Choose a tensor, a mesh, and placements before and after; look at who holds what, and at what a rank sends.
-# Find a redistribution that sends nothing, and one in which a rank sends more bytes than the tensor has (8 × 6 elements
-# of 4 bytes are 192). On a mesh of one axis, the controls of `b` have no effect.
+# Now try your own layouts. Choose a tensor, a mesh, and the placements before and after. The picture shows which block
+# each rank holds, and how many bytes a rank sends. Find a redistribution that sends nothing. Then find one in which a
+# rank sends more bytes than the tensor has: 8 × 6 elements of 4 bytes are 192 bytes. On a mesh of one axis, the
+# controls of `b` have no effect.
 
 # %%
 play.placements()
@@ -390,11 +404,12 @@ play.placements()
 # %% [markdown]
 # ## Build: the algebra
 #
-# Now compute with these tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them,
-# and what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
-# product is `ik,kj->ij`. The letters then tell you every way to compute it. And a product is *linear in each* input: if
-# one of the two is a summand on each rank and the other is whole, the product is a summand, too. `ways` is told so by
-# `linear="each"`. Here are all ways along one axis of the mesh, inputs → output:
+# Now compute with these tensors. In `y = x @ w` each rank holds only blocks of x and w. What can a rank compute from
+# its blocks, and what is the layout of y? Give each dim a letter, and give the same letter to dims that belong
+# together: a matrix product is `ik,kj->ij`. From the letters follow all ways to compute the product. A product is also
+# *linear in each* input: if one input is `Partial()`, so that each rank holds a summand, and the other input is whole,
+# then the product is `Partial()`, too. The argument `linear="each"` states this. The next cell prints all ways along
+# one axis of the mesh, as inputs → output:
 
 # %%
 cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
@@ -402,24 +417,23 @@ for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
     print(f"{case + ':':16} {way}")
 
 # %% [markdown]
-# If `i` is cut (the rows of x: the batch), each rank computes its rows of y. If `k` is cut, in both inputs, each rank
-# multiplies what it has, and that is a *summand* of y. **This is where Partial comes from**: a letter that is cut and
-# does not appear in the output. If `j` is cut (the columns of w), each rank has some columns of y. And a summand times
-# a whole matrix is a summand of the product.
+# The letter `i` stands for the rows of x, which are the batch. If `i` is cut, each rank computes some rows of y. If
+# `j`, the columns of w, is cut, each rank computes some columns of y. If `k` is cut in both inputs, each rank
+# multiplies its blocks, and the result is a *summand* of y. **So Partial arises** when a letter is cut that does not
+# appear in the output. And a summand times a whole matrix is a summand of the product.
 #
-# An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, redistributes them, and
-# computes with the blocks. That is all. The letters of all operations are a short table,
-# [labs/dtensor/rules.py](../labs/dtensor/rules.py). Now try two layers, the first weight cut by columns and the second
-# by rows:
+# An operation on a DTensor chooses the way that needs the cheapest redistribution of its inputs. It redistributes the
+# inputs, and computes with the blocks. The short table [labs/dtensor/rules.py](../labs/dtensor/rules.py) lists the
+# letters of all operations. Now try two layers, with the first weight cut by columns and the second cut by rows:
 
 
 # %%
 def two_layers(tensor, mesh, x_BD, up_DF, down_FD):
-    """relu(x @ up) @ down, with F cut over the ranks; `tensor` is labs.dtensor or
+    """Compute relu(x @ up) @ down, with F cut over the ranks; `tensor` is labs.dtensor or
     torch.distributed.tensor.
 
-    B: batch, D: width, F: hidden width.  Returns the placements of the hidden layer and of the
-    result, and the whole result.
+    B: batch, D: width, F: hidden width. Returns the placements of the hidden layer and of the
+        result, and the whole result.
     """
     x = tensor.distribute_tensor(x_BD, mesh, [tensor.Replicate()])
     up = tensor.distribute_tensor(up_DF, mesh, [tensor.Shard(1)])
@@ -454,45 +468,47 @@ steps = list(enumerate(on_paper.items()))
 draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, within=0)
 
 # %% [markdown]
-# Both products are computed without sending a byte; then one all-reduce makes the result whole. You have just met
-# **tensor parallelism**, which has [a notebook of its own](09_tensor_parallel.ipynb). Had the first weight been cut by
-# rows instead, `x @ up` would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the
-# sum of relus.
+# The ranks compute both products without sending a byte; then one all-reduce makes the result whole. This is **tensor
+# parallelism**, which has [a notebook of its own](09_tensor_parallel.ipynb). If the first weight were cut by rows
+# instead, `x @ up` would be `Partial()`, and it would have to be reduced before `relu`, since the relu of a sum is not
+# the sum of relus.
 #
-# ### Exercise 3: rows that are missing (10 minutes)
+# ### Exercise 3: the missing rules (10 minutes)
 #
-# Five operations of PyTorch have no row in the table, so a DTensor refuses them:
+# The table of rules has no row for five operations of PyTorch, so a DTensor refuses these operations:
 #
 # | | | takes | returns |
 # |---|---|---|---|
-# | `cumsum` | `x.cumsum(1)`, sums of a row up to each place | a matrix | a matrix |
+# | `cumsum` | `x.cumsum(1)`: for each place, the sum of the row up to it | a matrix | a matrix |
 # | `logsumexp` | `x.logsumexp(1)`, log of the sum of exp of a row | a matrix | a vector |
 # | `trace` | `x.trace()`, the sum of the diagonal | a matrix | a number |
 # | `linalg_cross` | `torch.linalg.cross(x, y, dim=1)`, row by row | two of [rows, 3] | one of [rows, 3] |
 # | `convolution` | `F.conv1d(x, w)` | [batch, channel, place], [new, channel, tap] | [batch, new, place] |
 #
-# Write their rows. A row is letters, with a dot for a dim that must stay whole, and one word on what the operation is
-# linear in: `"each"` input as long as the others stay as they are, all inputs `"together"`, the `"first"` alone, or
-# nothing, `""`. With one input, the first three mean the same. A row that allows too much makes results wrong without a
-# word; one that allows too little makes traffic that nobody needs. The check computes by your rows, on three ranks,
-# with every layout the inputs can have.
+# Write their rows. A row consists of letters, with a dot for a dim that must stay whole, and of one word, which says in
+# which inputs the operation is linear. The word is `"each"` if the operation is linear in each input while the others
+# are fixed, `"together"` if it is linear only in all inputs together, `"first"` if only in the first input, and `""` if
+# in none. With one input, the first three mean the same. A row that allows too much gives wrong results without an
+# error, and a row that allows too little sends bytes that nobody needs. The check computes with your rows, on three
+# ranks, with every layout that the inputs can have.
 #
-# <details><summary>To begin with</summary>Two ranks and small numbers: cut one dim, and do the operation on each
-# block. Is what a rank has then a piece of the result, a summand of it, or neither?</details>
+# <details><summary>How to begin</summary>Take two ranks and small numbers. Cut one dim, and apply the operation to each
+# block. Is the result on each rank a piece of the whole result, a summand of it, or neither?</details>
 #
-# <details><summary>On letters</summary>What does one element of the result depend on? A dim along which it needs what
-# lies beside it must stay whole. And does <code>trace</code> of rows 2 and 3 find their part of the
-# diagonal?</details>
+# <details><summary>A hint on letters</summary>On which elements of the inputs does one element of the result depend? If
+# it depends on several elements along a dim, this dim may have to stay whole. And does <code>trace</code> of a block
+# with rows 2 and 3 find these rows' part of the diagonal?</details>
 #
-# <details><summary>On linear</summary>f is linear if f(a + b) is f(a) + f(b). A logarithm is not. A product is, in one
-# factor as long as the other stays as it is; but what is (a + b)(c + d)?</details>
+# <details><summary>A hint on linear</summary>An operation f is linear if f(a + b) = f(a) + f(b). A logarithm is not
+# linear. A product is linear in one factor while the other factor is fixed; but what is (a + b)(c + d)?</details>
 
 
 # %%
 def rules():
-    """{"cumsum": (letters, linear), ...}: rows for the five operations.
+    """Return {"cumsum": (letters, linear), ...}, the rows for the five operations.
 
-    Every way that a row allows gives the numbers of whole tensors, and no other way would.
+    Every way that a row allows must give the numbers of whole tensors, and a row must allow all
+    such ways.
     """
     ### BEGIN SOLUTION
     return {
@@ -508,11 +524,12 @@ def rules():
 check.rules(rules)
 
 # %% [markdown]
-# ### What is redistributed in *your* model?
+# ### Which tensors are redistributed in *your* model?
 #
-# `redistributed` runs any module forward and backward on tensors laid out as you say. It has a row for each operation
-# that had something moved first, with the rule for which it did. The column `in` tells forward from backward. Here the
-# first weight is cut along its inputs, and so is the batch. Cut another dim, or put in a module of yours:
+# `redistributed` runs forward and backward of any module, on tensors with the layouts that you choose. Its table has a
+# row for each operation whose inputs had to be redistributed first, with the rule that the operation used. The column
+# `in` says whether the operation belongs to forward or to backward. In the next cell the first weight is cut along its
+# inputs, and x is cut along the batch. Try to cut another dim, or use a module of your own:
 
 # %%
 from labs.kit.record import redistributed
@@ -524,14 +541,14 @@ draw.table(run(redistributed, module, layouts, torch.ones(16, 8), ranks=4, devic
 # %% [markdown]
 # ### Gradients have a layout, too
 #
-# Backward is made of operations, so the same algebra gives the layout of gradients. Let the batch be cut, so that x is
-# `Shard(0)`, and let the weight be whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch does
-# not appear in it:
+# Backward consists of operations, too, so the same algebra gives the layout of gradients. Let the batch be cut, so that
+# x is `Shard(0)`, and let the weight w be whole. The gradient of w is xᵀ @ (gradient of y), and its letters do not
+# include the letter of the batch:
 
 
 # %%
 def batch_cut():
-    """The layout of a whole weight's gradient when the batch is cut."""
+    """Return the layout of a whole weight's gradient when the batch is cut."""
     mesh = Mesh((4,), ("a",))
     x = distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)])
     w = distribute_tensor(torch.nn.Parameter(torch.ones(3, 5)), mesh, [Replicate()])
@@ -542,28 +559,30 @@ def batch_cut():
 run(batch_cut, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# No line here averages gradients, and yet this is DDP: *the gradient of a replicated weight is Partial, and making it
-# Replicate is an all-reduce.* Make it `Shard(0)` instead and you have ZeRO's reduce-scatter.
+# No line of this cell averages gradients, and yet this is DDP: *the gradient of a replicated weight is Partial, and the
+# step from Partial to Replicate is an all-reduce.* The step from Partial to `Shard(0)` is ZeRO's reduce-scatter.
 #
 # ## Build: strategies as three placements
 #
-# All of notebook 04 fits in one table. A strategy gives placements to P, G and S: the parameters between two steps, the
-# gradients when backward is over, the optimizer state. All traffic follows from these. P goes to `Replicate()` for
-# forward and for backward; the gradient, which begins as `Partial()`, goes to G's placement, and then to S's for the
-# update; and the updated parameters go back to P's.
+# One table can describe all strategies of notebook 04. A strategy chooses placements for P, the parameters between two
+# steps, for G, the gradients when backward is over, and for S, the optimizer state. All messages follow from these
+# placements. P is redistributed to `Replicate()` for forward and for backward. The gradient begins as `Partial()`, and
+# is redistributed to the placement of G, and then to that of S for the update. The updated parameters are redistributed
+# to the placement of P.
 #
 # ### Exercise 4: write the table (15 minutes)
 #
-# Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3", "HSDP". A value is three lists, for P, G and S, with
-# a placement for each axis of the mesh: one axis for all but HSDP, which has `("replicate", "shard")`. Any `Shard(dim)`
-# of a matrix will do. The check runs your table on six ranks, HSDP as 2 × 3, and compares the bytes held of each kind,
-# the bytes sent in a step, what is in `.grad`, and the new weights with the strategy's own. In ZeRO 1, what is in a
-# rank's `.grad` when backward is over: the mean, or only its own contribution?
+# Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3" and "HSDP". A value is three lists, for P, G and S,
+# with a placement for each axis of the mesh. HSDP has the axes `("replicate", "shard")`, and the other strategies have
+# one axis. For a matrix, any `Shard(dim)` is right. The check runs your table on six ranks, and HSDP on a mesh of 2
+# × 3. It compares the bytes held of each kind, the bytes sent in a step, the values in `.grad`, and the new weights
+# with those of the strategy itself. In ZeRO 1, does a rank's `.grad` hold the mean when backward is over, or only the
+# rank's own contribution?
 
 
 # %%
 def placements():
-    """{strategy: (P, G, S)}, each a list with a placement for each axis of the mesh."""
+    """Return {strategy: (P, G, S)}, each a list with a placement for each axis of the mesh."""
     whole, summand, piece = Replicate(), Partial(), Shard(0)
     ### BEGIN SOLUTION
     return {
@@ -579,11 +598,12 @@ def placements():
 check.placements(placements)
 
 # %% [markdown]
-# Memory can be read off your table: a kind that is `Shard` along an axis is divided by the number of ranks along it. So
-# can traffic: P is gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update
-# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. What is sent is divided by the
-# group in which it is sent: all of its ranks are on one node, or they are on both. (In a group on both nodes, only some
-# of the bytes cross: in a ring of all six, one rank of each node has its next rank on the other.)
+# Your table tells how much memory a strategy needs: a kind that is `Shard` along an axis is divided by the number of
+# ranks along that axis. It also tells how many bytes are sent: P is gathered twice if it is sharded, the gradient is
+# redistributed to the placements of G and S, and the updated parameters to that of P. The next cell computes both for
+# six ranks, three on each node, in float32 with AdamW. It lists bytes that are sent in groups on one node apart from
+# bytes that are sent in groups on both nodes. In a group on both nodes only some of the bytes cross: in a ring of all
+# six ranks, one rank of each node has its next rank on the other node.
 
 # %%
 from labs import cost
@@ -602,16 +622,17 @@ for name, size in sizes.items():
 draw.table(rows, caption="by formula, × the model, per rank; the check measures the same")
 
 # %% [markdown]
-# HSDP holds more than ZeRO 3, and sends most of its bytes inside a node, where the link is fast. The next notebook
-# rebuilds stage 3 on these tools: its parameters are DTensors, made by `fully_shard`.
+# HSDP holds more than ZeRO 3, but sends most of its bytes inside a node, where the link is fast. The next notebook
+# builds stage 3 again with these tools: there `fully_shard` makes the parameters DTensors.
 #
 # ## Measure and native
 #
-# PyTorch has all of it, under the same names: `init_device_mesh` makes the mesh, `torch.distributed.tensor` has
-# `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's, unchanged.
-# Do they send the same bytes? First the redistributions, all but one: on CPUs PyTorch goes from `Shard(0)` to
-# `Shard(1)` with an all-gather, issues a warning, and sends N times as much. (2.13 still assumes that gloo has no
-# all-to-all; ours calls it.) Then the two layers, where placements and numbers are compared, too.
+# PyTorch has the same tools under the same names: `init_device_mesh` makes a mesh, and `torch.distributed.tensor` has
+# `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's tensors,
+# unchanged. Do PyTorch's tensors send the same bytes? The next cell compares the redistributions, all but one. On CPUs
+# PyTorch goes from `Shard(0)` to `Shard(1)` with an all-gather, prints a warning, and sends N times as much, since
+# PyTorch 2.13 still assumes that gloo has no all-to-all. The cell after it compares the two layers, including
+# placements and numbers.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -652,23 +673,24 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# [tests/dtensor/test_dtensor.py](../tests/dtensor/test_dtensor.py) compares ours with PyTorch's in many more cases,
-# forward and backward; where PyTorch does it differently, the test's row says so.
+# [tests/dtensor/test_dtensor.py](../tests/dtensor/test_dtensor.py) compares our DTensor with PyTorch's in many more
+# cases, forward and backward. Where PyTorch's behaves differently, the row of the test says so.
 #
-# ### A bug that was published
+# ### A published bug
 #
-# > **What went wrong in the wild.** *Symptom*: under FSDP2, gradient clipping runs without an error, and its *factor*
-# > is slightly wrong. The line was `clip_coef = max_norm / (total_norm + 1e-6)`. `total_norm` was still in pieces, one
-# > local norm per rank (a relative of Partial), and each rank added 1e-6 to its own piece, where it should be added
-# > once ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768), March 2025).
+# > **What went wrong in the wild.** *Symptom*: under FSDP2, gradient clipping runs without an error, but its *factor*
+# > is slightly wrong. *Cause*: the line was `clip_coef = max_norm / (total_norm + 1e-6)`. `total_norm` was still not
+# > reduced: each rank held one local norm, much like a summand of Partial. Each rank added 1e-6 to its own norm,
+# > although 1e-6 should be added only once ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768), March
+# > 2025).
 #
-# The issue is closed; in 2.13 `Partial + number` reduces first. Here is the same mistake by hand, with a number that is
-# large enough to see:
+# The issue is closed: in PyTorch 2.13, `Partial + number` reduces first. The next cell makes the same mistake by hand,
+# with a larger number:
 
 
 # %%
 def plus_one():
-    """Add 1 to a tensor of four summands: by hand, and by our +."""
+    """Add 1 to a tensor of four summands: by hand, and with our +."""
     mesh = Mesh((4,), ("a",))
     x = DTensor.from_local(torch.ones(1), mesh, [Partial()])  # four summands of 1: it is 4
     by_hand = DTensor.from_local(x.to_local() + 1, mesh, [Partial()])
@@ -678,15 +700,16 @@ def plus_one():
 run(plus_one, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# By hand we get 8, where 4 + 1 = 5 is right. Our `+` finds no way to add the number to summands: a sum is linear only
-# in all of its inputs *together*, and the number is not a summand. So it all-reduces first. A single wrong entry in the
-# table of rules makes results *silently wrong*. That is why the table is short, and why every way of every rule is
-# tested against the whole tensors ([tests/dtensor/test_algebra.py](../tests/dtensor/test_algebra.py)).
+# By hand we get 8, although 4 + 1 = 5 is right. The `+` of our DTensor finds no way to add the number to summands: a
+# sum is linear only in all of its inputs *together*, and the number is not a summand. So `+` all-reduces first. A
+# single wrong entry in the table of rules would make results *silently wrong*. So the table is short, and the tests
+# compare every way of every rule with whole tensors
+# ([tests/dtensor/test_algebra.py](../tests/dtensor/test_algebra.py)).
 #
-# ### A way out
+# ### Outside Jupyter
 #
-# None of this needs a notebook. Here `two_layers` goes into a script that uses PyTorch alone, and is started the way
-# you would start it at work:
+# You can use DTensors without a notebook. The next cells write `two_layers` into a script that uses only PyTorch, and
+# start the script with `torchrun`, as on a cluster:
 
 # %%
 SCRIPT = """
@@ -726,70 +749,76 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## Why, and why not
 #
-# **Why**: a strategy becomes a layout per tensor instead of code. The same model file runs under DDP, FSDP, tensor
-# parallelism and any of them together; checkpoints know what they hold, and can be loaded on another mesh.
+# **Why**: a strategy is described by one layout per tensor, instead of by code. The same model file runs under DDP,
+# FSDP, tensor parallelism and any combination of them. A checkpoint knows the layout of its tensors, and can be loaded
+# on another mesh.
 #
-# **GSPMD** (Xu et al., 2021) takes this to its conclusion. JAX used it for years; its successor there is
-# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html). You give the layout of a *few* tensors, and the
-# compiler finds placements for all the others, with the same algebra of letters, and inserts the collectives. It sees
-# the whole program, whereas DTensor decides one operation at a time. The price is that you read a compiled program to
-# find out what travels; here you can step through it with a debugger.
+# **GSPMD** (Xu et al., 2021) uses layouts for a whole program. JAX used GSPMD for years; its successor in JAX is
+# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html). You give the layout of a *few* tensors. The
+# compiler finds placements for all the other tensors, with the same algebra of letters, and inserts the collectives.
+# The compiler sees the whole program, whereas DTensor decides one operation at a time. The price is that you have to
+# read a compiled program to find out what is sent; with DTensor you can step through your program with a debugger.
 #
-# **Why not**: each operation on a DTensor must first be looked up (here in Python; in recent PyTorch through a C++
-# cache), and with a small model that shows. FSDP2 keeps parameters as DTensors between uses, but forward and backward
-# compute with plain tensors. The optimizer does not: in
+# **Why not**: each operation on a DTensor must first look up its rule, ours in Python and recent PyTorch's in a C++
+# cache, and with a small model this takes a noticeable share of the time. FSDP2 keeps parameters as DTensors between
+# uses, but forward and backward compute with plain tensors. The optimizer still computes with DTensors: in
 # [pytorch#134191](https://github.com/pytorch/pytorch/issues/134191), still open, AdamW is limited by the CPU under
-# FSDP2, and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. An operation that has
-# no rule, and cannot be broken down into operations that do, is refused. A placement that you did not intend is not an
-# error; it is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
-# `torch.distributed.tensor` "in alpha state".
+# FSDP2, and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. A DTensor refuses an
+# operation that has no rule and cannot be broken down into operations with rules. A placement that you did not intend
+# gives no error, but one more collective in every step, so look at the bytes that are sent. And PyTorch's documentation
+# still calls `torch.distributed.tensor` "in alpha state".
 
 # %% [markdown]
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>A mesh of 2 × 4 × 2 ranks with the axes a, b, c. Which ranks are in rank 5's group along b, and
+# <details><summary>A mesh of 2 × 4 × 2 ranks has the axes a, b and c. Which ranks are in rank 5's group along b, and
 # which axis should be inside a node?</summary>
 #
-# Rank 5 is at (0, 2, 1). Along b the step is 2: ranks 1, 3, 5, 7. The last axis, c, is made of neighbours. It should be
-# the axis that talks most, and it stays inside a node.
+# Rank 5 is at (0, 2, 1). One step along b adds 2 to the rank, so the group is ranks 1, 3, 5 and 7. Groups along the
+# last axis, c, consist of neighbouring ranks. So c should be the axis that sends most, and it should be inside a node.
 # </details>
 #
-# <details><summary>Where does <code>Partial()</code> come from, and what gets rid of it?</summary>
+# <details><summary>How does <code>Partial()</code> arise, and which collectives turn it into another
+# placement?</summary>
 #
-# From an operation that sums over a cut dim: a letter that does not appear in the output. An all-reduce makes it
-# Replicate(), a reduce-scatter Shard(); the second sends half as much.
+# It arises when an operation sums over a cut dim, whose letter does not appear in the output. An all-reduce turns
+# Partial() into Replicate(), and a reduce-scatter turns it into Shard(). The reduce-scatter sends half as much.
 # </details>
 #
-# <details><summary>What is ZeRO 2, in three placements? And what are the three for HSDP, on two axes?</summary>
+# <details><summary>Which three placements describe ZeRO 2? And which three describe HSDP, on two axes?</summary>
 #
-# P is Replicate(), G and S are Shard(0). For HSDP all three are (Replicate(), Shard(0)): P, too, is sharded inside a
-# node, and each node has everything once.
+# In ZeRO 2, P is Replicate(), and G and S are Shard(0). In HSDP all three are (Replicate(), Shard(0)): each node holds
+# P, G and S once, sharded over its ranks.
 # </details>
 #
-# For a tensor of n bytes on N ranks, along one axis, each rank:
+# The table shows the bytes that each rank sends, for a tensor of n bytes on N ranks along one axis:
 #
 # | from → to | collective | predicted | ours | PyTorch's |
 # |---|---|---|---|---|
 # | Shard(i) → Replicate() | all_gather | (N − 1)/N n | exactly | exactly |
 # | Partial() → Replicate() | all_reduce | 2 (N − 1)/N n | exactly | exactly |
 # | Partial() → Shard(j) | reduce_scatter | (N − 1)/N n | exactly | exactly |
-# | Shard(i) → Shard(j) | all_to_all | (N − 1)/N² n | exactly | on CPUs N times that |
+# | Shard(i) → Shard(j) | all_to_all | (N − 1)/N² n | exactly | on CPUs N times as much |
 # | Replicate() → Shard(j) | none | 0 | 0 | 0 |
 
 # %% [markdown]
 # ## Beat it: the fewest bytes from layout to layout (30 minutes)
 #
-# Here is a puzzle, with bytes to be saved. Twelve tensors on 2 × 2 × 2 ranks go from one layout to another, and
-# PyTorch's plan takes each of them the straight way. You may stop on the way, at any layouts you like: a detour can
-# send less than the straight way does. All paths are walked in a real job, and what all ranks send together is counted.
+# In this challenge you save bytes. Twelve tensors on 2 × 2 × 2 ranks are redistributed from one layout to another.
+# PyTorch's plan redistributes each of them directly. You may choose intermediate layouts: a path through other layouts
+# can send fewer bytes than the direct one. The check runs all paths in a real job, and counts the bytes that all ranks
+# send together.
 #
-# **The bound**, element by element: a rank that needs one and does not have it must be sent it once. Where everybody
-# has only summands, k different ones, the sum is complete somewhere after k − 1 messages at the least, and each further
-# rank that needs it must be sent something after that. All of it together is 100 points, and the score is the mean of
-# the twelve. The straight way scores 53.9.
-# A score is 100 × bound / bytes.
+# **The bound.** For each element, let m be the number of ranks that need the element and do not hold it at the start.
+# If ranks hold only summands of the element, let k be the number of different summands and r the number of ranks that
+# need the sum. Then the number of messages with this element is at least m, or, with summands, k − 1 + (r − 1). No path
+# can beat this: each rank must receive an element that it lacks, a sum of k summands is complete on some rank only
+# after k − 1 messages, and each of the other r − 1 ranks must then receive a message. The bound adds up these numbers
+# over all elements, times 4 bytes.
+#
+# The score of a tensor is 100 × bound / bytes, and your score is the mean over the twelve. The direct path scores 53.9.
 
 # %%
 ways, bound = beat.stops.cases, beat.stops.bound
@@ -798,14 +827,15 @@ draw.table([{"from": str(a), "to": str(b), "bytes at least": bound(a, b)} for a,
 
 # %%
 def stops(spec, target):
-    """The layouts to go through: a list of tuples, one placement for each axis; the last is
-    target.
+    """Return the layouts to go through, as a list of tuples with one placement for each axis.
+    The last is target.
 
     spec: a Spec of shape (24, 16) on 2 × 2 × 2 ranks; spec.but(placements) is another layout of
-    it.
-    From stop to stop it goes by plan(spec, placements).  What the rank at a coordinate then
-    sends is sent(spec, placements, coordinate), in elements; it raises RuntimeError where no
-    move leads, as from Shard to Partial.  All twelve together may take two minutes.
+        it
+
+    Each step goes by plan(spec, placements). sent(spec, placements, coordinate) returns how
+    many elements the rank at a coordinate sends in it, and raises RuntimeError if no step leads
+    there, as from Shard to Partial. You have two minutes for all twelve together.
     """
     ### BEGIN SOLUTION
     now = spec.placements
@@ -818,21 +848,22 @@ def stops(spec, target):
 beat.stops(stops)
 
 # %% [markdown]
-# The course first cuts what can be cut for nothing, and then goes straight on.
+# The course's answer first cuts the tensor along each axis where this sends nothing, and then goes directly to the
+# target.
 #
-# <details><summary>Is there more to win?</summary>There are 64 layouts, and every way from one to another has its
-# price. So a shortest path through them gives the best stops for each of the twelve: 82.1 points, and no list of stops
-# has more.</details>
+# <details><summary>What is the best possible score?</summary>There are 64 layouts, and every step from one layout to
+# another has its price in bytes. So a search for the shortest path through the layouts gives the best path for each of
+# the twelve tensors. These paths score 82.1 points, and no other paths score more.</details>
 #
-# **Read on**, in this order, each short: [labs/mesh/mesh.py](../labs/mesh/mesh.py),
+# **Read on**: the following files are short; read them in this order. [labs/mesh/mesh.py](../labs/mesh/mesh.py),
 # [labs/dtensor/placement.py](../labs/dtensor/placement.py),
 # [labs/dtensor/redistribute.py](../labs/dtensor/redistribute.py),
 # [labs/dtensor/algebra.py](../labs/dtensor/algebra.py), [labs/dtensor/rules.py](../labs/dtensor/rules.py),
 # [labs/dtensor/dtensor.py](../labs/dtensor/dtensor.py). Xu et al., 2021, *GSPMD: General and Scalable Parallelization
 # for ML Computation Graphs* (arXiv 2105.04663), section 3.
 #
-# **Next.** A layout says who holds what, but not when it travels: stage 3 still waits for each layer that it gathers.
-# [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.
+# **Next.** A layout says which rank holds which part, but not when the ranks send it: stage 3 still waits for each
+# layer that it gathers. [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.
 #
 # A clean copy of this notebook: `git restore notebooks/05_mesh_and_dtensor.ipynb`, then *File > Reload Notebook from
 # Disk*.
