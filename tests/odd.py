@@ -1067,7 +1067,8 @@ REFUSED = [
     Refused("a weight normalised in place", FSDP, "was written to in a forward"),
     Refused("a table of bounded norms", FSDP, "was written to in a forward"),
     Refused("a number", FSDP, "has no dim to cut along"),
-    Refused("a weight of another layer", "fsdp|fsdp-bf16|hsdp|fsdp-tp", "of a DTensor and a plain tensor"),
+    Refused("a transposed weight", "(?!.*tp).*fsdp.*|hsdp", "has the strides"),
+    Refused("a weight of another layer", "fsdp|fsdp-no-reshard|fsdp-bf16|hsdp|fsdp-tp", "of a DTensor and a plain"),
     Refused("a weight of two layers", "(?!pp).*fsdp.*|hsdp", "is shared with a module that was sharded before"),
     Refused("one module twice", "(?!pp).*fsdp.*|hsdp", "fully_shard twice"),
     # ranks that differ

@@ -1,8 +1,10 @@
 """Pictures that several tests look at, and helpers to look at them."""
 
+import importlib
 import itertools
 import xml.etree.ElementTree as xml
 from types import SimpleNamespace as Fake
+from unittest.mock import patch
 
 from matplotlib import font_manager, ft2font
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,6 +45,38 @@ def recording(ranks=2, steps=2, late=0.0):
     )
 
 
+def busy(ranks=2):
+    """Return a recording of one step with overlapping collectives: two gathers, one of them long, and eight
+    reductions.
+    """
+    spans, events = [], []
+    for rank in range(ranks):
+        for name, start, end in (("step", 0, 1), ("forward", 0, 0.3), ("backward", 0.3, 0.98), ("sync", 0.98, 1)):
+            spans.append(Fake(rank=rank, name=name, start=start, end=end))
+        calls = [("all_gather", 0.0, 0.2), ("all_gather", 0.05, 0.5), ("barrier", 0.6, 0.61)]
+        calls += [("reduce_scatter", 0.3 + 0.01 * n, 0.9 + 0.01 * n) for n in range(rank * 7)]
+        calls += [("recv", 0.92, 0.95), ("send", 0.93, 0.96)]
+        events += [called(rank, op, 0, b, e, waited=0.01) for op, b, e in calls]
+    return Fake(
+        kind="communication",
+        ranks=ranks,
+        seen=range(ranks),
+        spans=spans,
+        events=events,
+        memory=[],
+        window=lambda rank, step: (0, 1),
+    )
+
+
+def less(ranks=1, share=0.5):
+    """Return a recording of memory that holds `share` of what `recording` does."""
+    whole = recording(ranks)
+    whole.memory = [
+        [(t, {kind: share * held for kind, held in now.items()}) for t, now in each] for each in whole.memory
+    ]
+    return whole
+
+
 def boxes(root):
     """Yield (left, top, right, bottom, words) of each text, with the metrics of DejaVu Sans."""
     fonts = {
@@ -79,7 +113,16 @@ def words_of(canvas):
     agg = FigureCanvasAgg(canvas)
     agg.draw()
     sides = [(axes.xaxis, axes.get_xlim()) for axes in canvas.axes] + [(a.yaxis, a.get_ylim()) for a in canvas.axes]
-    ticks = [(tick, max(limits)) for axis, limits in sides for tick in axis.get_major_ticks()]
-    beyond = [tick.label1 for tick, top in ticks if tick.get_loc() > top]  # matplotlib keeps these, and draws none
+    ticks = [(tick, sorted(limits)) for axis, limits in sides for tick in axis.get_major_ticks()]
+    beyond = [tick.label1 for tick, (low, top) in ticks if not low <= tick.get_loc() <= top]  # kept, but not drawn
     found = [t for t in canvas.findobj(Text) if t.get_text().strip() and t.get_visible() and t not in beyond]
     return [(t.get_text(), t.get_window_extent(agg.get_renderer()), t.get_fontsize() * 96 / 72) for t in found]
+
+
+def drawn(figure, *given, **options):
+    """Draw a figure of measurements, and return matplotlib's canvas behind it, and the picture."""
+    module, kept = importlib.import_module(figure.__module__), []
+    finish = module.finish
+    with patch.object(module, "finish", lambda canvas, *words: kept.append(canvas) or finish(canvas, *words)):
+        picture = figure(*given, **options)
+    return kept[0], picture
