@@ -1,4 +1,4 @@
-"""Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
+"""Checks for the exercises: each runs a learner's function in real jobs, and answers in one of three ways.
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
     not yet: reduce_scatter (the stub is untouched; the notebook goes on with the course's own)
@@ -8,11 +8,14 @@
       → A partial sum sets out from rank r and takes N - 1 steps. Where does it end?
       (for the same numbers again: seed=81273)
 
-`check.<name>(fn)` is the check of the exercise in labs/exercises/<chapter>/<name>.py; its docstring says what `fn` is
-called with, and what it should do.  The inputs are drawn anew in each call.  Plain torch on one process computes the
-expected values; the bytes sent and held are read from recordings (labs/kit/record.py).  `labs.exercises.engine` has the
-contract of every check.  `check.predict(question, guess, answer)` is the same in all notebooks; both return an Answer,
-which is true if all is right.  `course_map()` links to all notebooks, and shows the exercises that are passed.
+`check.<name>(fn)` is the check of the exercise in labs/exercises/<chapter>/<name>.py; the check's docstring says which
+arguments `fn` gets, and what `fn` should do.  The inputs are drawn at random in each call.  Plain torch in one process
+computes the expected values; the bytes sent and held are read from recordings (labs/kit/record.py).
+`labs.exercises.engine` has the contract of every check.
+
+`check.predict(question, guess, answer)` compares a learner's prediction with the answer.  Every check and `predict`
+return an Answer, which is true if all is right.  `course_map()` links to all notebooks, and shows the exercises that
+are passed.
 
 The exercises of each notebook:
 
@@ -22,7 +25,7 @@ from labs import exercises
 from labs.exercises.engine.answer import Answer, predict
 from labs.kit.learners.progress import course_map
 
-__all__ = ["Answer", "course_map", "predict"]  # and the check of each exercise
+__all__ = ["Answer", "course_map", "predict"]  # below, the name of each check is added
 for name, check in exercises.of_kind().items():
     globals()[name] = check
     __all__.append(name)

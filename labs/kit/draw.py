@@ -1,22 +1,22 @@
-"""Everything that the course shows: the last expression of a cell is the figure.
+"""The tables and pictures of the course: each is displayed as the last expression of a notebook cell.
 
     ledger, table, traffic, size      numbers in tables; predictions beside measurements        tables.py
     bars, curves                      measured bytes by kind, and losses, as PNG                figures.py
     memory                            bytes held over time, as PNG                              memories.py
     timeline                          the work, communication and waiting of each rank, as PNG  timelines.py
-    messages, step, sends             messages between ranks, and the pieces they hold, as SVG  diagrams.py
+    messages, step, sends             messages between ranks, and the ranks' pieces, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
-    nodes                             a mesh on its cluster, axis by axis, as SVG               nodes.py
+    nodes                             the process groups of a mesh on its nodes, as SVG         nodes.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
     blocks                            the block of a tensor that each rank holds, as SVG        blocks.py
-    schedule                          a pipeline's schedule, simulated, and as a job ran it     gantt.py, overlays.py
+    schedule                          a pipeline schedule, simulated and recorded               gantt.py, overlays.py
     plan                              a tensor-parallel plan on its model, as SVG               plans.py
-    reads, folder                     the parts of files that ranks read; a folder, as SVG      files.py
+    reads, folder                     the files of a checkpoint: read by ranks, and in a save   files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
-    KINDS, TIMELINE                   one colour each, in every figure and widget               palette.py
+    KINDS, TIMELINE                   the colours of every figure and widget                    palette.py
     Drawing, Figure, Table, Ledger    what these functions return: pictures, and tables         picture.py, tables.py
-    Canvas                            shapes and words on a drawing of one's own, as SVG        svg.py
+    Canvas                            an empty drawing, for shapes and words, as SVG            svg.py
 
 These functions neither measure nor predict: they draw the numbers of a recording or of a formula.
 """

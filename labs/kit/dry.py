@@ -1,9 +1,9 @@
-"""Dry runs: what some ranks of many would send and hold, from the real code, on this machine.
+"""Dry runs: the real code of some ranks of a large job runs on this machine, and shows what they would send and hold.
 
-    dry                 run a function as one rank of a large job, or as some of them
+    dry                 run a function as one or some of the ranks of a large job
     Dry                 the results of `dry`, with recordings of these ranks
-    neighbours          stand in for the neighbours in a pipeline, ours or PyTorch's, in a dry run
-    our_neighbours      the same for a pipeline of ours, without importing PyTorch's
+    neighbours          stand in for a rank's neighbours in a pipeline, ours or PyTorch's, in a dry run
+    our_neighbours      stand in for the neighbours in a pipeline of labs.pp, without importing PyTorch's pipelines
     NeedsNumbers        the error for a function that reads a number, which no tensor of a dry run has
     TooLarge            the error for a tensor that no device can hold
     would_hang          a verdict on a recording, dry or not: would the job hang on NCCL?
@@ -12,10 +12,11 @@
     results.memory                                                 # draws itself, like a recording of a job
     results.communication.sent(rank=17, step=1)                    # bytes
     results.communication.across(rank=17, step=1)                  # the bytes sent to other nodes
-    results.reads[17]                                              # the lines at which it would have waited for the GPU
+    results.reads[17]                                              # the lines at which rank 17 would wait for its GPU
 
-Each of these ranks is a process of its own with a simulated device (simulated/).  Its tensors have no numbers, so
-`fn` must not read any.  No time passes on that device, so the time axis of a drawing shows the time of this machine.
+Each rank of a dry run is a process of its own with a simulated device (simulated/).  Tensors on this device have no
+numbers, so the function must not read any.  No time passes on the simulated device, so the time axis of a drawing shows
+the time of this machine.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from labs.kit.watch.touches import Touches
 
 __all__ = ["Dry", "NeedsNumbers", "TooLarge", "dry", "neighbours", "our_neighbours", "would_hang"]
 
-MOST = 2**20  # ranks, of which each group has a list
+MOST = 2**20  # the most ranks of a job in a dry run; each process group has a list of all its ranks
 
 
 class Dry(list):
-    """The results of `fn` on the requested ranks, in order, with recordings of them.
+    """The values that a dry run's function returned on the requested ranks, in order, with recordings of these ranks.
 
-    reads: by rank, the lines at which it would have waited for the GPU.
+    reads: {rank: the lines at which the rank would have waited for its GPU}.
     """
 
     communication: Recording
@@ -55,7 +56,7 @@ class Dry(list):
 
 @dataclass(frozen=True)
 class Nodes:
-    """A number of consecutive ranks on each node."""
+    """The nodes of a dry run, each with `size` consecutive ranks."""
 
     size: int
 
@@ -65,7 +66,7 @@ class Nodes:
 
 
 class DryPass(TimePass):
-    """All passes of a recording in one: in a dry run, no watch disturbs another one's measurement."""
+    """A pass that records communication, order and memory at once: in a dry run, no recorder disturbs another one."""
 
     def __enter__(self) -> DryPass:
         self.sent, self.held = CommunicationWatch().__enter__(), StorageWatch().__enter__()
@@ -95,15 +96,15 @@ def dry(
     tell: str | None = None,
     **kwargs: Any,
 ) -> Dry:
-    """Call `fn(*args, **kwargs)` as some ranks of a large job.
+    """Call `fn(*args, **kwargs)` as some ranks of a large job, and return what they would send and hold.
 
     ranks: the number of ranks in the job.
     rank: the rank or ranks to run.
     node: the number of ranks on each node.
-    timeout: seconds.
-    tell: the text of a line of progress, which is printed if the run takes long.
+    timeout: the seconds after which the dry run is stopped.
+    tell: the text of a line of progress, which is printed if the dry run takes long.
 
-    Raises ValueError for a rank that is not in the job, NeedsNumbers if `fn` reads a number, TooLarge if it creates a
+    Raises ValueError for a rank that is not in the job, NeedsNumbers if `fn` reads a number, TooLarge if `fn` creates a
     tensor that no device can hold, and RankError as `run` does.
     """
     asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
@@ -120,9 +121,9 @@ def dry(
 
 
 def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int], ranks: int) -> Any:
-    """Run `fn` as one of the requested ranks, in a process of its own; return its value, tapes and reads.
+    """Run `fn` as one of the requested ranks of a dry run; return its value, its recordings and its reads.
 
-    A NeedsNumbers or TooLarge is returned, so that the caller can raise it as it is.
+    A NeedsNumbers or TooLarge is returned, so that the caller can raise the same error.
     """
     me = asked[dist.get_rank()]
     dist.destroy_process_group()
@@ -140,10 +141,10 @@ def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int],
 
 def require_ranks(ranks: int, asked: tuple[int, ...]) -> tuple[int, ...]:
     if not 1 <= ranks <= MOST:
-        raise ValueError(f"ranks={ranks}: each group's ranks are a list, in a dry run, too: give 1 to {MOST:,}")
+        raise ValueError(f"ranks={ranks}: even in a dry run, each group has a list of its ranks: give 1 to {MOST:,}")
     if not asked or len(asked) > MOST_RANKS or len({*asked}) < len(asked):
-        raise ValueError(f"rank={asked}: each is a process here, so give 1 to {MOST_RANKS} of them, each once")
+        raise ValueError(f"rank={asked}: each rank is a process here, so give 1 to {MOST_RANKS} ranks, each once")
     for rank in asked:
         if not 0 <= rank < ranks:
-            raise ValueError(f"rank {rank} is not there: {ranks:,} ranks are 0 to {ranks - 1:,}")
+            raise ValueError(f"rank {rank} is not in the job: its {ranks:,} ranks are 0 to {ranks - 1:,}")
     return asked

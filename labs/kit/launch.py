@@ -1,16 +1,16 @@
-"""Jobs: a function runs on several ranks, and the caller gets the value of each.
+"""Jobs: a function runs on several ranks, and the caller gets the value that each rank returns.
 
     run             losses = run(train, steps=20, ranks=4); losses[2] is what rank 2 returned
     Results         the list that `run` returns: one value per rank, and the job's recording if one was asked for
-    RankError       the error that `run` raises: which rank failed first, or where each one stands
+    RankError       the error that `run` raises: which rank failed first, or on which line each rank stands
     MOST_RANKS      the most ranks that a job can have
-    Link            links between nodes that are really slow: run(train, link=Link(2, "200 Mbit/s"))
+    Link            slow links between nodes, emulated: run(train, link=Link(2, "200 Mbit/s"))
     on_devices      run a function in a process in which JAX has any number of devices
-    on_processes    run it in several such processes, whose devices are all connected
+    on_processes    run a function in several processes, in which JAX has the devices of all processes
     jax_missing     the reason why JAX cannot be used, or ""
     or_skip         or_skip(reason) turns a notebook's later cells into empty ones
 
-`run` is in ranks/run.py, with all that it does if a rank fails, dies or hangs.
+`run` is in ranks/run.py, whose docstring says what happens if a rank fails, dies or hangs.
 """
 
 from labs.kit.extras.jax_devices import jax_missing, on_devices, on_processes

@@ -1,4 +1,4 @@
-"""Pictures with sliders: when a slider moves, the picture of a formula or of a recording is drawn again.
+"""Explorers, which are pictures with sliders: when a slider moves, the picture is drawn again.
 
     explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control per argument
     frames(picture, "round", 7)             a slider with a Play button over the frames of a film
@@ -7,18 +7,18 @@
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
     links()                                 seconds of an all-reduce on each link of a cluster, by its size
     prefetch(talk, held, steps)             recordings by the number of layers that are prefetched
-    memory(model="llama3-8b")               bytes on each rank by kind and stage, and the cards that can hold them
+    memory(model="llama3-8b")               bytes on each rank by kind and stage of ZeRO, beside GPUs' memory sizes
     schedule()                              a pipeline's schedule in time: its bubble, the activations held
     microbatches(lists)                     a pipeline's stages, moment by moment, and the micro-batches in them
-    crashes(moments)                        a folder while checkpoints are saved, and the one loaded after a crash
+    crashes(moments)                        the files of a checkpoint during a save, and what a crash would leave
     placements()                            a tensor before and after a redistribution, and the bytes sent
-    planner()                               a model on a cluster: the plan's choice, and the alternatives
+    planner()                               the layout that labs.plan chooses for a model on a cluster, and others
     tensor_parallel()                       each rank's slice of each matrix, and the bytes that a rank sends and holds
 
 If a picture comes with its formula (draw.formula), the terms that the last control has changed are highlighted.
 
-A notebook stores only a static picture of each, at its first settings: it looks the same without a kernel, and is the
-same after each build. This module has no formulas: they are arguments, or come from labs.cost.
+A notebook stores only a static picture of each explorer, at its first settings: the picture looks the same without a
+kernel, and is the same after each build.  This module has no formulas: formulas are arguments, or come from labs.cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ __all__ = [
     "planner", "prefetch", "replay", "schedule", "tensor_parallel",
 ]  # fmt: skip
 
-WORDS = {  # the label of a control whose name in code does not say enough
+WORDS = {  # {name of a control in code: its label, if the name does not say enough}
     "batch": "sequences at once",
     "context": "tokens in each",
     "card": "a card's memory",
@@ -72,12 +72,12 @@ WORDS = {  # the label of a control whose name in code does not say enough
 
 
 class Explorer(ipywidgets.VBox):
-    """Controls above the picture that they change.
+    """A picture below the controls that change it.
 
-    picture: a function that takes the value of each control by name, and returns anything of `labs.kit.draw`.
+    picture: a function that takes the value of each control by name, and returns a picture of `labs.kit.draw`.
     controls: the widgets by name, in order.
     beside: further widgets for the row of controls, such as a Play button.
-    still: the picture that a saved notebook shows; the one at the first settings when left out.
+    still: the picture that a saved notebook shows; the picture at the first settings when left out.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Explorer(ipywidgets.VBox):
     def refresh(self, moved: str | None = None) -> None:
         """Draw the picture at the current settings; highlight the terms of its formula that depend on `moved`.
 
-        moved: the name of the control that has moved, if one has.
+        moved: the name of the control that was moved, if one was.
         """
         picture = self.picture(**self.settings)
         self.stage.value = picture.lit(moved) if isinstance(picture, Captioned) else picture.html
@@ -118,14 +118,14 @@ class Explorer(ipywidgets.VBox):
 
 
 def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
-    """Return a slider over `values`, or a dropdown over {label: value}, set to the first value.
+    """Return a control that is set to the first of its values.
 
-    values: the values in order, or pairs (label, value).
-    Raises ValueError when there is no value.
+    values: a list of values, or of pairs (label, value), becomes a slider; {label: value} becomes a dropdown menu.
+    Raises ValueError if there is no value.
     """
     if not len(values):
         raise ValueError(f"{name} has no values to choose from: give a list with at least one")
-    whole = {"description": WORDS.get(name, name), "style": {"description_width": "initial"}}  # shows a long name whole
+    whole = {"description": WORDS.get(name, name), "style": {"description_width": "initial"}}  # shows all of a name
     if isinstance(values, Mapping):
         return ipywidgets.Dropdown(options=list(values.items()), **whole)
     return ipywidgets.SelectionSlider(options=list(values), **whole)
@@ -148,7 +148,7 @@ def frames(
 ):
     """Return a film of `count` frames with a slider and a Play button, as an Explorer.
 
-    picture: a function that draws one frame, picture(frame).
+    picture: a function that draws the frame of a number, picture(number).
     still: the picture that a saved notebook shows; the first frame when left out.
     pause: seconds between frames while the film plays.
     begin: the frame that is shown at first.
@@ -163,7 +163,7 @@ def frames(
 def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = None) -> Explorer:
     """Return a film of a collective, round by round; a saved notebook shows all rounds side by side.
 
-    messages: (round, source, destination, piece) of each message.
+    messages: the messages between ranks, each as (round, source, destination, piece).
     held: the pieces that the ranks hold at the start; if left out, each rank holds its own tensor.
     """
     rounds = len(by_round(messages))
@@ -223,15 +223,16 @@ def prefetch(
 ) -> Explorer:
     """Return an explorer of timelines and of rank 0's memory in a steady step, by the number of layers prefetched.
 
-    talk, held: {number of layers: a recording} of communication and of memory.
+    talk: {number of layers: a recording of communication}.
+    held: {number of layers: a recording of memory}.
     steps: {number of layers: the step of `talk` to show}.
-    begin: the number at which the slider starts.
-    Raises ValueError when the three do not have the same numbers.
+    begin: the number of layers at which the slider starts.
+    Raises ValueError if talk, held and steps do not have the same numbers of layers.
     """
     if not list(talk) == list(held) == list(steps):
         raise ValueError(
-            f"timelines of {list(talk)} layers ahead, memory of {list(held)} and steps of {list(steps)}: give all "
-            "three of each"
+            f"talk has {list(talk)} prefetched layers, held has {list(held)}, and steps has {list(steps)}: give all "
+            "three for each number"
         )
     slider = control("layers ahead", list(talk))
     slider.value = slider.value if begin is None else begin
@@ -241,14 +242,14 @@ def prefetch(
 def memory(measured: Mapping[str, Any] | None = None, config: Config | None = None, **begin: Any) -> Explorer:
     """Return an explorer of the bytes that each rank holds under DDP and the stages of ZeRO.
 
-    A table below has the smallest number of ranks on which each fits a card of 24, 40, 80 or 141 GB.
+    A table below the bars has the smallest number of ranks on which each strategy fits a GPU of 24, 40, 80 or 141 GB.
 
-    measured: the bytes that a job of your own held, by name, for thin bars that do not depend on the controls: a
+    measured: {name: the bytes that a job of your own held}, drawn as thin bars that do not depend on the controls: a
         recording of memory, of which a steady step of rank 0 is drawn, or bytes by kind and "peak".  A bar with the
         name "DDP", "stage 1", ... stands below the formula's bar of that name.
     config: the shape of that job's model, which is then the first in the menu, as "yours".
     begin: the first values of controls, by the names of `labs.kit.explorers.stages_of_zero.CONTROLS`; `batch` is the
-        number of sequences in a rank's micro-batch, and `context` is the number of their tokens.
+        number of sequences in a rank's micro-batch, and `context` is the number of tokens of a sequence.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     held = {name: each if isinstance(each, Mapping) else each.steady() for name, each in (measured or {}).items()}
@@ -260,11 +261,11 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
 
 
 def crashes(moments: Sequence[Moment]) -> Explorer:
-    """Return a film of a folder of checkpoints, call by call, with the one that is loaded after a crash at that moment.
+    """Return a film of a checkpoint folder during a save, with the checkpoint that would be loaded after a crash.
 
-    A saved notebook shows the moment in the middle.
+    The film has a frame for each call that changes the folder.  A saved notebook shows the frame in the middle.
 
-    moments: the moments that labs.kit.record.watch_folder noted.
+    moments: the snapshots that labs.kit.record.watch_folder has taken.
     """
     still = draw.folder(moments, len(moments) // 2)
     return frames(lambda frame: draw.folder(moments, frame), "moment", len(moments), still)
@@ -296,7 +297,7 @@ def tensor_parallel(**begin: Any) -> Explorer:
 
 
 def planner(**begin: Any) -> Explorer:
-    """Return an explorer of the plan's choice for a model on a cluster, the parts of a step, and the alternatives.
+    """Return an explorer of the layout that labs.plan chooses for a model on a cluster, and of the alternatives.
 
     begin: the first values of controls, by the names of `labs.kit.explorers.planner.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
@@ -305,13 +306,13 @@ def planner(**begin: Any) -> Explorer:
 
 
 def schedule(**begin: Any) -> Explorer:
-    """Return an explorer of a pipeline's schedule in time, and of the activations that each rank holds meanwhile.
+    """Return an explorer of a pipeline schedule in time, and of the activations that each rank holds.
 
-    A newly chosen schedule starts with its usual number of stages.
+    When another schedule is chosen, its default number of stages per rank is set.
 
     begin: the first values of controls, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
-        `backward` are the times of a micro-batch in all layers of a rank, and `send` is the time of a message in
-        forwards.
+        `backward` are the times of a micro-batch in all layers of a rank, and `send` is the time of a message, as a
+        multiple of `forward`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     controls = set_controls("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin)
@@ -321,12 +322,12 @@ def schedule(**begin: Any) -> Explorer:
 
 
 def microbatches(lists: Lists, **costs: Cost) -> Explorer:
-    """Return a film of micro-batches on their way through the stages, a frame for each start of an instruction.
+    """Return a film of micro-batches on their way through a pipeline's stages.
 
-    A saved notebook shows the moment in the middle.
+    The film has a frame for each start of an instruction.  A saved notebook shows the frame in the middle.
 
     lists, costs: the arguments of labs.pp.simulate.
-    Raises WrongSchedule for lists that cannot be run; draw.schedule shows the wrong instruction.
+    Raises WrongSchedule for a schedule that cannot be run; draw.schedule shows the wrong instruction.
     """
     simulation = simulate(lists, **costs)
     times = moment.moments(simulation)
@@ -335,11 +336,11 @@ def microbatches(lists: Lists, **costs: Cost) -> Explorer:
 
 
 def set_controls(name: str, choices: Mapping[str, Any], defaults: Mapping[str, Any], begin: Mapping[str, Any]) -> dict:
-    """Return the controls of an explorer, each at its first value; a menu's value is one of its labels."""
+    """Return the controls of an explorer, each set to its value in `begin` or, without one, in `defaults`."""
     controls = {setting: control(setting, values) for setting, values in choices.items()}
     for setting, value in {**defaults, **begin}.items():
         if setting not in controls:
-            raise ValueError(f"{setting} is not a control of the {name} explorer: there are {', '.join(controls)}")
+            raise ValueError(f"{setting} is not a control of the {name} explorer: choose from {', '.join(controls)}")
         there = [each[-1] if isinstance(each, tuple) else each for each in choices[setting]]
         if value not in there:
             raise ValueError(f"{setting}={value!r}: choose one of {', '.join(map(str, there))}")

@@ -1,32 +1,34 @@
-"""Recordings of a job, made from outside: the times, the messages and the memory of its ranks.
+"""Recordings of a job: what its ranks did, sent and held, and when, without a line in the code of the strategy.
 
-    Recording       what the ranks of a job sent, held and did, and when; it draws itself
-    mark            begin a step, or a phase of one
-    span            record a block as an activity with a name
+    Recording       what the ranks of a job sent, held and did, and when; a notebook cell shows it as a figure
+    mark            begin a step, or a phase of a step
+    span            record a block of code as an activity with a name
     instructions    record each instruction of a pipeline
-    redistributed   run a module on a rank; return a row for each redistribution of its tensors
-    watch_folder    snapshots of a folder, before each call that changes it
-    budget          a limit on the tensors of a rank: one that would hold more fails
+    redistributed   run a module on a rank; return a row for each redistribution of its DTensors
+    watch_folder    take snapshots of a checkpoint folder, before each call that changes the folder
+    budget          limit the bytes of a rank's tensors: an operator that would exceed the limit fails
 
     results = run(train, ranks=4, record="communication")
-    results.recording                           # draws itself
+    results.recording                           # as the last expression of a cell: a timeline
     results.recording.sent(rank=0, step=2)      # bytes
     results.recording.across(rank=0, step=2)    # bytes to other nodes, of a job that was run with a link
 
-    pass             it records on each rank, for the whole function     its cost
-    time             marks and spans                                     nothing
-    communication    the same, and every collective and send/recv        less than 10 % (watch/communication.py)
-    order            the same, and tensors touched before their wait     10 µs per operator (watch/touches.py)
-    memory           marks and spans, and every byte held, by kind       15 µs per operator (watch/memory.py)
+A pass is a way of recording.  It records on each rank, for the whole function:
 
-A job has one pass, since each pass disturbs the values that another one measures.  Each rank's pass leaves a tape, and
-`join` makes one Recording of all tapes.  Its clock is the monotonic one that all processes of a machine share, and is 0
-when the first rank starts.
+    time             marks and spans, which costs nothing
+    communication    marks, spans, and every collective, send and recv: less than 10 % (watch/communication.py)
+    order            the same as communication, and tensors used before their wait: 10 µs per operator
+        (watch/touches.py)
+    memory           marks, spans, and every byte held, by kind: 15 µs per operator (watch/memory.py)
 
-The watched code only marks the beginning of each step, which no observer could guess.
+A job has one pass, since each pass disturbs the values that another pass measures.  The pass of each rank leaves a tape
+(the recorded values), and `join` makes one Recording of all tapes.  The clock of a Recording is the monotonic clock,
+which all processes of a machine share; it is 0 when the first rank starts.
+
+The recorded code only marks the beginning of each step, which no recorder could guess.
 
     for x, y in batches:
-        mark("step")            # closes the step before it
+        mark("step")            # ends the previous step
         mark("forward")         # phases follow one another within a step
         loss = model(x, y)
         mark("backward")
@@ -66,13 +68,13 @@ from labs.pp.simulation import Simulation
 __all__ = ["Recording", "budget", "instructions", "mark", "redistributed", "span", "watch_folder"]
 
 T = TypeVar("T")
-Series = list[tuple[float, dict[str, int]]]  # (s, bytes by kind), ...
+Series = list[tuple[float, dict[str, int]]]  # (seconds, {kind: bytes}), ...
 P = TypeVar("P", bound=Pipeline)
 
 
 @dataclass(frozen=True)
 class Span:
-    """A named activity of a rank from `start` to `end` (s on the job's clock); a step is a span named "step"."""
+    """A named activity of a rank from `start` to `end`, in seconds on the job's clock; steps are spans named "step"."""
 
     rank: int
     name: str
@@ -83,7 +85,7 @@ class Span:
 class TimePass:
     """A pass that records marks and spans, and nothing else."""
 
-    watch: Any = None  # the observer that a pass adds: a context manager with a `tape`
+    watch: Any = None  # the recorder that a pass adds: a context manager with a `tape`
     active: TimePass | None = None
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class TimePass:
 
     @property
     def tape(self) -> dict[str, Any]:
-        """The marks and spans of the pass, small and picklable; times are in nanoseconds of the monotonic clock."""
+        """The marks and spans of the pass, small and picklable; times are in nanoseconds (time.monotonic_ns)."""
         names = "start", "end", "marks", "spans"
         return {name: getattr(self, name) for name in names} | {"watched": self.watch and self.watch.tape}
 
@@ -120,7 +122,7 @@ class CommunicationPass(TimePass):
 
 
 class OrderPass(CommunicationPass):
-    """A CommunicationPass that also observes every operator."""
+    """A CommunicationPass that also records which operators use a tensor before the wait for its collective."""
 
     def __enter__(self) -> OrderPass:
         super().__enter__()
@@ -133,7 +135,7 @@ class OrderPass(CommunicationPass):
 
 
 class MemoryPass(TimePass):
-    """A pass that records marks and spans, and the bytes held."""
+    """A pass that records marks and spans, and the bytes that a rank holds, by kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,18 +147,24 @@ class MemoryPass(TimePass):
 
 
 PASSES = {"time": TimePass, "communication": CommunicationPass, "order": OrderPass, "memory": MemoryPass}
-KIND = {"order": "communication"}  # the kind of a recording, if it is not the name of the pass
+KIND = {"order": "communication"}  # {name of a pass: kind of its recording, if another}
 
 
 def mark(name: str) -> None:
-    """Begin phase `name` of this rank; "step" begins a step, and "end" ends the last one.  Free outside of a pass."""
+    """Begin the phase `name` on this rank; "step" begins a step, and "end" ends the last step.
+
+    Without a recording, a mark does nothing.
+    """
     if TimePass.active:
         TimePass.active.mark(name)
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Record the body as a span `name`; unlike phases, spans may nest.  Free outside of a pass."""
+    """Record the body of a with statement as a span `name`; unlike phases, spans may be nested.
+
+    Without a recording, a span does nothing.
+    """
     start, watch = time.monotonic_ns(), TimePass.active
     yield
     if watch:
@@ -164,10 +172,10 @@ def span(name: str) -> Iterator[None]:
 
 
 def instructions(pipeline: P) -> P:
-    """Record each instruction that a labs.pp.Pipeline obeys as a span, named as it is written: 2F0.
+    """Record each instruction that a labs.pp.Pipeline runs as a span with the instruction's name, such as 2F0.
 
-    A span begins when the instruction's input has arrived, so it does not contain the time in which the rank waits for
-    another one.  Times are those of the process, which does not wait for a GPU.
+    A span begins when the input of the instruction has arrived, so it does not contain the time in which the rank waits
+    for another rank.  Times are of the host, which does not wait for a GPU.
 
     Returns the same pipeline.
     """
@@ -192,15 +200,15 @@ def instructions(pipeline: P) -> P:
 
 @dataclass(frozen=True, repr=False)
 class Recording:
-    """The recording of a job: the passes of its ranks on one clock, in seconds from the start of the first rank."""
+    """The recording of a job on all its ranks, on one clock, in seconds from the start of the first rank."""
 
     kind: str  # "time", "communication" or "memory"
     ranks: int
-    events: list[Event] = field(default_factory=list)  # in order of their start
-    spans: list[Span] = field(default_factory=list)  # in order of their start
-    memory: Sequence[Series] | Mapping[int, Series] = field(default_factory=list)  # by rank
-    link: Link | None = None  # the link of the job; a dry run has one for its nodes
-    seen: Sequence[int] = ()  # the ranks that were watched: all of them, except in a dry run
+    events: list[Event] = field(default_factory=list)  # sorted by their start
+    spans: list[Span] = field(default_factory=list)  # sorted by their start
+    memory: Sequence[Series] | Mapping[int, Series] = field(default_factory=list)  # the bytes held, by rank
+    link: Link | None = None  # the slow link of the job, or the nodes of a dry run
+    seen: Sequence[int] = ()  # the recorded ranks: all ranks of the job, except in a dry run
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seen", tuple(self.seen) or tuple(range(self.ranks)))
@@ -226,17 +234,17 @@ class Recording:
         return sum(event.sent for event in self.select(rank, step))
 
     def across(self, rank: int = 0, step: int | None = None) -> int:
-        """Return the logical bytes that a rank sent to other nodes of the job's link."""
+        """Return the logical bytes that a rank sent to other nodes, in one step or in the whole job if step is None."""
         if self.link is None:
-            raise ValueError("this job had no nodes to tell apart: run(..., link=Link(...)) gives it some")
+            raise ValueError("this job had no nodes to tell apart: give it some by run(..., link=Link(...))")
         return sum(self.link.across(rank, event.to, self.ranks) for event in self.select(rank, step))
 
     def counts(self, rank: int = 0, step: int | None = None) -> Counter[str]:
-        """Return how many of each op a rank issued, in one step or in the whole job if step is None."""
+        """Return {op: number of calls} of a rank, in one step or in the whole job if step is None."""
         return Counter(event.op for event in self.select(rank, step))
 
     def select(self, rank: int = 0, step: int | None = None) -> list[Event]:
-        """Return the events of a rank, in one step or in the whole job if step is None."""
+        """Return a rank's communication events, in one step or in the whole job if step is None."""
         self.require("communication")
         self.window(rank, step)
         if step is None:
@@ -244,21 +252,24 @@ class Recording:
         return list(self.events_by_step.get((rank, step), []))
 
     def held(self, rank: int = 0, step: int | None = None) -> dict[str, int]:
-        """Return the most bytes that a rank held of each kind, each at its own moment; "peak" is the most in all."""
+        """Return {kind: the most bytes of this kind that a rank held}, with "peak", the most bytes of all together.
+
+        Two kinds may reach their maximum at different moments, so the peak may be below the sum of the maxima.
+        """
         within = [held for _, held in self.moments(rank, step)]
         most = {kind: max(held[kind] for held in within) for kind in KINDS}
         return most | {"peak": max(sum(held.values()) for held in within)}
 
     def during(self, rank: int, step: int | None, kinds: Sequence[str] = KINDS) -> list[tuple[float, int]]:
-        """Return (s, bytes of these kinds together) when a step began, and after each change within it.
+        """Return (seconds, bytes of these kinds together) when a step began, and after each change within the step.
 
-        The most bytes that a step added are `max(before, *later) - before`, with
-        `before, *later = [size for _, size in during(...)]`.
+        With `before, *later = [size for _, size in during(...)]`, the most bytes that the step added are
+        `max(before, *later) - before`.
         """
         return [(moment, sum(held[kind] for kind in kinds)) for moment, held in self.moments(rank, step)]
 
     def moments(self, rank: int, step: int | None) -> list[tuple[float, dict[str, int]]]:
-        """Return (s, bytes by kind) when a step began, and after each change within it."""
+        """Return (seconds, {kind: bytes}) when a step began, and after each change within the step."""
         self.require("memory")
         start, end = self.window(rank, step)
         line = self.memory[rank]
@@ -267,22 +278,23 @@ class Recording:
         return [(start, before), *line[first:last]]
 
     def steady(self, rank: int = 0) -> dict[str, int]:
-        """Return the bytes that a rank holds in a steady step: for each kind, the least of all steps but the first.
+        """Return the bytes that a rank holds in a steady step: for each kind, its minimum over all steps but the first.
 
-        The least counts, since now and then a thread of the backend holds a tensor a moment longer than the step does.
+        The minimum counts, since a thread of the backend sometimes holds a tensor a moment longer than the step does.
         """
         later = [self.held(rank, step) for step in range(1, self.steps)]
         if not later:
-            raise ValueError(f"this recording has {self.steps} steps: a steady one takes 2 or more")
+            raise ValueError(f"this recording has {self.steps} steps: a steady step takes 2 or more")
         return {kind: min(held[kind] for held in later) for kind in later[0]}
 
     def schedule(self, lists: Lists, step: int | None = None) -> Simulation:
-        """Return when each instruction of these lists began and ended in a step, in seconds from the first one.
+        """Return when each instruction of a pipeline schedule began and ended in a step, in seconds from the first.
 
-        The job's pipeline must have gone through `instructions`.
+        The job's pipeline must be wrapped in `instructions`.
 
+        lists: the schedule that the job ran, as one list of instructions per rank.
         step: the number of the step, the last when left out.
-        Raises ValueError if the step is not one run of the lists.
+        Raises ValueError if the step did not run each instruction of the schedule once.
         """
         step = self.steps - 1 if step is None and self.steps else step
         windows = {rank: self.window(rank, step) for rank in self.seen}
@@ -306,7 +318,7 @@ class Recording:
             raise ValueError(f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here')
 
     def window(self, rank: int, step: int | None) -> tuple[float, float]:
-        """Return the start and end of a step (s).  Raises ValueError when there is no such rank or step."""
+        """Return the start and end of a step in seconds.  Raises ValueError if there is no such rank or step."""
         if rank not in self.seen:
             there = f"ranks 0 to {self.ranks - 1}" if len(self.seen) == self.ranks else f"of {self.ranks} ranks these: "
             there += "" if len(self.seen) == self.ranks else ", ".join(map(str, self.seen))
@@ -330,12 +342,12 @@ class Recording:
 
 
 def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Recording:
-    """Return one Recording of the tapes of all ranks, in order of rank."""
+    """Return one Recording from the tapes of all ranks, which are in order of rank."""
     return join_some(kind, dict(enumerate(tapes)), len(tapes), link)
 
 
 def join_some(kind: str, tapes: Mapping[int, dict[str, Any]], ranks: int, link: Link | None = None) -> Recording:
-    """Return one Recording of the tapes of some ranks, {rank: tape}, in a job of so many ranks."""
+    """Return one Recording from the tapes of some ranks, {rank: tape}, of a job with `ranks` ranks."""
     kind, zero = KIND.get(kind, kind), min(tape["start"] for tape in tapes.values())
 
     def seconds(moment: int) -> float:
@@ -367,7 +379,7 @@ def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Return {key: items}, each list in the order of `items`."""
+    """Return {key: list of the items with this key}, each list in the order of `items`."""
     groups: dict[Any, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -375,7 +387,7 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def phases(tape: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Return (name, start, end) of each step, which lasts until the next step's mark, and of the phases within it."""
+    """Return (name, start, end) of each step and each phase of a tape; a step lasts until the next step's mark."""
     marks = [*tape["marks"], ("end", tape["end"])]
     borders = [(name, moment) for name, moment in marks if name in ("step", "end")]
     steps = [pair for pair in pairwise(borders) if pair[0][0] == "step"]

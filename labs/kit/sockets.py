@@ -1,13 +1,14 @@
 """The bytes that this process's TCP connections have delivered, as the operating system counts them.
 
-    delivered()    the bytes so far, or None on a system that does not count them
+    delivered()    the bytes delivered so far, or None on a system that does not count them
 
     before = delivered()
     dist.all_reduce(x)
     dist.barrier()
     delivered() - before        # with the backend's headers, without TCP's
 
-A recording (record.py) has the bytes that an algorithm must send; this count has all that really went over the wire.
+A recording (record.py) counts the bytes that an algorithm must send; `delivered` counts the bytes that were really
+sent.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ BYTES_ACKED = 120  # the offset of tcpi_bytes_acked (8 bytes) in `struct tcp_inf
 def delivered() -> int | None:
     """Return the bytes that this process sent and the other side acknowledged, over all its open TCP connections.
 
-    Returns None on every system but Linux, since only Linux counts them in this way.
+    Returns None on every system but Linux, since only Linux counts acknowledged bytes per connection.
     """
     if sys.platform != "linux":
         return None
     total = 0
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the connection may have been closed since, or have no counter
+        with contextlib.suppress(OSError):  # the connection may be closed by now, or have no counter
             if os.readlink(link).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(link.name))) as connection:
                     total += acknowledged(connection)

@@ -1,17 +1,17 @@
 """Training by any strategy, ours or PyTorch's, with one loop.
 
-    strategies    the table of strategies, strategies.ROWS["fsdp"], and the loop that they share, strategies.train
-    in_turn       several strategies in one job, on the same batches
-    recorded      the bytes that each of them sends
-    Training      a model under a strategy, as a loop needs it
-    step          a step of a Training, and its loss
-    take_step     the same without waiting for a GPU
-    backward      forward and backward of each micro-batch
+    strategies    the table of strategies, strategies.ROWS["fsdp"], and their training loop, strategies.train
+    in_turn       train with several strategies in one job, on the same batches
+    recorded      run such a job, and return the bytes that each strategy sends
+    Training      a model under a strategy, with everything that a training loop needs
+    step          take a step of a Training, and return its loss
+    take_step     take a step of a Training without waiting for a GPU
+    backward      run forward and backward of each micro-batch
     trainable     the parameters that are not frozen
     ADAMW         the settings of AdamW in every training of the course
     unshard_with  a learner's own functions in `labs.fsdp`, in place of its gather and drop
 
-The tour, the contract test and the benchmarks read the same table; a strategy joins all of them as one row (rows/).
+The tour, the contract test and the benchmarks read the same table: a strategy with one row (rows/) is in all three.
 """
 
 from labs.kit.training import strategies

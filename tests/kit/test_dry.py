@@ -191,11 +191,11 @@ def reads_its_loss() -> float:
 def test_impossible_dry_runs_are_refused_in_a_sentence():
     with pytest.raises(NeedsNumbers, match=r"test_dry.py line \d+: return torch.ones.* asks for numbers"):
         dry(reads_its_loss, ranks=1024, rank=17)
-    with pytest.raises(ValueError, match="rank 1024 is not there: 1,024 ranks are 0 to 1,023"):
+    with pytest.raises(ValueError, match="rank 1024 is not in the job: its 1,024 ranks are 0 to 1,023"):
         dry(reads_its_loss, ranks=1024, rank=1024)
     with pytest.raises(ValueError, match="give 1 to 1,048,576"):
         dry(reads_its_loss, ranks=10**9)
-    with pytest.raises(ValueError, match="each is a process here, so give 1 to 64 of them, each once"):
+    with pytest.raises(ValueError, match="each rank is a process here, so give 1 to 64 ranks, each once"):
         dry(reads_its_loss, ranks=4, rank=(1, 1))
 
 

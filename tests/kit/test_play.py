@@ -177,5 +177,5 @@ def test_prefetch_shows_the_timeline_and_the_memory_of_one_job():
     assert saved(widget)[0]["text/plain"] == f"{timeline!r}\n{memory!r}"
     widget.controls["ahead"].value = 0
     assert draw.timeline(talk[0], step=1).html in widget.stage.value
-    with pytest.raises(ValueError, match=r"timelines of \[0, 1\] layers ahead, memory of \[1\] and steps of \[0\]"):
+    with pytest.raises(ValueError, match=r"talk has \[0, 1\] prefetched layers, held has \[1\], and steps has \[0\]"):
         play.prefetch(talk, {1: recording()}, {0: 1})

@@ -1,7 +1,7 @@
-"""Can this machine run the course?  A line for each thing that the course needs, with a remedy if something is wrong.
+"""Can this machine run the course?  One line for each requirement of the course, with a remedy if it is not met.
 
-ok     all is well
-warn   the course runs, but something in it is slower, or missing
+ok     the requirement is met
+warn   the course runs, but some part of it is slower, or missing
 FAIL   the course does not run
 
 $ python -m labs doctor
@@ -79,7 +79,7 @@ def installed(name: str) -> str | None:
 
 
 def course() -> Iterator[Line]:
-    """Check that a notebook imports its own checkout's course; a copied environment still points to the old one."""
+    """Check that a notebook imports the course of its own checkout; a copied environment points to the old checkout."""
     asking = "import labs; print(labs.__path__[0])"
     done = subprocess.run([sys.executable, "-c", asking], cwd=tempfile.gettempdir(), capture_output=True, text=True)
     found, here = done.stdout.strip(), Path(__file__).resolve().parents[2]
@@ -104,9 +104,9 @@ def memory() -> Iterator[Line]:
 
 
 def limits(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
-    """Yield the limit and the use, in bytes, of each control group around this process that limits memory.
+    """Yield (limit, use) in bytes for each control group around this process that limits memory.
 
-    Only Linux has control groups; a container is one.  Files that the system has cached do not count as used.
+    Only Linux has control groups, such as that of a container.  Cached files do not count as used memory.
     """
     for line in proc.read_text().splitlines() if proc.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -151,7 +151,7 @@ def scratch() -> Iterator[Line]:
 
 
 def names() -> Iterator[Line]:
-    """Time the look-up of the loopback address's name, which torchrun's store needs: a slow DNS delays every launch."""
+    """Time the look-up of the loopback address's name, which torchrun needs: a slow DNS delays every launch."""
     start = time.perf_counter()
     socket.getnameinfo(("::ffff:127.0.0.1", 0), socket.NI_NUMERICSERV)
     seconds = time.perf_counter() - start
@@ -160,7 +160,7 @@ def names() -> Iterator[Line]:
 
 
 def ranks() -> Iterator[Line]:
-    """Run real jobs of 2 and 4 ranks, which all-reduce their numbers."""
+    """Run real jobs of 2 and 4 ranks, which all-reduce the numbers of the ranks."""
     for count in (2, 4):
         start = time.perf_counter()
         try:
@@ -198,7 +198,7 @@ CHECKS = (versions, course, cores, memory, gpus, backends, scratch, names, ranks
 
 
 def main() -> int:
-    """Print each line of the report as soon as it is known; return 1 if the course does not run here, else 0."""
+    """Print the report line by line; return 1 if the course does not run on this machine, else 0."""
     status = 0
     for check in CHECKS:
         for line in check():

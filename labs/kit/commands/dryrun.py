@@ -1,4 +1,4 @@
-"""The command `python -m labs dryrun`: two steps of a strategy as some ranks of many; prints bytes held and sent."""
+"""The command `python -m labs dryrun`: print what some ranks of a large job would hold and send in a steady step."""
 
 from __future__ import annotations
 
@@ -73,13 +73,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def in_dtype(name: str, dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """Return the row that computes in this dtype, with mixed precision if the table has it, and its model's dtype."""
+    """Return a strategy's row that computes in this dtype, and the dtype of its model.
+
+    The row has mixed precision if the table of strategies has such a row.
+    """
     mixed = f"{name}-bf16"
     return (mixed, torch.float32) if dtype == torch.bfloat16 and mixed in ROWS else (name, dtype)
 
 
 def assumed(name: str, dtype: torch.dtype, recompute: str) -> str:
-    """Return the assumptions that decide the bytes, in words."""
+    """Return in words the assumptions on which the bytes of a dry run depend."""
     state, computes = dtype_name(dtype), dtype_name(dtype if dtype != torch.float32 else ROWS[name].computes)
     again = "nothing is recomputed" if recompute == "none" else f"recompute {recompute} in each layer"
     words = f"AdamW; parameters, gradients and optimizer state in {state}; it computes in {computes}"
@@ -91,9 +94,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def at_home(axes: Mapping[str, int], node: int) -> str:
-    """Return which ranks may send to other nodes, in words, for a rank that sends nothing to them.
+    """Return in words which ranks may send to other nodes, for the line of a rank that sends nothing to other nodes.
 
-    Collectives differ in whom they send to, and pipelines have ends, so the ranks are those that may send across.
+    Collectives differ in the ranks that send, and a pipeline ends at its last stage, so these ranks only may send.
     """
     ranks, strides, stride = prod(axes.values()), [], 1
     for size in reversed(axes.values()):
@@ -116,7 +119,7 @@ def at_home(axes: Mapping[str, int], node: int) -> str:
 
 
 def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:
-    """Run the steps; return the sentence with which the strategy refuses them, or None."""
+    """Run a strategy's steps in a dry run; return the text of the error with which it refuses them, or None."""
     try:
         for _ in rehearse(ROWS[name], PRESETS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
             pass
@@ -134,7 +137,7 @@ def known(what: str, name: str, names: Mapping[str, object]) -> str:
 
 
 def nearest(name: str, names: Mapping[str, object]) -> str:
-    """Return the most similar name; of names with a size, such as llama2-7b, the one with the nearest size."""
+    """Return the most similar name; among names with a size, such as llama2-7b, the name with the nearest size."""
     sizes = {each: int(found[1]) for each in names if (found := SIZE.search(each))}
     if sizes and (size := SIZE.search(name)):
         return min(sizes, key=lambda each: abs(sizes[each] - int(size[1])))

@@ -2,19 +2,19 @@
 
     python -m labs tour --ranks 4 --steps 30
 
-The same training runs three times for each chosen row of the table of strategies, or of `ONE_OF_EACH` if none is
-named, since each of these passes would disturb the others:
+The same training runs three times for each chosen strategy, by default those in `ONE_OF_EACH`.  A run has one pass (a
+way of recording), since each pass would disturb the values that another pass measures:
 
     time             all steps, without an observer  losses, parameters, milliseconds
     communication    WATCHED steps                   bytes sent
     memory           WATCHED steps                   bytes held, by kind
 
-A row of XLA's runs once, in one process with virtual devices; its bytes sent and held are read from the compiled
-program.
+A strategy of XLA runs once, in one process with virtual devices; the bytes that it sends and holds are read from the
+compiled program.
 
 The predictions of `labs.cost` stand beside the measurements.  The output is a table, a figure and a JSON file.  The
-command fails, and says why, if a strategy does not train like one process, or does not send or hold the predicted
-bytes.
+command fails, and says why, if a strategy does not train like one process, or if a rank does not send or hold the
+predicted bytes.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ from labs.model import GPT, PRESETS, Config, parameters
 
 KINDS = (*draw.KINDS, "peak")
 EXACT = ("P", "G", "S")
-SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # the models that read bytes
+SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # the models whose tokens are bytes
 PASSES = ("time", "communication", "memory")
-WATCHED = 4  # steps of the passes that count bytes
-WARM_UP = 3  # steps that are not timed
-# Parameters are compared after COMPARED steps, since every training amplifies rounding step by step.  Up to then, two
-# that differ by at most SAME are equal, up to the rounding of the dtype that computed them.
+WATCHED = 4  # the number of steps of a pass that counts bytes
+WARM_UP = 3  # the number of first steps that are not timed
+# Parameters are compared with one process's after COMPARED steps, since training amplifies rounding in every step.
+# Until then, a difference of at most SAME is rounding, in the dtype of the computation.
 SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 COMPARED = 30
 TIMEOUT = 3600.0
-ONE_OF_EACH = (  # enough rows to compare the ideas with each other and with PyTorch's, in about a minute
+ONE_OF_EACH = (  # one strategy of each kind, ours and PyTorch's, in about a minute
     *("ddp-overlapped", "torch-ddp", "zero-1", "zero-2", "zero-3"),
     *("fsdp", "torch-fsdp", "tp-sp", "fsdp-tp", "pp-1f1b", "torch-pp-1f1b"),
 )
@@ -77,7 +77,7 @@ ONE_OF_EACH = (  # enough rows to compare the ideas with each other and with PyT
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a tour.  Raises ValueError, with the way out, for settings that cannot be trained."""
+    """The settings of a tour.  Raises ValueError, with a remedy, for settings that cannot be trained."""
 
     size: str = "tiny"
     ranks: int = 4
@@ -101,7 +101,7 @@ class Plan:
                 f"batch {self.batch} is not divisible by {self.ranks} ranks: "
                 f"take --batch {larger}, or --ranks with one of {divisors}"
             )
-        # The device is chosen once, since the reference must run on the same kind of device as the strategies.
+        # The device is chosen once, since the single process must run on the same kind of device as the strategies.
         object.__setattr__(self, "device", devices_for(self.device, self.ranks).names[0].split(":")[0])
 
     @property
@@ -113,7 +113,7 @@ class Plan:
         return corpus()
 
     def batches(self, parts: int, steps: int) -> list[list[Batch]]:
-        """Return batches[part][step]: the same data, cut into any number of parts."""
+        """Return batches[part][step]: the same data for any number of parts into which each batch is cut."""
         tokens, context = self.corpus.tokens, self.config.context
         loaders = [Batches(tokens, self.batch, context, 0, part, parts) for part in range(parts)]
         return [[loader[step] for step in range(steps)] for loader in loaders]
@@ -132,15 +132,15 @@ class Plan:
 
 @dataclass
 class Row:
-    """The measurements of a strategy; `differs` has a sentence for each one that is not as it should be."""
+    """The measurements of a strategy; `differs` has a sentence for each measurement that its prediction misses."""
 
     name: str
     side: str
     ranks: int
-    losses: list[float]  # in each step, the mean over the ranks that have a loss
+    losses: list[float]  # per step, the mean over the ranks that have a loss
     max_param_diff: float
     sent: dict[str, int | None]  # "predicted" and "measured", the maximum over the ranks; None if there is no value
-    held: dict[str, dict[str, int | None]]  # the same for each kind
+    held: dict[str, dict[str, int | None]]  # {kind: "predicted" and "measured", the maximum over the ranks}
     ms_per_step: float
     note: str = ""
     mesh: str = ""  # the mesh of the job
@@ -161,9 +161,9 @@ class Row:
 def tour(
     plan: Plan, chosen: Sequence[Strategy | Compiled], tick: Callable[[str, int], Any] = lambda name, done: None
 ) -> Iterator[Row]:
-    """Yield the row of one device, then the row of each chosen strategy, compared with it.
+    """Yield the measurements of one device, and then of each chosen strategy, compared with one device.
 
-    tick: a function that is called before each pass with the strategy's name and the number of passes done.
+    tick: a function that is called before each run with the strategy's name and the number of runs done.
     """
     reference = None
     for number, strategy in enumerate((ONE_DEVICE, *chosen)):
@@ -183,7 +183,7 @@ def tour(
 
 
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
-    """Train once, with this pass."""
+    """Train once with a strategy, and record the pass `kind`."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
     build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
     if kind == "time":
@@ -194,9 +194,9 @@ def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict
 def train_and_compare(
     strategy: Strategy, build: Any, batches: Any, reference: dict[str, Tensor] | None
 ) -> tuple[Any, Any]:
-    """Train on a rank; return its losses, and the largest difference between its parameters and the reference.
+    """Train on a rank; return its losses, and the largest difference between its parameters and one process's.
 
-    If there is no reference, the parameters are returned in place of the difference.
+    reference: the parameters of one process; None in that process, which then returns its parameters.
     """
     losses, kept = train(strategy, build, batches, keep=min(COMPARED, len(batches[0])))
     if reference is None:
@@ -205,7 +205,7 @@ def train_and_compare(
 
 
 def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
-    """Return the row of a strategy's three passes, with measurements and predictions compared on every rank."""
+    """Return the measurements of a strategy's three runs, compared with the predictions on every rank."""
     losses, differences = zip(*time, strict=True)
     share = plan.batch // strategy.parts(plan.ranks)
     predicted = [strategy.predict(Job(plan.config, share, ranks, rank)) for rank in range(ranks)]
@@ -249,14 +249,14 @@ def most(predicted: Iterable[int | None]) -> int | None:
 
 
 def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor]) -> Row:
-    """Return a row of XLA's: the results of its training, and the bytes that the compiled program sends and holds."""
+    """Return the measurements of a strategy of XLA, and the bytes that the compiled program sends and holds."""
     weights = {name: p.detach().numpy() for name, p in GPT(plan.config).named_parameters()}
     batches = [tuple(part.numpy() for part in batch) for batch in plan.batches(1, plan.steps)[0]]
     job = plan.config, weights, batches, strategy.axes(ranks), ADAMW, min(COMPARED, plan.steps)
     trained = on_devices(train_annotated, *job, devices=ranks, timeout=TIMEOUT)
     ours = strategy.predict(Job(plan.config, plan.batch, ranks))
     # The compiler does not report G: together with A and the communication, it is part of "temporary".
-    measured = {"P": trained.held // 3, "S": trained.held - trained.held // 3}  # each weight has two moments
+    measured = {"P": trained.held // 3, "S": trained.held - trained.held // 3}  # AdamW has two moments for each weight
     expected = replace(ours, sent=trained.sent, held=replace(ours.held, S=2 * ours.held.P))
     known = {kind: (getattr(expected.held, kind), measured[kind]) for kind in measured}
     known |= {"temporary": (None, trained.temporary), "peak": (None, trained.peak)}
@@ -305,7 +305,7 @@ def faults_of(
 
 
 def show(rows: Sequence[Row]) -> draw.Table:
-    """Return a table for a terminal of 100 columns: two lines per strategy, the predictions above the measurements."""
+    """Return a table for a terminal of 100 columns, with the predictions of a strategy above its measurements."""
     cells = [[row.sent, *(row.held[kind] for kind in KINDS)] for row in rows]
     largest = max(max(filter(None, cell.values()), default=0) for line in cells for cell in line)
     power = next(power for power in range(1, 6) if largest < 1000 * 1024**power)
@@ -335,7 +335,7 @@ def three_digits(number: float | None, unit: int) -> str:
 
 
 def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
-    """Return the conclusions from the table, in sentences."""
+    """Return the conclusions from the table of measurements, in sentences."""
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
     below = "below" if loss < entropy else "not yet below"
@@ -353,7 +353,7 @@ def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
 
 
 def off(row: Row) -> str:
-    """Return a sentence with the kinds that need not be exact and differ from the predictions; "" if there are none."""
+    """Return a sentence with the kinds of bytes that differ from the predictions, but need not be exact, or ""."""
     kinds = [(NAMES.get(kind, kind), row.held[kind]) for kind in KINDS if kind not in EXACT]
     differ = [
         f"{name} {cell['measured']:,} (predicted {cell['predicted']:,})"
@@ -364,7 +364,7 @@ def off(row: Row) -> str:
 
 
 def picture(rows: Sequence[Row], plan: Plan) -> bytes:
-    """Return a PNG of all rows' losses over the reference curve, and of the bytes held, predicted and measured."""
+    """Return a PNG of all strategies' losses over one process's, and of the bytes held, predicted and measured."""
     from matplotlib import image
     from numpy import vstack
 
@@ -386,7 +386,7 @@ def label(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """Return everything that `--json` writes."""
+    """Return the content of the JSON file that `--json` writes."""
     return {
         "schema": 1,
         "config": plan.to_json(),
@@ -401,7 +401,7 @@ def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
 
 
 def in_a_line(row: Row) -> str:
-    """Return the line that is printed as soon as a row is measured."""
+    """Return the line that is printed as soon as a strategy is measured."""
     against = "" if row.name == ONE_DEVICE.name else f", parameters {row.max_param_diff:.0e} from one process's"
     return f"{row.name}: {row.ms_per_step:.1f} ms per step{against}"
 
@@ -410,7 +410,7 @@ def in_a_line(row: Row) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Raise ValueError if no file can be written at `path`; called before the training, not after it."""
+    """Raise ValueError, before any training, if no file can be written at `path`."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
@@ -422,7 +422,7 @@ def require_writable(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write all of the file or nothing: until the end, a reader sees the old file."""
+    """Write a whole file or nothing: until the new file is complete, a reader sees the old file."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_bytes(content)
@@ -435,10 +435,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
-    """Return the rows of the table with these names, in the table's order.
+    """Return the strategies with these names, in the order of the table of strategies.
 
-    names: names separated by commas; None for ONE_OF_EACH, or "all" for every row, without the rows that cannot run on
-        so many ranks.
+    names: names separated by commas; None for ONE_OF_EACH, or "all" for every strategy; both leave out strategies that
+        cannot run on so many ranks.
     Raises ValueError for a name that does not exist, or whose strategy cannot run on so many ranks.
     """
     table = (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
@@ -475,7 +475,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tour; return 0 if every strategy is as it should be, 1 if one differs, 2 if there was no tour."""
+    """Run the tour; return 0 if every strategy agrees with its predictions, 1 if one differs, 2 if no tour was run."""
     chosen = parser().parse_args(arguments)
     try:
         plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)

@@ -1,5 +1,5 @@
-"""Packages that are not installed with the course.
+"""Packages (extras) that are not installed with the course.
 
-jax_devices     functions in a process in which JAX has any number of devices
-missing_extra   notebooks whose extra is missing: they say so, and their cells pass
+jax_devices     functions that run in a process in which JAX has any number of devices
+missing_extra   a notebook whose extra is missing says so, and its cells do nothing
 """

@@ -3,10 +3,10 @@
     losses = on_devices(train, batches, devices=8)
     losses = on_processes(train, batches, processes=2, devices=2)[0]      two connected processes: 4 devices in all
 
-JAX counts its devices once, when it is first used, and starts threads.  A notebook's kernel starts jobs at any time, so
-it should do neither.  So JAX is imported in a job of one rank, which ends with its call: import it within `fn`, and
-never at the top of a cell.  Errors, output and the time limit are those of `run`.  JAX catches SIGTERM, but a rank is
-stopped by SIGKILL.
+JAX counts its devices once, when it is first used, and starts threads.  A notebook's kernel must do neither, since it
+may start jobs at any time.  So JAX runs in a job of one rank, which ends with the call: import JAX within `fn`, and
+never at the top of a cell.  Errors, output and the timeout are those of `run`.  JAX catches SIGTERM, so a rank with JAX
+is stopped by SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from labs.kit.ranks.run import run
 
-OLDEST = (0, 10)  # the oldest JAX whose make_mesh, set_mesh, shard_map and pcast work as they are used here
+OLDEST = (0, 10)  # the oldest JAX with the make_mesh, set_mesh, shard_map and pcast that this course uses
 MOST_DEVICES = 256
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ def on_devices(
 def on_processes(
     fn: Callable[..., T], *args: Any, processes: int = 2, devices: int = 2, timeout: float = 120.0, **kwargs: Any
 ) -> list[T]:
-    """Return the values of `fn(*args, **kwargs)` in several processes, each with this many devices.
+    """Return the values of `fn(*args, **kwargs)` in several processes, each with this many JAX devices.
 
-    Every process sees the devices of all, and they communicate with gloo.  Raises the same errors as `on_devices`.  If
-    a process waits for one that has ended, all are stopped at the time limit.
+    Every process sees the devices of all processes, and the processes communicate with gloo.  Raises the same errors as
+    `on_devices`.  If a process waits for a process that has ended, all are stopped at the timeout.
     """
     require(devices)
     port = free_port()
@@ -73,7 +73,7 @@ def require(devices: int) -> None:
 
 
 def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
-    # A collective blocks one thread per device, in a pool of one thread per core: on few cores it would hang.
+    # A collective of JAX blocks one thread per device, in a pool of one thread per core: on few cores, it would hang.
     os.environ["NPROC"] = str(4 * devices)
     return with_devices(devices, connected, (port, fn, args, kwargs), {})
 
@@ -81,7 +81,7 @@ def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: 
 def connected(port: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
     import jax
 
-    # C++ code of gloo prints its connections on stdout: that goes to /dev/null, and Python's output still goes out.
+    # gloo's C++ code prints its connections on stdout: send that to /dev/null, and only Python's output to the caller.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -97,7 +97,7 @@ def free_port() -> int:
 
 def with_devices(devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
     flags = os.environ.get("XLA_FLAGS", "")
-    # Optimizing these programs would take longer than running them; the communication is the same either way.
+    # Optimizing a small compiled program would take longer than running it, and would not change its communication.
     ours = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -1,11 +1,11 @@
-"""Notebooks that need an extra which is not installed: they say so, and their cells pass.
+"""A notebook that needs an extra which is not installed: it says so, and its later cells do nothing.
 
 or_skip(engine.missing())
 """
 
 
 def or_skip(reason: str) -> None:
-    """Print the reason, if there is one, and turn all later cells of the notebook into empty ones."""
+    """Print the reason why an extra is missing and turn all later cells into empty ones; do nothing if it is ""."""
     if reason:
         from IPython import get_ipython  # imported here, since no rank needs it
 

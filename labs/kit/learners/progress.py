@@ -1,13 +1,13 @@
 """A learner's progress: a small file in the course's folder with the time at which each exercise was passed.
 
-    passed("broadcast")          notes an exercise that a check has passed, if a learner's notebook runs
-    report(course)               the exercises of each notebook, and when each was passed
+    passed("broadcast")          notes an exercise whose check a learner's notebook has passed
+    report(course)               the exercises of each notebook, and the time at which each was passed
     classroom(course, learners)  for a teacher: the number of exercises that each learner has passed, by notebook
     course_map()                 for notebook 00: links to the notebooks, and the exercises that are passed
 
     progress.json                {"broadcast": "2026-11-20 14:05", ...}: the first time that each exercise was passed
 
-A notebook's exercises are the checks that its cells call.  If the file is lost, the course still works.
+A notebook's exercises are the checks that its cells call.  If progress.json is lost, the course still works.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from typing import Any
 from labs.kit.drawing.tables import Table, table
 
 FILE = "progress.json"
-FOLDER = "notebooks"  # the learner's notebooks; nothing is noted in solutions/, nor in tests
+FOLDER = "notebooks"  # the folder of the learner's notebooks; nothing is noted in solutions/ and in tests
 CHECK = re.compile(r"\bcheck\.(?!predict\b)(\w+)\(")
 Progress = dict[str, str]
 
@@ -35,7 +35,7 @@ class Notebook:
     file: str  # "02_collectives.ipynb"
     number: str  # "02"
     title: str  # "02 Collectives"
-    exercises: tuple[str, ...]  # the names of their checks
+    exercises: tuple[str, ...]  # the names of the exercises' checks
 
 
 # ---- the file --------------------------------------------------------------------------------------------
@@ -47,11 +47,11 @@ def passed(exercise: str) -> None:
         if course := learners_course():
             add(course, exercise)
     except OSError:
-        pass  # the folder cannot be written to; the check still gives its answer
+        pass  # the folder cannot be written to, but the check still gives its answer
 
 
 def learners_course() -> Path | None:
-    """Return the course's folder if this process works in its notebooks/, as the notebooks' kernels do, else None."""
+    """Return the course's folder if this process runs in its notebooks/, as the notebooks' kernels do, else None."""
     here = Path.cwd()
     return here.parent if here.name == FOLDER else None
 
@@ -68,7 +68,7 @@ def add(course: Path, exercise: str) -> None:
 
 @contextmanager
 def alone_in(course: Path) -> Iterator[None]:
-    """Hold a lock on the course's folder, so that no other thread or process writes between a read and a write."""
+    """Hold a lock on the course's folder, so that no other thread or process writes a file in the meantime."""
     folder = os.open(course, os.O_RDONLY)
     try:
         with suppress(OSError):  # the file system may have no locks
@@ -83,10 +83,10 @@ def is_time(value: Any) -> bool:
 
 
 def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time) -> dict[str, Any]:
-    """Return the content of a course's file, {exercise: time} unless another file is named.
+    """Return the content of progress.json, {exercise: time}, or of another JSON file in the course's folder.
 
-    valid: whether a value of the file is one that `write` could have written.
-    Raises ValueError if `write` has not written the file.
+    valid: a function that returns whether a value may stand in the file.
+    Raises ValueError for a file that `write` cannot have written.
     """
     try:
         found = json.loads((course / file).read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time)
 
 
 def write(course: Path, progress: Mapping[str, Any], file: str = FILE) -> None:
-    """Write the file under another name and rename it, so that a reader, or a crash, finds the old file or the new."""
+    """Write a JSON file under another name and rename it, so that a reader always finds a complete file."""
     draft = course / f"{file}.{os.getpid()}"
     try:
         draft.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
@@ -113,7 +113,7 @@ def write(course: Path, progress: Mapping[str, Any], file: str = FILE) -> None:
 
 
 def notebooks(course: Path) -> list[Notebook]:
-    """Return the course's notebooks, in its order; copies that a learner made have other names, and are left out."""
+    """Return the notebooks in the order of the course, without copies that a learner made under other names."""
     paths = sorted((course / FOLDER).glob("[0-9]*.ipynb"))
     return [notebook(path) for path in paths if re.fullmatch(r"\d\d[a-z]?_\w+", path.stem)]
 
@@ -151,7 +151,7 @@ def report(course: Path) -> Table:
 def classroom(course: Path, learners: Sequence[Path]) -> Table:
     """Return a table of the number of exercises that each learner has passed, by notebook.
 
-    learners: the folders of their courses.
+    learners: the folder of each learner's course.
     """
     rows = []
     for folder in learners:
@@ -169,7 +169,7 @@ def share(each: Notebook, done: Progress) -> str:
 
 @dataclass(frozen=True, repr=False)
 class CourseMap:
-    """The notebooks of a course, each with its exercises; those that are passed are bold."""
+    """A table of a course's notebooks, each with its exercises; passed exercises are bold."""
 
     notebooks: tuple[Notebook, ...]
     done: Progress
@@ -194,7 +194,7 @@ class CourseMap:
 
 
 def course_map() -> CourseMap:
-    """Return the map of the course whose notebook calls this function; a notebook in solutions/ has no progress."""
+    """Return the map of the course whose notebook calls this function; in solutions/, no exercise counts as passed."""
     found, course = tuple(notebooks(Path.cwd().parent)), learners_course()
     try:
         return CourseMap(found, read(course) if course else {})
@@ -203,7 +203,10 @@ def course_map() -> CourseMap:
 
 
 def course_here() -> Path:
-    """Return the folder of the course in or around this folder.  Raises ValueError if there is no course."""
+    """Return the folder of the course: the working directory, or a folder around it.
+
+    Raises ValueError if none of these folders has notebooks.
+    """
     here = Path.cwd()
     course = next((folder for folder in (here, here.parent) if list(folder.glob(f"{FOLDER}/*.ipynb"))), None)
     if course is None:

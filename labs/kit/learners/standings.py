@@ -1,9 +1,9 @@
-"""Reports of what learners have passed and scored: `python -m labs progress` and `python -m labs challenges`.
+"""The commands `python -m labs progress` and `python -m labs challenges`: learners' passed exercises and scores.
 
 progress_main([])                   the exercises of each notebook, and the best score of each challenge tried
-progress_main(["../anna"])          how many exercises each learner has passed
-challenges_main([])                 each challenge: its task, your best, the course's own, what is possible
-challenges_main(["../anna", …])     the best of each learner; with --no-names, without saying whose they are
+progress_main(["../anna"])          the number of exercises that each learner has passed
+challenges_main([])                 each challenge: its task, your best score, the course's score, the best possible
+challenges_main(["../anna", …])     the best scores of each learner; with --no-names, without the learners' names
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def report(scores: Scores) -> str:
 
 
 def tried(course: Path) -> str:
-    """Return a line for each challenge that was tried, for `make progress`."""
+    """Return a line for each challenge that the learner has tried, for `make progress`."""
     scores = read(course)
     return "\n".join(
         f"{each.notebook} {each.name}: {best(scores, each.name)}; {each}" for each in beat.ALL if each.name in scores
@@ -43,9 +43,10 @@ def tried(course: Path) -> str:
 
 
 def classroom(learners: Sequence[Path], names: bool) -> Table:
-    """Return a table of each learner's best scores.
+    """Return a table of each learner's best scores in the challenges.
 
-    names: whether to show whose they are; if not, the rows are sorted by score, so that their order tells nothing.
+    names: whether to show the learners' names; if not, the rows are sorted by score, so that their order hides the
+        names.
     """
     if missing := [folder for folder in learners if not folder.is_dir()]:
         raise ValueError(f"there is no folder {missing[0]}")
@@ -60,7 +61,10 @@ def classroom(learners: Sequence[Path], names: bool) -> Table:
 
 
 def challenges_main(arguments: Sequence[str]) -> int:
-    """Print the challenges with this learner's best scores, or a table of learners; return the exit status."""
+    """Print the challenges with this learner's best scores, or a table of several learners' best scores.
+
+    Returns the exit status.
+    """
     parser = argparse.ArgumentParser(prog="python -m labs challenges", description="What is open, and your best.")
     parser.add_argument("learners", metavar="FOLDER", nargs="*", type=Path, help="the course of a learner")
     parser.add_argument("--no-names", action="store_true", help="do not say whose scores they are")
@@ -75,8 +79,9 @@ def challenges_main(arguments: Sequence[str]) -> int:
 
 
 def progress_main(learners: Sequence[str]) -> int:
-    """Print the report of the course in or around this folder, or short ones of learners' folders.
+    """Print the exercises of the course with the time at which each was passed, or a table of several learners.
 
+    learners: the folder of each learner's course; if empty, the course in or around the working directory counts.
     Returns the exit status.
     """
     try:

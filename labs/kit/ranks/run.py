@@ -2,19 +2,20 @@
 
     losses = run(train, steps=20, ranks=4)     # losses[2] is what rank 2 returned
 
-Every rank is a process with a process group.  The same line works in a notebook cell, a script and a test, and under
-torchrun, where it joins the existing world.  The output of the ranks appears live, each line after its rank's number.
+Every rank is a process with a process group.  The same call works in a notebook cell, a script and a test, and under
+torchrun, where each process already is a rank.  The output of the ranks appears live, each line after its rank's
+number.
 
     a rank raises        RankError with that rank's traceback, naming the rank that failed first
     a rank dies          RankError with the signal
     ranks hang           RankError that says, per rank, the collective, the group and the line (diagnosis.py)
-    an interrupt         KeyboardInterrupt that says where the ranks were; every rank is stopped
+    an interrupt         KeyboardInterrupt that says on which line each rank was; every rank is stopped
 
-With restarts=3, all ranks are started again after one has raised or died, at most three times, as torchrun's elastic
+With restarts=3, all ranks are started again after a rank has raised or died, at most three times, as torchrun's elastic
 agent does: `fn` is called anew, and continues from its last checkpoint (see labs.checkpoint).
 
-The course has its own launcher because each of the ten that were measured names the wrong rank when one fails, leaves
-processes behind when the kernel is killed, or takes seconds to start a job that takes 0.1 s here.
+The course has its own launcher, since each of ten other launchers that were measured names the wrong rank after a
+failure, leaves processes behind when the kernel is killed, or takes seconds to start a job, which takes 0.1 s here.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ T = TypeVar("T")
 
 
 class Results(list[T]):
-    """The values that the ranks returned, in order.
+    """The values that the ranks of a job returned, in order of rank.
 
-    recording: the recording of the job, if there is one; of a restarted job, the part since the last restart.
+    recording: the recording of the job, if one was asked for; after restarts, it begins at the last restart.
     restarts: the number of times that all ranks were started again.
     """
 
@@ -66,27 +67,27 @@ def run(
     restarts: int = 0,
     **kwargs: Any,
 ) -> Results[T]:
-    """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return the value of each.
+    """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return the ranks' values.
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, such as a function from a cell.  The
     ranks have the same PyTorch settings as this process; ranks/settings.py has the list.
 
-    ranks: the number of ranks, 1 to 64; if left out, 4, or under torchrun as many as it started.
+    ranks: the number of ranks, 1 to 64; if left out, 4, or under torchrun as many as torchrun has started.
     device: "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, new tensors are on
         the rank's GPU by default, so that the body of `fn` is the same everywhere.
-    timeout: the seconds after which an unfinished job is stopped, with a report of where each rank is; a restart begins
-        the count anew.
-    record: "time", "communication", "order" or "memory", the pass to record (record.py); the result's `.recording` has
-        the recording.
-    link: nodes, and a wire between them that is really slow: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3).  The
-        job then runs on the CPU (ranks/link.py, ranks/wire.py).
+    timeout: the seconds after which an unfinished job is stopped, with a report of the line on which each rank stands;
+        a restart begins the count anew.
+    record: "time", "communication", "order" or "memory", the kind of recording to make (record.py); the result's
+        `.recording` has the recording.
+    link: slow links between nodes, such as Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3).  The job then runs on
+        the CPU (ranks/link.py, ranks/wire.py).
     tell: the words to print while a job of some seconds runs: "stage 2" becomes "stage 2, 4 ranks … 6 s".
-    restarts: the number of times to start all ranks again after one has raised or died; a line says so.  `fn` is called
-        with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  A job is not restarted
-        after an interrupt or a timeout, or if ranks disagree, since they would disagree again.  Under torchrun,
-        torchrun itself restarts, in all of these cases: give the number of its --max-restarts, or leave it out, and
-        set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
-    Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
+    restarts: the number of times to start all ranks again after a rank has raised or died; each restart prints a line.
+        `fn` is called with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  A job is
+        not restarted after an interrupt or a timeout, or if ranks disagree, since they would disagree again.  Under
+        torchrun, torchrun itself restarts in all of these cases: give the number of its --max-restarts, or leave
+        `restarts` out, and set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
+    Raises ValueError for arguments that cannot work, TypeError if `fn` cannot be sent, and RankError if the job fails.
     """
     world = torchrun.world()
     check_arguments(fn, ranks, timeout, record, restarts, world)
@@ -105,7 +106,7 @@ def run(
             with telling(tell, ranks), team:
                 values = team.finish()
             return to_results(values, record, link, restarted)
-        except KeyboardInterrupt as interrupt:  # its message says where the ranks are; our own frames add nothing
+        except KeyboardInterrupt as interrupt:  # its message has the ranks' lines; hide our frames
             raise interrupt.with_traceback(None) from None
         except RankError as error:
             if error.kind not in ("raised", "died") or restarted == restarts:
@@ -141,9 +142,9 @@ def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, restarts: An
     if not isinstance(timeout, numbers.Real) or math.isnan(timeout) or timeout <= 0:
         raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0")
     if record is not None and record not in RECORDS:
-        raise ValueError(f"record={record!r}: one of {', '.join(map(repr, RECORDS))}, or None")
+        raise ValueError(f"record={record!r}: give one of {', '.join(map(repr, RECORDS))}, or None")
     if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
-        raise ValueError(f"restarts={restarts!r}: how often to start all ranks again, 0 or more")
+        raise ValueError(f"restarts={restarts!r}: give the number of times to start all ranks again, 0 or more")
     if world and restarts not in (0, its := int(os.environ["TORCHELASTIC_MAX_RESTARTS"])):
         raise ValueError(
             f"restarts={restarts}, but it is torchrun that restarts, at most {its} times: leave restarts out, or start "
@@ -159,7 +160,7 @@ def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
     if not isinstance(link, Link):
         raise TypeError(f'link={link!r:.80} is not a Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
     if world:
-        raise ValueError("link= is for ranks that run() starts itself: under torchrun the wires are real, leave it out")
+        raise ValueError("link= is for ranks that run() starts itself: under torchrun links are real, leave link out")
     link.node(0, ranks)  # raises if the number of nodes does not divide the number of ranks
     if device == "cuda":
         raise ValueError('device="cuda" with link=: only gloo can be slowed here, on the CPU; leave one of them out')
@@ -178,4 +179,4 @@ def to_results(
 
 
 if "LABS_RANK" not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
-    FORKSERVER.start()  # now, since its imports take a second or two in the background
+    FORKSERVER.start()  # at import, since the fork server's own imports take a second or two in the background

@@ -1,7 +1,7 @@
-"""Training under a strategy, as every notebook, the tour and the benchmarks do it.
+"""Training with any strategy: the loop that every notebook, the tour and the benchmarks use.
 
-training_step   a model under a strategy, and one step of it
+training_step   a model under a strategy, and one training step
 strategies      the table of strategies, ours and PyTorch's, and the training loop that they share      ../rows
-side_by_side    several strategies in one job, on the same batches
-own_unshard     a learner's own gather and drop in labs.fsdp
+side_by_side    training with several strategies in one job, on the same batches
+own_unshard     labs.fsdp with a learner's own functions that gather and free parameters
 """

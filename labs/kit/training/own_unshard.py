@@ -1,4 +1,4 @@
-"""A learner's own gather and drop in `labs.fsdp`: do they carry a whole training run?"""
+"""Training by `labs.fsdp` with a learner's own functions that gather full parameters and free them again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,11 @@ from labs.fsdp.parameter_group import ParameterGroup
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
-    """Make `labs.fsdp` gather and drop with these two functions from now on, in this process.
+    """Make `labs.fsdp` gather and free parameters by these two functions from now on, in this process.
 
-    unshard(shards, fulls), reshard(fulls): as `check.unshard_and_reshard` has them.  `unshard` waits, so nothing is
-    gathered ahead.
+    unshard(shards, fulls): a function that gathers parameters; `check.unshard_and_reshard` describes its arguments.  It
+        waits for its collectives, so no layer is prefetched.
+    reshard(fulls): a function that frees the gathered parameters.
     """
 
     def arrive(group: ParameterGroup) -> None:

@@ -1,7 +1,7 @@
-"""Strategies side by side: in one job each trains in turn, on the same batches.
+"""Training with several strategies in one job, one after the other, on the same batches.
 
 in_turn(ways, build, batches, keep)    trains on a rank; returns each strategy's full parameters after `keep` steps
-recorded(ways, build, batches)         runs the job; returns the communication of rank 0 in each strategy's second step
+recorded(ways, build, batches)         runs such a job; returns what rank 0 sends in each strategy's second step
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def in_turn(
 ) -> dict[str, dict[str, Tensor]]:
     """Train with each strategy in turn on a rank; return {strategy: full parameters after `keep` steps}.
 
+    ways: the strategies, as {name: row of the table of strategies}.
+    build: a function that makes the model.
     batches: whole batches, of which each rank reads its part.
     """
     kept = {}
@@ -35,7 +37,10 @@ def in_turn(
 def recorded(
     ways: Mapping[str, Strategy], build: Build, batches: Sequence[Batch], ranks: int = 4
 ) -> dict[str, dict[str, int]]:
-    """Run the job; return each strategy's bytes sent, its collectives, and those issued after the optimizer began."""
+    """Train with each strategy in one job; return what rank 0 sends in each strategy's second step.
+
+    Returns {strategy: {"sent": bytes, "collectives": number, "in the optimizer": number after the optimizer began}}.
+    """
     options = {"record": "communication", "tell": "what is sent"}
     recording = run(in_turn, ways, build, batches, ranks=ranks, device="cpu", **options).recording
     began = [span.start for span in recording.spans if (span.rank, span.name) == (0, "optimizer")]

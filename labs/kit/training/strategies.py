@@ -1,9 +1,9 @@
-"""Every strategy of the course, ours and PyTorch's own, in one table; and the one training loop that they share.
+"""The table of all strategies, ours and PyTorch's, and the training loop that they share.
 
-The tour, the contract test and the benchmarks read STRATEGIES and nothing else: a strategy joins all three as one row.
-WITH_AN_EXTRA has the strategies of other libraries that need an extra; the tour and the contract test read it, too.
-The class of a row is in rows/row.py, and the rows are in the other files there.  training.py has the class of a model
-under a strategy, on which the loop relies.
+The tour, the contract test and the benchmarks read only STRATEGIES: a strategy with one row is in all three.
+WITH_AN_EXTRA has the strategies of other libraries that need an extra; the tour and the contract test also read these.
+The class of a row is in rows/row.py, and the rows are in the other files of rows/.  training_step.py has the class of a
+model under a strategy, which the loop uses.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
-WITH_AN_EXTRA = (*DEEPSPEED,)  # without their extra they fit no number of ranks, and name the extra to install
-COMPILED = (*GSPMD,)  # the same, but they run in no job of ranks, and only the tour reads them
+WITH_AN_EXTRA = (*DEEPSPEED,)  # strategies that need an extra; without it they fit no number of ranks, and name it
+COMPILED = (*GSPMD,)  # strategies of XLA, which need an extra, too, and run in one process; only the tour reads them
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # the rows that a dry run also accepts
 
 
@@ -44,15 +44,15 @@ def train(
     micro_batches: int = 1,
     keep: int = 0,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take a step for each batch that this rank reads; every rank of a job runs this function.
+    """Train a model with a strategy, one step per batch; every rank of a job runs this function.
 
     build: a function that makes the model, the same on every rank; the model maps a batch to its mean loss.
     batches: inputs and targets, batches[part][step].
-    micro_batches: the number into which each batch is cut; their gradients are added up.  In a pipeline, the number
-        per rank.
+    micro_batches: the number of micro-batches into which each batch is cut, whose gradients are added up; in a
+        pipeline, their number per rank.
     keep: the number of steps after which the full parameters are copied.
-    Returns this rank's loss in each step, none if it does not have the model's end, and {name: full parameter on the
-    CPU} as they were after `keep` steps.
+    Returns this rank's loss in each step, or no losses on a rank without the last layer, and {name: full parameter on
+    the CPU} after `keep` steps.
     """
     training, part = set_up(strategy, build())
     losses, kept = [], {}
@@ -69,16 +69,16 @@ def train(
 
 
 def own_batch(training: Training, batch: Batch) -> Iterator[Tensor | None]:
-    """Yield a copy of x and y for this rank, as a loader would make it, or None for one that the rank does not read.
+    """Yield x, then y, as a copy on this rank's device, or as None if the rank does not read it.
 
-    The copy belongs to one step, and is freed after it.
+    A copy belongs to one step, and is freed after the step, as the batch of a data loader is.
     """
     for x, reads in zip(batch, training.reads, strict=True):
         yield x.to(torch.get_default_device(), copy=True) if reads else None
 
 
 def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
-    """Apply a strategy to a model on all ranks of this job.
+    """Apply a strategy to a model on this rank; all ranks of the job call this function.
 
     Returns the Training of this rank, and the number of the part of each batch that the rank reads.
     """

@@ -1,6 +1,6 @@
-"""A model under a strategy, as every training loop of the course uses it; and one step of it.
+"""A model under a strategy (Training), and one training step.
 
-A strategy's `apply` returns a Training; `labs.kit.training.strategies.train` and the notebooks take its steps.
+A strategy's `apply` returns a Training; `labs.kit.training.strategies.train` and the notebooks train it step by step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from labs.model import counted
 
 Batch = tuple[Tensor, Tensor]
 
-# The eps is larger than usual, since with a small one Adam turns the rounding of a gradient near zero into a whole
-# step.  With this eps, 30 steps of the tour's model keep rounding below 1e-6; with lr 3e-3 and eps 1e-6 it grows to
-# 1e-3 on some texts.
+# The eps of AdamW is larger than usual, since a small eps turns the rounding of a gradient near zero into a whole step.
+# With this eps, differences by rounding stay below 1e-6 in 30 steps of the tour's model; with lr 3e-3 and eps 1e-6,
+# they grow to 1e-3 on some texts.
 ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 
 
@@ -30,13 +30,15 @@ class Training:
     """A model under a strategy on one rank, with everything that a training step needs.
 
     backward: a function (x, y, micro_batches, over) that adds up the gradients of all micro-batches, and returns the
-        mean loss of each (0-dim), or no losses on a rank that does not have the model's end.  If some targets are
-        ignored, `over` is the number by which the sum of a rank's losses is divided (`share_of`), otherwise None.
+        mean loss of each micro-batch (0-dim), or no losses on a rank that does not have the model's last layer.  If
+        some targets are ignored, the sum of a rank's losses is divided by `over` (`share_of`); otherwise `over` is
+        None.
     optimizer: an object with step() and zero_grad().
     trained: the tensors whose `.grad` the optimizer uses.
     full: a function that returns the full parameters by name, the same on every rank.
     finish: a function that is called between backward and step().
-    reads: whether this rank reads x, and whether it reads y; it is given None for one that it does not read.
+    reads: whether this rank reads x, and whether it reads y; backward gets None in place of what the rank does not
+        read.
     divided: whether backward has divided the gradients by the number of micro-batches.
     """
 
@@ -64,11 +66,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def share_of(targets: Sequence[Tensor]) -> float | None:
-    """Return the number of targets that count in a batch, divided by the number of its parts; None if all count.
+    """Return the number of targets of a batch that are not ignored, per part of the batch; None if none is ignored.
 
     If each part divides its sum of losses by this number, the mean over the parts is the mean loss of the batch.
 
-    targets: the targets of all parts.
+    targets: the targets of all parts of the batch.
     """
     total = sum(map(counted, targets))
     return None if total == sum(y.numel() for y in targets) else total / len(targets)
@@ -77,11 +79,14 @@ def share_of(targets: Sequence[Tensor]) -> float | None:
 def take_step(
     training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1, over: float | None = None
 ) -> list[Tensor]:
-    """Take one step on x, y: [batch, time]; return the mean losses of its micro-batches (0-dim), without a GPU sync."""
+    """Take one training step without waiting for a GPU; return the mean loss of each micro-batch (0-dim).
+
+    x, y: inputs and targets, [batch, time].
+    """
     losses = training.backward(x, y, micro_batches, over)
     mark("sync")
     training.finish()
-    # Divided once, at the end, as in data parallelism: the sum over micro-batches rounds like the sum over ranks.
+    # Gradients are divided once, after their sum, as in data parallelism: both sums then round in the same way.
     for p in training.trained if micro_batches > 1 and not training.divided else ():
         p.grad /= micro_batches
     mark("optimizer")
@@ -93,7 +98,7 @@ def take_step(
 def step(
     training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1, over: float | None = None
 ) -> float | None:
-    """Take one step; return this rank's mean loss, or None if the rank does not have the model's end."""
+    """Take one training step; return this rank's mean loss, or None on a rank without the model's last layer."""
     losses = take_step(training, x, y, micro_batches, over)
     # The losses are read only now, since item() waits for a GPU's work.
     return fmean(loss.item() for loss in losses) if losses else None
@@ -107,10 +112,10 @@ def backward(
     over: float | None = None,
     no_sync: Callable[[], AbstractContextManager] = nullcontext,
 ) -> list[Tensor]:
-    """Run forward and backward of each micro-batch in turn, all but the last within `no_sync()`.
+    """Run forward and backward of each micro-batch in turn; all micro-batches but the last run within `no_sync()`.
 
     x, y: inputs and targets, [batch, time].
-    over: None, or the number by which the batch's sum of losses is divided (`share_of`).
+    over: the number by which the batch's sum of losses is divided (`share_of`), or None if no target is ignored.
     Returns the mean losses of the micro-batches (0-dim).
     Raises ValueError for a batch that is not divisible by `micro_batches`.
     """

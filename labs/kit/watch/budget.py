@@ -1,14 +1,15 @@
-"""A limit on the tensors of a job: one that would hold more fails, and says so.
+"""A limit on the bytes of a rank's tensors: an operator that would exceed the limit raises MemoryError.
 
     def job():
-        with budget(64 * MiB):        # from here on this rank's tensors may take this many bytes more
+        with budget(64 * MiB):        # in this block, this rank's tensors may take 64 MiB more than before
             train()
 
-A budget counts storages as the memory ledger does, on every system and device: when an operator allocates one, until it
-is freed.  Python's own objects, NumPy's arrays, mapped files and what a library allocates for itself do not count.
+A budget counts a storage (the memory behind tensors) from the operator that allocates it until it is freed, as a
+recording of memory does (memory.py), on every system and device.  Python's own objects, NumPy's arrays, mapped files
+and the memory that a library allocates for itself do not count.
 
-Whoever asks for more gets a MemoryError that states the budget, the request and its line.  The limit ends with the
-block.  Counting costs time: a budget is no place to measure speed.
+The MemoryError states the budget, the request and the line of the request.  The limit ends with the block.  Counting
+costs time, so do not measure speed within a budget.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from labs.kit.watch.storages import storages_of
 
 @contextmanager
 def budget(size: int) -> Iterator[None]:
-    """Let this process's tensors take at most `size` bytes in the block, beyond those that it holds as it enters.
+    """Let this process's tensors take at most `size` bytes more in the block than they take when it begins.
 
-    Raises MemoryError as soon as an operator would hold more, and ValueError for a size below 1.
+    Raises MemoryError as soon as an operator exceeds this limit, and ValueError for a size below 1.
     """
     if size < 1:
         raise ValueError(f"a budget of {size} bytes: give it at least 1")
@@ -43,25 +44,25 @@ def budget(size: int) -> Iterator[None]:
 
 
 class Exceeded(MemoryError):
-    """The request that does not fit, in words."""
+    """The error of an allocation that does not fit into the budget."""
 
 
 def place(error: BaseException) -> str:
-    """Return the innermost line of the traceback that is neither torch's nor the kit's, in words."""
+    """Return the line of an error in words: the innermost line of its traceback outside torch and the kit."""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     own = [show_line(*line) for line in lines if not is_machinery(line[0])]
     return f" at {own[-1]}" if own else ""
 
 
 class Limited(StorageWatch):
-    """A StorageWatch that raises Exceeded if more than `size` bytes are held beyond those held as it was entered."""
+    """A StorageWatch that raises Exceeded if tensors take over `size` bytes more than when the watch was entered."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size, self.held = size, 0
 
     def tag(self, values: Any, kind: str) -> None:
-        """Note storages that are met for the first time: they were there before, and take nothing from the budget."""
+        """Add the bytes of storages that existed before the budget to its size, so that they take nothing from it."""
         for value in tree_leaves(values):
             for storage in storages_of(value):
                 if storage._cdata not in self.alive:

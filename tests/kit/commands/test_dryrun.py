@@ -19,9 +19,9 @@ WRONG = {
     "--strategy fsdp": "fsdp has the axes dp, not dp,tp: these have fsdp-tp, torch-fsdp-tp",
     "--node 0": "node is 0: a node has 1 rank or more, such as --node 8",
     "--node -3": "node is -3: a node has 1 rank or more, such as --node 8",
-    "--rank 16": "rank 16 is not there: 16 ranks are 0 to 15",
+    "--rank 16": "rank 16 is not in the job: its 16 ranks are 0 to 15",
     "--mesh pp=4 --batch 6": "batch 6: a pipeline cuts it into a micro-batch for each stage",
-    "--mesh dp=4000000": "ranks=4000000: each group's ranks are a list, in a dry run, too: give 1 to 1,048,576",
+    "--mesh dp=4000000": "ranks=4000000: even in a dry run, each group has a list of its ranks: give 1 to 1,048,576",
 }
 
 

@@ -409,7 +409,7 @@ def test_a_job_that_does_not_fit_the_link_is_refused(arguments, kind, words):
 def test_a_real_cluster_has_wires_of_its_own(monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", *torchrun.GIVEN):
         monkeypatch.setenv(name, "4")
-    with pytest.raises(ValueError, match="under torchrun the wires are real"):
+    with pytest.raises(ValueError, match="under torchrun links are real"):
         run(dist.get_rank, link=LINK)
 
 

@@ -342,7 +342,7 @@ def test_under_torchrun_it_is_torchrun_that_restarts(monkeypatch):
 
 @pytest.mark.parametrize("restarts", [-1, 1.0, True, None])
 def test_a_number_of_restarts_that_cannot_be(restarts):
-    with pytest.raises(ValueError, match=f"restarts={restarts!r}: how often to start all ranks again, 0 or more"):
+    with pytest.raises(ValueError, match=f"restarts={restarts!r}: give the number of times to start all ranks"):
         run(print, restarts=restarts)
 
 
