@@ -5,9 +5,9 @@
       straightforward 46.6, the course's own 63.1, known to be possible 75.2, the bound 100
 
 `beat.<name>(fn)` is the challenge in labs/exercises/<chapter>/<name>.py, whose `task` describes the arguments of `fn`.
-A learner's function is judged by a real job: by its results first, then by the bytes that it sent or held, or the time
-that it waited.  100 points stand for a bound that nobody can beat, which the notebook derives.  Each try is drawn and,
-in a notebook of the course, stored in scores.json; LABS_PLOT=off in the environment turns the drawing off.
+A learner's function runs in a real job, and is scored by its results first, then by the bytes that it sent or held, or
+by the time that it waited.  100 points stand for a bound that nobody can beat, which the notebook derives.  Each try is
+drawn and, in a notebook of the course, stored in scores.json; LABS_PLOT=off in the environment turns the drawing off.
 
 ALL has the challenges in the order of the course:
 

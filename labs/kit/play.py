@@ -148,7 +148,7 @@ def frames(
 ):
     """Return a film of `count` frames with a slider and a Play button, as an Explorer.
 
-    picture: a function that draws the frame of a number, picture(number).
+    picture: a function that draws a frame, picture(number of the frame).
     still: the picture that a saved notebook shows; the first frame when left out.
     pause: seconds between frames while the film plays.
     begin: the frame that is shown at first.
@@ -212,7 +212,7 @@ def links(**begin: Any) -> Explorer:
     A dot marks the slider's size.
 
     begin: the first values of controls, by the names of `labs.kit.explorers.links.CONTROLS`.
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     controls = set_controls("links", wires.CONTROLS, wires.BEGIN, begin)
     return Explorer(wires.picture, controls)
@@ -247,10 +247,10 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
     measured: {name: the bytes that a job of your own held}, drawn as thin bars that do not depend on the controls: a
         recording of memory, of which a steady step of rank 0 is drawn, or bytes by kind and "peak".  A bar with the
         name "DDP", "stage 1", ... stands below the formula's bar of that name.
-    config: the shape of that job's model, which is then the first in the menu, as "yours".
+    config: the shape of the measured job's model, which is then the first model in the menu, as "yours".
     begin: the first values of controls, by the names of `labs.kit.explorers.stages_of_zero.CONTROLS`; `batch` is the
         number of sequences in a rank's micro-batch, and `context` is the number of tokens of a sequence.
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     held = {name: each if isinstance(each, Mapping) else each.steady() for name, each in (measured or {}).items()}
     models = {explorer.YOURS: config, **PRESETS} if config else PRESETS
@@ -274,9 +274,9 @@ def crashes(moments: Sequence[Moment]) -> Explorer:
 def placements(**begin: str) -> Explorer:
     """Return an explorer of a tensor's blocks before and after a redistribution, its collectives, and the bytes sent.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.layouts.CONTROLS`, with underscores for
-        spaces: placements(mesh="4", from_a="Shard(0)").
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    begin: the first values of controls, by the names of `labs.kit.explorers.layouts.CONTROLS`, with underscores in
+        place of spaces: placements(mesh="4", from_a="Shard(0)").
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
     controls = set_controls("placement", layouts.CONTROLS, layouts.BEGIN, begin)
@@ -291,7 +291,7 @@ def tensor_parallel(**begin: Any) -> Explorer:
     """Return an explorer of a GPT under tensor parallelism: each rank's slices, the collectives, and rank 0's bytes.
 
     begin: the first values of controls, by the names of `labs.kit.explorers.split_block.CONTROLS`.
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     return Explorer(split.picture, set_controls("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
 
@@ -300,7 +300,7 @@ def planner(**begin: Any) -> Explorer:
     """Return an explorer of the layout that labs.plan chooses for a model on a cluster, and of the alternatives.
 
     begin: the first values of controls, by the names of `labs.kit.explorers.planner.CONTROLS`.
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     return Explorer(planning.picture, set_controls("planner", planning.CONTROLS, planning.BEGIN, begin))
 
@@ -313,7 +313,7 @@ def schedule(**begin: Any) -> Explorer:
     begin: the first values of controls, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
         `backward` are the times of a micro-batch in all layers of a rank, and `send` is the time of a message, as a
         multiple of `forward`.
-    Raises ValueError for a control that does not exist, or a value that it does not have.
+    Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     controls = set_controls("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin)
     stages = controls["stages_per_rank"]

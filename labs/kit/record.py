@@ -1,4 +1,4 @@
-"""Recordings of a job: what its ranks did, sent and held, and when, without a line in the code of the strategy.
+"""Recordings of a job: what its ranks did, sent and held, and when.
 
     Recording       what the ranks of a job sent, held and did, and when; a notebook cell shows it as a figure
     mark            begin a step, or a phase of a step
@@ -13,12 +13,11 @@
     results.recording.sent(rank=0, step=2)      # bytes
     results.recording.across(rank=0, step=2)    # bytes to other nodes, of a job that was run with a link
 
-A pass is a way of recording.  It records on each rank, for the whole function:
+A pass is one of four ways of recording a job.  On each rank, for the whole function, it records:
 
     time             marks and spans, which costs nothing
     communication    marks, spans, and every collective, send and recv: less than 10 % (watch/communication.py)
-    order            the same as communication, and tensors used before their wait: 10 µs per operator
-        (watch/touches.py)
+    order            communication, and tensors used before a wait: 10 µs per operator (watch/touches.py)
     memory           marks, spans, and every byte held, by kind: 15 µs per operator (watch/memory.py)
 
 A job has one pass, since each pass disturbs the values that another pass measures.  The pass of each rank leaves a tape
@@ -175,7 +174,7 @@ def instructions(pipeline: P) -> P:
     """Record each instruction that a labs.pp.Pipeline runs as a span with the instruction's name, such as 2F0.
 
     A span begins when the input of the instruction has arrived, so it does not contain the time in which the rank waits
-    for another rank.  Times are of the host, which does not wait for a GPU.
+    for another rank.  Times are measured on the host, which does not wait for a GPU.
 
     Returns the same pipeline.
     """

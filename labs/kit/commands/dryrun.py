@@ -96,7 +96,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def at_home(axes: Mapping[str, int], node: int) -> str:
     """Return in words which ranks may send to other nodes, for the line of a rank that sends nothing to other nodes.
 
-    Collectives differ in the ranks that send, and a pipeline ends at its last stage, so these ranks only may send.
+    These ranks may send, since not every rank sends in every collective, and a pipeline's last stage sends nothing on.
     """
     ranks, strides, stride = prod(axes.values()), [], 1
     for size in reversed(axes.values()):
@@ -119,7 +119,7 @@ def at_home(axes: Mapping[str, int], node: int) -> str:
 
 
 def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:
-    """Run a strategy's steps in a dry run; return the text of the error with which it refuses them, or None."""
+    """Run the steps of a strategy in a dry run; return the text of the error if the strategy refuses, or None."""
     try:
         for _ in rehearse(ROWS[name], PRESETS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
             pass

@@ -2,8 +2,8 @@
 
     python -m labs tour --ranks 4 --steps 30
 
-The same training runs three times for each chosen strategy, by default those in `ONE_OF_EACH`.  A run has one pass (a
-way of recording), since each pass would disturb the values that another pass measures:
+The same training runs three times for each chosen strategy, by default those in `ONE_OF_EACH`.  Each run makes another
+kind of recording, since one kind would disturb the values that another kind measures:
 
     time             all steps, without an observer  losses, parameters, milliseconds
     communication    WATCHED steps                   bytes sent
@@ -113,7 +113,7 @@ class Plan:
         return corpus()
 
     def batches(self, parts: int, steps: int) -> list[list[Batch]]:
-        """Return batches[part][step]: the same data for any number of parts into which each batch is cut."""
+        """Return batches[part][step], with each batch cut into `parts` parts; their number does not change the data."""
         tokens, context = self.corpus.tokens, self.config.context
         loaders = [Batches(tokens, self.batch, context, 0, part, parts) for part in range(parts)]
         return [[loader[step] for step in range(steps)] for loader in loaders]
@@ -183,7 +183,7 @@ def tour(
 
 
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
-    """Train once with a strategy, and record the pass `kind`."""
+    """Train once with a strategy, and make a recording of this kind."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
     build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
     if kind == "time":

@@ -3,8 +3,8 @@
     cards(held, fits, caption)                     a bar for each name, a line for each GPU, a table below
     cards(held, fits, caption, measured, card=80)  a job's measurements as thin bars below the bars of a formula
 
-All bars share one scale, which the longest bar sets.  Each GPU's memory is a line in a shaded strip of that scale.  If
-the strip is too narrow for all GPUs, only the highlighted GPU has a line.
+All bars share one scale, which the longest bar sets.  The memory of each GPU is drawn as a line in a shaded strip on
+the same scale as the bars.  If the strip is too narrow for lines of all GPUs, only the highlighted GPU has a line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -137,7 +137,7 @@ def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale
 
 
 def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[int], scale: float, card: int) -> None:
-    """Draw the shaded strip, and in it a line for each GPU whose memory is on the scale."""
+    """Draw the shaded strip behind the bars, and in it a line for each GPU whose memory is on the bars' scale."""
     there = [each for each in shown if scale * each * GB <= LONG]
     if there:
         canvas.rect(left, y, scale * max(there) * GB, high, fill=SOFT, stroke="none", radius=0)
@@ -152,7 +152,7 @@ def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[in
 
 
 def table(canvas: Canvas, left: float, y: float, fits: Mapping[str, Mapping[int, int | None]], card: int) -> float:
-    """Draw a table of the smallest number of ranks that fits, for each name and GPU; return the y where it ends."""
+    """Draw a table of the smallest number of ranks whose peak fits into each GPU; return the y of the table's end."""
     canvas.text(left, y, "smallest number of ranks that fits:", size=12, anchor="start", fill=MUTED)
     for row, (name, by_card) in enumerate(fits.items()):
         canvas.text(left - 10, y + 46 + 20 * row, name, anchor="end")

@@ -92,7 +92,7 @@ def chart(
 
 
 def amount(value: float, unit: str) -> str:
-    """Return a value with its unit, under the prefix that suits its size: "1.56 MiB", "12.3 ms"."""
+    """Return a value with its unit and a suitable prefix of the unit: "1.56 MiB", "12.3 ms"."""
     if unit == "B":
         return short(value)
     if unit == "s":

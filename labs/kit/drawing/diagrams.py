@@ -1,9 +1,9 @@
 """Drawings of a collective: the messages between ranks, round by round, and the pieces of a tensor that ranks hold.
 
-A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number
-`piece` to rank `destination`. A collective, seen from above, is a list of messages.
+A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number `piece` to
+rank `destination`. A collective is drawn from the list of all its messages.
 
-Holdings are a list with one dict per rank, from a piece to the set of ranks whose data is in it. In
+Holdings are a list with one dict per rank, {piece that the rank holds: the ranks whose data is summed in the piece}. In
 [{0: {0}, 1: {0}}, {0: {0, 1}}], rank 0 holds its own pieces 0 and 1, and rank 1 holds the sum of both pieces 0.
 
     sends(recording)                 the messages of a recorded job
@@ -42,9 +42,9 @@ def sends(recording) -> list[Message]:
     """Return the sends of a recorded job as messages.
 
     If every send is a piece of a tensor, and all tensors have one size, pieces are numbered by their place in the
-    tensor; otherwise, a piece is named by its bytes.  A send that a rank begins before any other send or receive has
-    ended on that rank is of round 0.  Any later send is one round after the latest message that its rank had sent or
-    received when the send began.
+    tensor; otherwise, a piece is named by its bytes.  A recording does not have the round of a send, so it is derived:
+    a send comes one round after the latest message that its rank had sent or received when the send began, or in round
+    0 if there was no such message.
 
     recording: a labs.kit.record.Recording of kind "communication".
     """
@@ -99,7 +99,7 @@ def messages(messages: Sequence[Message], ranks: int) -> Drawing:
 
 
 def common(sent: Sequence[Message]) -> str:
-    """Return the piece that all messages of a round carry, for the panel's title; "" if they differ."""
+    """Return the piece that all messages of a round carry, for the panel's title, or "" if the pieces differ."""
     carried = {message[3] for message in sent}
     return f": {spoken(carried.pop())}" if len(carried) == 1 else ""
 
@@ -146,7 +146,7 @@ def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Messag
 
 
 def shorten(start, end, by: float):
-    """Return the ends of the line from `start` to `end` without its first and last `by` pixels."""
+    """Return the two ends of the line from `start` to `end` after `by` pixels are cut off at both ends."""
     (x0, y0), (x1, y1) = start, end
     share = by / math.dist(start, end)
     dx, dy = share * (x1 - x0), share * (y1 - y0)
@@ -156,7 +156,7 @@ def shorten(start, end, by: float):
 def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | None = None) -> Drawing:
     """Draw one round of a collective: its messages, and the pieces that each rank holds after it.
 
-    round: the round to draw; 0 is the start, before any message.
+    round: the round to draw, from 1 on; 0 draws the start, before any message.
     held: the pieces that the ranks hold at the start; if left out, each rank holds its own tensor.
     Raises ValueError if the collective has no such round.
     """

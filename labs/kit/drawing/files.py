@@ -57,9 +57,9 @@ def shares(size: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def folder(moments: Sequence[Moment], number: int) -> Drawing:
-    """Draw a checkpoint folder at one moment of a save, and name the checkpoint that is loaded after a crash then.
+    """Draw a checkpoint folder at one moment of a save, and the checkpoint that a crash at that moment would leave.
 
-    A file with a dashed outline does not exist at that moment.
+    A dashed outline stands for a file that does not exist at that moment, but at another moment of the save.
     """
     moment, paths = moments[number], sorted({path for each in moments for path in each.files})
     loads = f"a crash now: {f'{moment.newest} is loaded' if moment.newest else 'there is nothing to load'}"

@@ -3,7 +3,8 @@
     sent = ["sent: ", term("2 (N − 1)/N", "ranks"), " × ", term("1 MB", "megabytes")]
     formula(chart, sent)                the picture below one or several lines of words and terms
 
-When a control moves, `labs.kit.play` highlights the terms that it changes.  A saved notebook highlights none.
+When a control moves, `labs.kit.play` highlights the terms that the control changes.  In a saved notebook, no term is
+highlighted.
 """
 
 from collections.abc import Sequence

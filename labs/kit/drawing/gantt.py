@@ -1,4 +1,4 @@
-"""Drawings of pipeline schedules: which rank runs which instruction when, and how many activations it holds meanwhile.
+"""Drawings of pipeline schedules: which rank runs which instruction when, and how many activations the rank holds.
 
     schedule(lists, F=1, B=2, send=0.1)         the schedule as labs.pp simulates it
     schedule(lists, recording=job.recording)    the simulated schedule above the recorded one (overlays.py)
@@ -31,13 +31,13 @@ Legend = list[tuple[str, str]]  # (fill, name), ...
 def schedule(lists: Lists, recording: Any = None, step: int | None = None, **costs: Cost) -> Picture:
     """Draw which rank runs which instruction of a pipeline schedule when, and how many activations each rank holds.
 
-    If the schedule cannot be run, draw the instructions that can, the first wrong one, and the reason.
+    If the schedule cannot be run, draw the instructions that can run, the first wrong instruction, and the reason.
 
     lists: the schedule, as one list of instructions per rank.
     recording: the recording of a job that ran the schedule, its pipeline wrapped in labs.kit.record.instructions.
     step: the recorded step to show, the last when left out.
-    costs: F, B, I, W and send, the arguments of labs.pp.simulate.  With a recording, these costs are in seconds, and
-        F, B, I and W default to the recorded times.
+    costs: the times of F, B, I, W and send, which are arguments of labs.pp.simulate.  With a recording, these times are
+        in seconds, and F, B, I and W default to the recorded times.
     """
     if recording is not None:
         return overlay(lists, recording, step, costs)

@@ -68,7 +68,7 @@ def kind(each: Plan) -> str:
 
 
 def seconds(each: Plan) -> float:
-    """Return the seconds of a step of a layout; one that is too large is timed on a GPU with enough memory."""
+    """Return the seconds of a step of a layout; a layout that is too large is timed on a GPU with enough memory."""
     return each.step.seconds if each.peak > each.setup.cluster.card else each.seconds
 
 

@@ -38,13 +38,13 @@ HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends 
 
 @dataclass(frozen=True)
 class Row:
-    """One pattern of a tensor-parallel plan, and what the table says about it.
+    """A row of the table of a tensor-parallel plan: one pattern of module names.
 
     name: the pattern of module names.
-    style: the parallel style that the plan gives to these modules.
+    style: the parallel style that the plan gives to modules of this pattern.
     modules: the number of modules that match the pattern.
     weight: the shape of the first module's weight.
-    cut: how that weight is split over the ranks; None for a replicated weight.
+    cut: how the weight is split over the ranks; None for a replicated weight.
     enters, leaves: words for the module's input and output.
     forward, backward: the names of the collectives in the forward and in the backward.
     """
@@ -125,7 +125,7 @@ def in_block(name: str, blocks: set[str]) -> bool:
 def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
     """Return a table row completed with the module's input, its output and its collectives.
 
-    inside: whether the module is in a block whose input is prepared for all of its modules, in a row of its own.
+    inside: whether the module is in a block whose input is already prepared, in another row (PrepareModuleInput).
     """
     style: Any = row.style
     match style:

@@ -33,7 +33,7 @@ class Point(NamedTuple):
 class Hovered(Drawing):
     """A drawing with tooltips.
 
-    areas: (x, y, words) of each tooltip, in pixels.
+    areas: the (x, y, text) of each tooltip, with its place in pixels.
     """
 
     areas: tuple[tuple[float, float, str], ...] = ()

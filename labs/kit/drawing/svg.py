@@ -8,8 +8,8 @@ Coordinates are in pixels from the top left corner.  Every drawing has a white b
 light and dark pages.  A drawing has no ids, scripts, style sheets or fonts to load, so that it can be shown many times
 on one page, as a file, and as an image.
 
-The SVG is written by hand because the package drawsvg writes floats with all their digits, the last of which differ
-between machines, and arrow heads as markers with ids.  This file would not be shorter with drawsvg.
+The SVG is written by hand.  The package drawsvg writes floats with all their digits, of which the last differ between
+machines, and draws arrow heads as markers with ids; this file would not be shorter with drawsvg.
 """
 
 import math
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 class Canvas:
-    """A list of shapes in drawing order; `title` and `description` are the picture's alternative text."""
+    """An SVG drawing as a list of shapes, to which methods add; `title` and `description` are its alternative text."""
 
     def __init__(self, width: float, height: float, title: str, description: str):
         self.width, self.height, self.title, self.description = width, height, title, description

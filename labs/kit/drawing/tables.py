@@ -39,7 +39,7 @@ def short(count: float) -> str:
 
 
 def clock(seconds: float) -> tuple[float, str]:
-    """Return the unit that suits a duration, as (number of these units per second, name of the unit)."""
+    """Return a suitable unit for a duration, as (number of these units in a second, name): (1000, "ms")."""
     return next(((f, name) for f, name in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "µs"))
 
 

@@ -1,4 +1,4 @@
-"""The links explorer's picture: the seconds of one all-reduce on each kind of link, by its size.
+"""The links explorer's picture: the seconds of one all-reduce on NVLink, Ethernet and other links, by its size.
 
     picture(**BEGIN)     a line for each link of labs.cost.LINKS, and a dot on it at the chosen size
 

@@ -36,8 +36,8 @@ BEGIN = {"model": "llama3-70b", "cluster": "H100, InfiniBand", "gpus": 32, "sequ
 def picture(model: str, cluster: str, gpus: int, sequences: int) -> Picture | Stacked:
     """Draw the seconds of a step in the layout that labs.plan chooses and in the alternatives, at these settings.
 
-    If no layout fits, the picture is a sentence that says how many bytes are missing.  If the cluster is impossible, it
-    is the text of the error that labs.plan raised.
+    If no layout fits, the picture is a sentence that says how many bytes are missing.  If the cluster is impossible,
+    the picture is the text of the error that labs.plan raised.
     """
     try:
         found = plan.search(MODELS[model], plan.CLUSTERS[cluster].of(gpus), sequences)

@@ -2,9 +2,9 @@
 
     picture(**BEGIN)      the GPT's matrices in the order of the forward; the bytes that rank 0 sends and holds
 
-`labs.kit.play.tensor_parallel` shows this picture below its controls.  All numbers come from labs.cost.  The shape of
-the model follows from `width` as in Llama 3: heads of 128, at most 8 heads of keys and values, and an MLP of 3.5 ×
-width.
+`labs.kit.play.tensor_parallel` shows this picture below its controls.  All numbers in the picture come from labs.cost.
+The shape of the model follows from `width` as in Llama 3: heads of 128, at most 8 heads of keys and values, and an MLP
+of 3.5 × width.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ or_skip(engine.missing())
 
 
 def or_skip(reason: str) -> None:
-    """Print the reason why an extra is missing and turn all later cells into empty ones; do nothing if it is ""."""
+    """Print the reason why an extra is missing, and make all later cells do nothing; do nothing if it is ""."""
     if reason:
         from IPython import get_ipython  # imported here, since no rank needs it
 

@@ -85,7 +85,7 @@ def is_time(value: Any) -> bool:
 def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time) -> dict[str, Any]:
     """Return the content of progress.json, {exercise: time}, or of another JSON file in the course's folder.
 
-    valid: a function that returns whether a value may stand in the file.
+    valid: a function that returns whether a value of the file is valid.
     Raises ValueError for a file that `write` cannot have written.
     """
     try:

@@ -3,8 +3,8 @@
     programs(recording.events)[rank]        [Call, Call, Wait, ...]
 
 A `Call` is one unit of work for NCCL: a collective, a send or recv, or all messages of a batch_isend_irecv, which is
-one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank has waited for a call: the rank issued
-every call behind the `Wait` after the awaited call was done.
+one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank has waited for a call, so the rank has
+issued all later calls after the awaited call was done.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Program = list[Call | Wait]
 
 
 def programs(events: Iterable[Event]) -> dict[int, Program]:
-    """Return {rank: its calls and waits in order} of a recorded job."""
+    """Return {rank: the rank's calls and waits in order} of a recorded job."""
     by_rank: dict[int, list[Event]] = {}
     for event in events:
         by_rank.setdefault(event.rank, []).append(event)

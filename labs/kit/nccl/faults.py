@@ -62,7 +62,7 @@ def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:
 
 
 def sizes_fit(events: Sequence[Event]) -> bool:
-    """Return whether the members of a collective passed sizes that fit; events: its event on each recorded member."""
+    """Return whether the sizes that the members passed to a collective fit; events: one event per recorded member."""
     sent, taken = [event.bytes_in for event in events], [event.bytes_out for event in events]
     everybody = len(events) == len(events[0].ranks)
     match events[0].op:
@@ -117,7 +117,7 @@ def is_ordered(one: Call, other: Call) -> bool:
 
 
 def ends(calls: Sequence[Call]) -> dict[Call, float]:
-    """Return {call: time at which the rank had waited for it, or for a later call of its communicator}."""
+    """Return {call: time at which the rank had waited for this call, or for a later call of its communicator}."""
     done: dict[Call, float] = {}
     latest: dict[Communicator, float] = {}
     for call in reversed(calls):

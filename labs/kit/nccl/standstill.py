@@ -17,7 +17,7 @@ Each rule includes the rules before it:
     TOGETHER      batches that exchange messages are done together, or not at all
 
 The calls are replayed twice under each rule.  In one replay, communicators are made early, one for each group.  In the
-other (`lazy`), a communicator is made at its first use, where all its members meet, and each pair of ranks has a
+other replay (`lazy`), a communicator is made at its first use, where all its members meet, and each pair of ranks has a
 communicator for sends and recvs outside of a batch.
 """
 
@@ -182,7 +182,7 @@ class Replay:
                 self.finish(other)
 
     def post(self, event: Event, task: Task) -> None:
-        """Match a send with its recv, or a recv with its send, if that was posted; otherwise leave it for the other."""
+        """Match a send with its recv, or a recv with its send; if the other is not there yet, queue this one for it."""
         is_send = event.op == "send"
         way = (task.queue, event.rank, event.peer) if is_send else (task.queue, event.peer, event.rank)
         if is_send and self.rules == Rules.KIND:

@@ -39,7 +39,7 @@ def edited(files: Mapping[str, int | None]) -> bool:
 
 
 def forget() -> None:
-    """Remove every module of the course from sys.modules; all go, since each holds names of other modules."""
+    """Remove every module of the course from sys.modules, edited or not, since each holds names of other modules."""
     if TAP in sys.modules:
         sys.modules[TAP].uninstall()
     for name in names():

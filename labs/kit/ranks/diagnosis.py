@@ -7,7 +7,7 @@
                    - ranks wait for each other in a circle (deadlock).
     stacks()       finds, at the timeout, the learner's line on which each rank stands
 
-gloo completes some mismatched collectives, so such a program may run to its end; the flight records show the mismatch.
+gloo completes some mismatched collectives, so a wrong program may run to its end; its flight records show the mismatch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Problem:
 
 
 class RankError(RuntimeError):
-    """The failure of a job.
+    """The failure of a job, which `run` raises in the caller.
 
     kind   "raised", "interrupted", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
     ranks  the ranks that caused the failure
@@ -168,9 +168,9 @@ class Watch:
 
     @staticmethod
     def order(rank: int, entry: Entry) -> tuple[object, ...]:
-        """Return a key for all calls that are counted together by `entry.place`.
+        """Return a key that is equal for all calls that `entry.place` numbers in one sequence.
 
-        Counted together are the collectives of one group, or the messages in one direction between two ranks.
+        A sequence has all collectives of a group, or all messages in one direction between two ranks.
         """
         return (entry.group, entry.op, entry.peer, entry.match) if entry.is_p2p else (entry.group,)
 
@@ -212,8 +212,8 @@ class Watch:
     def circle(self) -> Problem | None:
         """Return a Problem with the ranks that wait for each other, or None.
 
-        A rank can continue once every rank that it waits for can continue.  All ranks for which this never becomes true
-        are in a deadlock.
+        A rank can continue once every rank that it waits for can continue.  Ranks that can never continue are in a
+        deadlock.
         """
         waits = self.waited_for()
         needs = {rank: self.needs(rank, entry) for rank, entry in waits.items()}

@@ -3,7 +3,7 @@
     FlightRecorder   runs in the rank: a listener on the tap that writes fixed-size records into a shared file mapping
     Reader           runs in the caller: reads these records, even while the rank is stuck in C
 
-The mapping consists of
+The shared mapping has three parts:
 
     header    the bytes of text, the number of records, the record that the rank waits for, and whether the function
               has ended
@@ -127,7 +127,7 @@ class Entry:
     def pieces(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """Return the elements that an all_to_all sends to each member, and the elements that it takes from each.
 
-        For any other call, both dictionaries are empty.
+        For any call but an all_to_all, both dictionaries are empty.
         """
         return pieces_in(self.what, self.group)
 
@@ -215,7 +215,7 @@ class FlightRecorder(tap.Listener):
         return make_and_record
 
     def form(self, call: tap.Call) -> tuple[int, int, int]:
-        """Return a call's fields for a record: the number of its text, the checksum `match`, and its bytes."""
+        """Return three fields of a call's flight record: the number of its text, the checksum `match`, its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
         if call.raw in AS_THEY_LIE:
@@ -426,7 +426,7 @@ def order_of_memory(call: tap.Call) -> tuple[int, ...]:
 def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
     """Raise ValueError if gloo would silently mix up the elements of a tensor.
 
-    gloo sends elements in the order of their memory.  This is right if every tensor of the call fills its memory
+    gloo sends elements in the order of their memory.  The result is right if every tensor of the call fills its memory
     without gaps, and all tensors have the same order of elements; `comparable` compares this order between ranks.
     """
     if call.raw not in AS_THEY_LIE or tensors[0].device.type != "cpu":

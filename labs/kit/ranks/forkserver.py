@@ -237,7 +237,7 @@ def inherit_orphans() -> None:
 
 
 def in_huge_pages() -> None:
-    """Move this process' memory into pages of 2 MiB if Linux can: a fork then copies one page-table entry, not 512.
+    """Move this process' memory into pages of 2 MiB if Linux can, so that a fork copies fewer page-table entries.
 
     Copying page-table entries took half of the kernel's time for starting a rank.  A rank that writes to a page of 2
     MiB still gets a small page of its own.

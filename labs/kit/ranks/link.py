@@ -22,8 +22,9 @@ neighbours in the ring that are on two different nodes:
     reduce, gather   each member to the root: n                              1
     barrier          like an all_reduce of 0 bytes
 
-A backend may really send more bytes: gloo implements reduce_scatter as an all_reduce, which takes as long here as a
-real reduce_scatter would.  Two transfers at once over one link take the sum of their times (wire.py).
+A backend may really send more bytes: gloo implements reduce_scatter as an all_reduce.  On an emulated link, gloo's
+reduce_scatter takes as long as a real one would.  Two transfers at once over one link take the sum of their times
+(wire.py).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Link:
     def loads(self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int) -> tuple[Counter[int], int]:
         """Return {direction of a node's link: bytes}, and the number of trips that must follow each other.
 
-        Direction 2 x node leads out of the node, direction 2 x node + 1 leads into the node.
+        The direction out of node n has number 2n, and the direction into node n has number 2n + 1.
         """
         pairs, each, turns = traffic(op, nbytes, group, root)
         ways: Counter[int] = Counter()
@@ -134,9 +135,9 @@ def bits_per_second(bandwidth: Any) -> float:
 
 
 def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[list[tuple[int, int]], float, int]:
-    """Return an operation's pairs (sender, receiver), the bytes of each pair, and the turns around the ring.
+    """Return the pairs (sender, receiver) of an operation, the bytes of each pair, and the turns around the ring.
 
-    The number of turns is 0 for an operation without a ring, in which every member sends everything at once.
+    An all_reduce takes 2 turns around the ring.  An operation in which every member sends everything at once takes 0.
     """
     size = len(group)
     ring = list(zip(group, group[1:] + group[:1], strict=True))

@@ -45,7 +45,7 @@ class Lines:
             say(shown)
 
     def keep_end(self, rank: int, data: bytes) -> str:
-        """Store bytes beyond FIRST; return, the first time, a sentence about this for the user, and "" later."""
+        """Store output beyond FIRST bytes; return a sentence that tells the user so the first time, and "" later."""
         notice = f"{FIRST >> 20} MiB printed: only the end of the rest is shown; return it, or write a file"
         sentence = "" if self.beyond[rank] else f"[rank {rank}] {notice}\n"
         self.beyond[rank] += len(data)
@@ -72,7 +72,7 @@ class Lines:
 
 
 def say(text: str) -> None:
-    """Write text to sys.stdout; do nothing if there is none, and do not flush one that cannot be flushed."""
+    """Write text to sys.stdout if the program has one, and flush sys.stdout if it can be flushed."""
     if sys.stdout is not None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -129,8 +129,8 @@ def unpack(file: int, sizes: list[int]) -> Any:
 class Unpickler(pickle.Unpickler):
     """An unpickler that does not change the classes of this process, even if a rank sends one of these classes back.
 
-    cloudpickle finds such a class by its number, and would then set the state of the class again: its methods would use
-    the rank's copies of the notebook's variables, and its attributes would be those of the rank.
+    cloudpickle finds a class that was sent before by a number, and would set the state of this class again: its methods
+    would use the rank's copies of the notebook's variables, and its attributes would be those of the rank.
     """
 
     def __init__(self, file: IO[bytes], **options: Any) -> None:
@@ -170,7 +170,7 @@ def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
 
 
 def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """Return the name of the function's argument that cannot be pickled, or of such a variable that it uses."""
+    """Return the name of the first argument or variable of the function that cannot be pickled."""
     used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
         f"argument {k!r}": v for k, v in kwargs.items()
     }

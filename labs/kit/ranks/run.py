@@ -1,4 +1,4 @@
-"""A job is a function call with a value.
+"""The call that runs a function on several ranks, `run`: a job is a function call with a value.
 
     losses = run(train, steps=20, ranks=4)     # losses[2] is what rank 2 returned
 

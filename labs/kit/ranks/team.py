@@ -265,7 +265,7 @@ class Team:
     def last_output(self, rank: int, fd: int) -> None:
         """Show the last output of a rank that has ended.
 
-        This does not wait for the end of the rank's pipe, since a process that the rank started may hold the pipe open.
+        Do not wait for the end of the rank's pipe, since a process that the rank started may hold the pipe open.
         """
         if fd in self.selector.get_map():
             os.set_blocking(fd, False)
@@ -367,7 +367,7 @@ class Team:
 
 
 def earliest(failures: Mapping[int, Failure]) -> Failure:
-    """Return the failure that came first; failures that only say that a peer is gone count if there are no others."""
+    """Return the first failure in time; a failure that only says that a peer is gone counts if there is no other."""
     return min(failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
 
 

@@ -84,7 +84,7 @@ def leave() -> None:
 
 
 class Patrol:
-    """A flight recorder of this rank and, on the first rank of a machine, a thread that reads all of its records."""
+    """A flight recorder of this rank and, on a machine's first rank, a thread that reads the records of its ranks."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout

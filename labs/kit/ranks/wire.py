@@ -12,8 +12,8 @@ that completes when the transfer has ended.  Python, functional collectives and 
 gloo's reduce_scatter, send and recv have no future, so only `Work.wait` and `wait_tensor` return late, the only ways to
 wait for them.  A recv from any source is not slowed, since its sender is not known beforehand.
 
-The ranks share a file.  For each direction of each node's link, the file has the time until which the link is busy, in
-seconds of time.monotonic.  Each transfer has a slot in the file, with the transfer's key, the number of members that
+All ranks share one file.  For each direction of each node's link, this file has the time until which the link is busy,
+in seconds of time.monotonic.  Each transfer has a slot in the file, with the transfer's key, the number of members that
 have issued it, the most bytes of a member, and the time at which it is done.
 """
 
@@ -90,7 +90,7 @@ class Wire(tap.Listener):
         call.notes[self] = key, least
 
     def issue(self, key: int, needed: int, op: str, nbytes: int, group: tuple[int, ...], root: int) -> float:
-        """Note in a transfer's slot that this member has issued it; return the earliest time at which it can end.
+        """Note in a transfer's slot that this member has issued the transfer; return the earliest time of its end.
 
         The last member to issue a transfer reserves the links for the transfer.
         """
@@ -116,7 +116,7 @@ class Wire(tap.Listener):
     def completion_time(self, call: tap.Call) -> float:
         """Return the time at which a call may complete, in seconds of time.monotonic.
 
-        If members have yet to issue the call, this is its earliest end, since a root need not wait for all members.
+        If some members have not issued the call yet, return its earliest end, since a root need not wait for them.
         """
         key, least = call.notes[self]
         with self.alone():

@@ -208,7 +208,7 @@ def patience(timeout: float) -> timedelta:
 
 
 def use_device(name: str) -> None:
-    """Make this process compute on a device by default, so that the function needs no line for that."""
+    """Make the device `name` this process' default device, so that the learner's function need not name a device."""
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -216,7 +216,7 @@ def use_device(name: str) -> None:
 
 
 def watched(record: str | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Call the function; return its value, and the recording of the call of kind `record`, or None."""
+    """Call the learner's function; return its value, and a recording of kind `record`, or None without a kind."""
     if record is None:
         return function(*args, **kwargs), None
     from labs.kit.record import PASSES

@@ -1,4 +1,4 @@
-"""Strategies whose ranks hold the whole model and average its gradients, and one device, the reference of them all."""
+"""Strategies of data parallelism, whose ranks hold the whole model and average gradients; and one device alone."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
 
 
 def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int, over: float | None = None) -> list[Tensor]:
-    """Run the forward and backward of a batch with DeepSpeed's engine, and tell it which micro-batch is the last."""
+    """Run forward and backward with DeepSpeed's engine, and tell the engine which micro-batch is the step's last."""
     losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)

@@ -62,7 +62,7 @@ def composed(
     mesh: Mesh,
     whole_ones: Callable[[], Mapping[str, Tensor]],
 ) -> Training:
-    """Return the training of a pipeline's rank (`piped`) that gathers full parameters along all other axes first."""
+    """Return the training of a rank of a pipeline whose full parameters are first gathered along all other axes."""
     own = piped(backward, mine, mesh.size("pp") * len(mine), mesh.get_group("pp"))
 
     def full() -> dict[str, Tensor]:

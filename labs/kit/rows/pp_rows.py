@@ -54,7 +54,7 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
 
 
 class Weighed:
-    """A loss for PyTorch's pipelines, with a weight: a pipeline passes only a micro-batch's output and targets."""
+    """A loss for PyTorch's pipelines with a divisor (`over`): they pass only a micro-batch's output and targets."""
 
     def __init__(self, loss: CrossEntropy):
         self.loss, self.over = loss, None

@@ -1,4 +1,4 @@
-"""A process that runs the code of one rank without any other rank, for a dry run.
+"""A process that runs the code of one rank without the other ranks, for a dry run.
 
 a collective         uses PyTorch's fake process group, which sends nothing; all ranks' tensors count as equal
 a comparison         between ranks (labs.agree) compares nothing; only this file switches labs.agree off
@@ -100,7 +100,7 @@ class Done(tap.Listener):
 
 
 class Chunks:
-    """A tensor in `count` chunks along a dim; a chunk is created when it is read, since one of thousands is read."""
+    """A tensor in `count` chunks along a dim, each created when it is read: of thousands, only one is ever read."""
 
     def __init__(self, whole: Tensor, count: int, dim: int) -> None:
         self.whole, self.dim, self.most = whole, dim, -(-whole.size(dim) // count)

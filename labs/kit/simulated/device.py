@@ -87,7 +87,7 @@ class Generator(torch.Generator):
 
 
 class Guard(backend_registration._DummyDeviceGuard):
-    """A device guard that keeps an error which a hook of autograd has raised.
+    """A device guard of the simulated device, which stores an error that a hook of autograd has raised.
 
     Autograd asks the guard for its type as it leaves a node of the graph, even after a hook of that node has raised an
     error.  Calling Python code while an error is set would end the process.  So the guard stores the error until

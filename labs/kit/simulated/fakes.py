@@ -2,7 +2,7 @@
 
 PyTorch's FakeTensorMode has a cache, too, but finding a result there took more than half of the time of a dry run.  The
 cache of this file holds results that have memory of their own, are a view of one argument, or are that argument itself.
-The fake kernel runs each time if an operator may return anything else, or if an argument has numbers.
+The fake kernel of an operator runs each time if it may return any other result, or if an argument has numbers.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     on the host                      a real tensor; a fake one if it is large, as a model's initial values are
     from the device to the host      a `Read`: the host would wait until the device has finished all queued work
 
-A copy to the host returns a fake tensor.  An operation that needs numbers, such as `.item()`, `if tensor` or a shape
-that depends on values, raises NeedsNumbers, which names the line.
+In a dry run, a copy of a tensor from the device to the host returns a fake tensor.  An operation that needs numbers,
+such as `.item()`, `if tensor` or a shape that depends on values, raises NeedsNumbers, which names the line.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ NEIGHBOURS = {"ours": our_neighbours, "native": torchs_neighbours}
 def tokens(batch: int, context: int, reads: bool) -> Tensor | None:
     """Return zeros as tokens, [batch, context].
 
-    A rank that reads no tokens gets None, since other ranks tell it the size of the batch.  In a dry run there are no
-    other ranks, so the rank gets a meta tensor of that size.
+    A rank that reads no tokens gets None, since other ranks tell it the size of the batch.  In a dry run, which has no
+    other ranks, such a rank gets a meta tensor of the batch's size.
     """
     if not reads and not agree.alone:
         return None

@@ -9,8 +9,8 @@ from labs.fsdp.parameter_group import ParameterGroup
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
     """Make `labs.fsdp` gather and free parameters by these two functions from now on, in this process.
 
-    unshard(shards, fulls): a function that gathers parameters; `check.unshard_and_reshard` describes its arguments.  It
-        waits for its collectives, so no layer is prefetched.
+    unshard(shards, fulls): a function that gathers parameters; `check.unshard_and_reshard` describes its arguments.
+        `unshard` waits for its collectives, so no layer is prefetched.
     reshard(fulls): a function that frees the gathered parameters.
     """
 

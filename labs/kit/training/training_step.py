@@ -66,7 +66,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def share_of(targets: Sequence[Tensor]) -> float | None:
-    """Return the number of targets of a batch that are not ignored, per part of the batch; None if none is ignored.
+    """Return the mean number of targets per part of a batch that are not ignored; None if no target is ignored.
 
     If each part divides its sum of losses by this number, the mean over the parts is the mean loss of the batch.
 

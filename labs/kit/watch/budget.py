@@ -62,7 +62,7 @@ class Limited(StorageWatch):
         self.size, self.held = size, 0
 
     def tag(self, values: Any, kind: str) -> None:
-        """Add the bytes of storages that existed before the budget to its size, so that they take nothing from it."""
+        """Add the bytes of storages that are older than the budget to its size, so that only new storages count."""
         for value in tree_leaves(values):
             for storage in storages_of(value):
                 if storage._cdata not in self.alive:

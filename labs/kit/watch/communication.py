@@ -3,7 +3,7 @@
     with CommunicationWatch() as watch: train()
     watch.tape                  # a dictionary for each event; labs.kit.record turns each into an Event
 
-An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors passed to the call.
+An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the input and output tensors of the call.
 `sent` is logical: it is the number of bytes that rank r of N must send at least.  A tensor of n elements is cut into N
 pieces as evenly as possible, the longer pieces first (torch.tensor_split), and c_i is the size of the i-th piece:
 
@@ -19,11 +19,11 @@ algorithm sends as many bytes in all, but from other ranks.  A backend may reall
 reduce_scatter as an all_reduce.  The recorder reads the sizes of the tensors when a call is issued, and keeps no tensor
 alive.
 
-gloo reports the end of a collective.  gloo does not report the end of a reduce_scatter, send or recv, and NCCL, which
-works asynchronously to the host, reports no end at all.  The event of such a call ends when the rank has waited for the
-call, or, without a wait, when the call returned.  `waits` has the times in which the rank was blocked in Work.wait or
-wait_tensor; on a busy machine, a rank wakes up some time after the call has ended.  A wait inside C++, such as the last
-wait of torch's DDP, is not recorded.
+gloo reports the end of every collective but a reduce_scatter, and no end of a send or recv.  NCCL, which works
+asynchronously to the host, reports no end at all.  A call whose end is not reported ends, in the recording, when the
+rank has waited for the call, or, without a wait, when the call returned.  `waits` has the times in which the rank was
+blocked in Work.wait or wait_tensor; on a busy machine, a rank wakes up some time after the call has ended.  A wait
+inside C++, such as the last wait of torch's DDP, is not recorded.
 
 labs.kit.nccl judges how NCCL would run the calls that were recorded on gloo.  An event therefore has the name of its
 communicator, the root, the tag, the number of its batch_isend_irecv, and the addresses of its memory.
@@ -193,8 +193,9 @@ class CommunicationWatch(tap.Listener):
 def is_done_with(row: dict[str, Any], waited: dict[str, Any]) -> bool:
     """Return whether the call `row` has ended when the call `waited` has.
 
-    It has if both calls are in one batch.  It also has if `row` is an earlier call of the same communicator, since a
-    communicator runs its calls in order.  A send or recv outside a batch may have a communicator of its two ranks.
+    The call `row` has ended if both calls are in one batch, or if `row` is an earlier call of the same communicator,
+    since a communicator runs its calls in order.  A send or recv outside a batch may have a communicator of its two
+    ranks.
     """
     if waited["batch"] is not None and row["batch"] == waited["batch"]:
         return True
@@ -212,7 +213,7 @@ class Batch(threading.local):
     number, left = -1, 0
 
     def counting(self, check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-        """Wrap the check of a batch in PyTorch, so that this object notes how many messages the batch has."""
+        """Wrap PyTorch's check of a batch_isend_irecv, so that this object notes how many messages the batch has."""
 
         def noted(messages: list[Any]) -> None:
             check(messages)
@@ -251,7 +252,7 @@ def describe(call: tap.Call) -> dict[str, Any]:
     ranks, is_root = shared(tuple(dist.get_process_group_ranks(call.group))), call.group.rank() == call.root
 
     def of_the_job(member: int | None) -> int | None:
-        """Return a group member's rank in the job; a number that is no member stays, and the launcher reports it."""
+        """Return the rank in the job of a group's member; a number without a member, which is an error, is kept."""
         return ranks[member] if member is not None and 0 <= member < len(ranks) else member
 
     to = by_rank(tuple((of_the_job(member), size) for member, size in destinations(call).items() if size))
@@ -285,7 +286,7 @@ def shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(8)
 def by_rank(sizes: tuple[tuple[int, int], ...]) -> dict[int, int]:
-    """Return one dictionary object for all equal sizes; no event writes to its dictionary."""
+    """Return one dictionary object for all equal dictionaries {rank: bytes}; no event writes to its dictionary."""
     return dict(sizes)
 
 

@@ -180,7 +180,7 @@ class Finders:
 
     @contextmanager
     def disable_saved_tensors_hooks(self, original: Callable[..., Any], message: str) -> Iterator[None]:
-        """Remove this kit's hooks while torch.func runs, which works with no hooks; the program's own hooks stay."""
+        """Remove this kit's hooks while torch.func runs, which refuses hooks; the program's own hooks stay."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         if top is None or top[0] is not self.pack:
             with original(message):

@@ -1,9 +1,9 @@
 """Tensors that gloo still holds after a collective has ended: wait until gloo has released them, so that memory counts.
 
-One of gloo's threads holds the tensors of a collective until that thread runs again.  On a busy machine, this may be
-long after the program has continued, so the recorded memory of a step would depend on the machine.  So gloo gets other
-tensor objects on the same memory (a loan), which nobody else holds.  The next operator of the program waits until gloo
-has released the loans of every collective that has ended.
+One of gloo's threads holds the tensors of a collective until that thread runs again.  On a busy machine, gloo may hold
+the tensors long after the program has continued, so the recorded memory of a step would depend on the machine.  So gloo
+gets other tensor objects on the same memory (a loan), which nobody else holds.  The next operator of the program waits
+until gloo has released the loans of every collective that has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PATIENCE = 10.0  # seconds: longest wait for a busy machine; after one such wait
 class Loan:
     """The tensors that the backend got for one collective, and the Work with which the program waits for it.
 
-    A weak reference reports the end of a tensor.  It is never dereferenced, since C++ may be destroying the tensor.
+    A weak reference reports the end of a tensor.  This reference is never dereferenced, since C++ may be destroying the
+    tensor.
     """
 
     def __init__(self) -> None:

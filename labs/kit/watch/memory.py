@@ -3,10 +3,10 @@
     with StorageWatch() as watch: train()
     timeline(watch.tape)        # [(nanoseconds, {"P": bytes, "G": bytes, ...}), ...]
 
-A dispatch mode sees every operator of the rank.  It notes when a storage (the block of memory behind one or several
-tensors) is allocated and, through a weak reference, when the storage is freed: the recorder keeps no tensor alive.  The
-kind of a storage is often known only some time after it is allocated, so a storage has one kind from its allocation to
-its end.  This is the first kind that fits:
+A dispatch mode sees every operator of the rank.  The recorder notes when a storage (the block of memory behind one or
+several tensors) is allocated and, by a weak reference, when the storage is freed; it keeps no tensor alive.  The kind
+of a storage is often known only some time after it is allocated, so a storage has one kind from its allocation to its
+end.  The kind of a storage is the first of these that fits:
 
     P          parameters as modules hold them between steps: when they are registered, and whenever the outermost
                forward begins

@@ -3,7 +3,8 @@
     run(redistributed, model, {"up.weight": [Shard(0)], "x": [Shard(0)]}, x, ranks=4)[0]      # rows of a table
 
 An operation on DTensors redistributes its inputs as the operation's rule requires (labs.dtensor.operation); the table
-shows this rule.  A redistribution that the module's code or a gradient asks for is called "redistribute".
+shows this rule.  A redistribution that the module's code or a gradient asks for stands in the table as the operation
+"redistribute".
 """
 
 from collections import Counter

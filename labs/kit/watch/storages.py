@@ -34,7 +34,7 @@ def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
 
 @cache
 def takes_itself_apart(cls: type[torch.Tensor]) -> bool:
-    """Return whether tensors of this class, such as DTensor, wrap tensors whose operators a dispatch mode also sees."""
+    """Return whether tensors of a class, such as DTensor, wrap tensors whose operators a dispatch mode also sees."""
     return hasattr(cls, "__tensor_flatten__")
 
 
