@@ -1,15 +1,16 @@
 # %% [markdown]
 # # Memory: where it really goes
 #
-# *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. Where does memory really go, and
-# what does it cost to get some back?*
+# *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. What uses the memory now, and
+# what does it cost to free some of it?*
+#
 #
 # **Minutes**, by estimate: 45 without exercises, 80 with them, 25 more for the challenge.
-# The machine works for half a minute of it, in 2 GB of memory. You need: [One device](01_one_device.ipynb), where
-# activations were measured, and [ZeRO](04_zero.ipynb).
+# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [One device](01_one_device.ipynb),
+# which measures activations, and [ZeRO](04_zero.ipynb).
 #
-# First, three questions on earlier notebooks (05 and 06 are among them; skip those if you come straight from 04); each
-# run asks different ones. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. If you come directly from 04, skip
+# questions on 05 and 06. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -19,10 +20,10 @@ recall.ask("07")
 # %% [markdown]
 # ## Question
 #
-# Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to remove. Each rank
-# reads a single sequence of 8,192 tokens, and has a card of 40 GB. What does it hold? (The numbers come from the
-# formulas, for 16-bit training with fused norms (a norm computed in one go; more below). You will measure the terms of
-# these formulas here, on a small model in float32.)
+# Train a model of 8 billion parameters in mixed precision on 64 ranks, with ZeRO's stage 3, which leaves no copy to
+# remove. Each rank reads one sequence of 8,192 tokens, and has a GPU of 40 GB. How much memory does a rank need? The
+# next cells compute it with formulas, for 16-bit training with fused norms; a fused norm is computed by one kernel. In
+# this notebook you will measure the terms of these formulas, on a small model in float32.
 
 # %%
 import itertools
@@ -56,18 +57,18 @@ caption = "8 billion parameters, stage 3: where the peak is"
 draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption=caption)
 
 # %% [markdown]
-# This is the highest moment of a step: forward is over, and the backward of the loss begins. There are no gradients
-# yet, and no layer is gathered. The rest, in grey, are *temporaries*: here the gradients of the logits. P and S,
-# which all of notebook 04 was about, are the two slivers on the left. What overflows the card is A.
+# The chart shows the moment of a step at which memory peaks: forward is over, and the backward of the loss begins.
+# There are no gradients yet, and no layer is gathered. The grey part is *temporary* memory, here the gradients of the
+# logits. P and S, the subject of notebook 04, are the two narrow strips on the left. The activations, A, do not fit on
+# the GPU.
 #
-# **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
-# anything: each rank's activations belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not
-# make them fewer. The way out, for activations, is to compute them *again* instead of keeping them. What does that
-# save, and what does it cost? What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and
-# slower memory, is the subject of notebook 07b.
+# **Activations** are tensors that forward keeps because backward will need them, as notebook 01 showed. They are not
+# copies: each rank's activations belong to its own tokens. So ZeRO does not shard them, and more ranks do not make them
+# smaller. But a rank can compute activations *again* instead of keeping them. How much memory does this save, and how
+# much time does it cost? Notebook 07b does the opposite for P, G and S: it keeps them in a larger and slower memory.
 #
-# The model is notebook 01's, with twice the layers; the loop is the same. `change` is called on the model before it
-# trains: that is where everything in this notebook will happen.
+# The model is that of notebook 01 with twice the layers, and the loop is the same. The function `change` may change the
+# model before it trains; everything that this notebook does to a model happens in such a function.
 
 # %%
 CONFIG, BATCH = replace(PRESETS["tiny"], depth=8), 12
@@ -77,7 +78,7 @@ batches = [loader[step] for step in range(4)]
 
 
 def one_step(model, optimizer, x, y):
-    """Its loss, in nats."""
+    """Take one step, and return its loss in nats."""
     mark("forward")
     loss = model(x, y)
     mark("backward")
@@ -94,7 +95,7 @@ def nothing(model):
 
 
 def train(change=nothing, config=CONFIG, batches=batches[:3]):
-    """The losses in nats, and the parameters after the last step."""
+    """Return the losses, in nats, and the parameters after the last step."""
     model = GPT(config)
     change(model)
     optimizer, losses = torch.optim.AdamW(model.parameters(), **ADAMW), []
@@ -115,28 +116,28 @@ draw.memory(plain, step=2)
 # %% [markdown]
 # ## Picture
 #
-# The floor is P and S, and G grows on it in backward. The mountain is A. It grows layer by layer in forward, and
-# shrinks layer by layer in backward, last layer first. The first layer is computed first and needed last: its
-# activations wait through nearly all of forward and backward. Why keep them, if they could be computed a second time,
-# just before they are needed?
+# In this figure P and S are constant, and G grows in backward. The large peak is A. It grows layer by layer in forward,
+# and shrinks layer by layer in backward, the last layer first. Forward computes the first layer first, and backward
+# needs its activations last, so a rank keeps them through nearly all of forward and backward. Could a rank drop them,
+# and compute them a second time just before they are needed?
 #
-# ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: about half of
-# each layer waits, and the rest is computed again when its backward comes. All but attention: each layer's input and
-# the result of its attention wait. Full: only each layer's input waits, and its forward runs
-# again.](../images/recompute.svg)
+# ![Activations held over time, for four layers. None: the activations of all layers add up in forward. Selective: about
+# half of each layer's activations are kept, and the rest is computed again in the layer's backward. All but attention:
+# each layer's input and the result of its attention are kept. Full: only each layer's input is kept, and its forward
+# runs again.](../images/recompute.svg)
 
 # %% [markdown]
 # ## Predict
 #
-# The input of a layer is D numbers for each token (D: the width of the model, here 64). How many *times D* numbers does
-# one layer leave behind for its backward? A guess will do; the surprise is worth it.
+# Let D be the width of the model, here 64. The input of a layer is D numbers for each token. How many *times D* numbers
+# does one layer keep for its backward? A rough guess is enough, and the answer may surprise you.
 
 # %%
 guess_times = 20  # your number
 
 # %% [markdown]
-# And if every layer's forward runs twice, by what factor does the arithmetic of a training step grow? Notebook 01:
-# backward is about twice as much as forward. An expression will do.
+# If every layer's forward runs twice, by what factor does the arithmetic of a training step grow? As notebook 01
+# counted, backward does about twice the arithmetic of forward. You may type an expression.
 
 # %%
 guess_work = 4 / 3  # your number
@@ -144,14 +145,15 @@ guess_work = 4 / 3  # your number
 # %% [markdown]
 # ## Build: a formula, term by term
 #
-# What does forward have to leave behind? Each operator leaves what its own derivative needs, and nothing else. PyTorch
-# lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept. What `pack`
-# returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.
+# Which tensors does forward have to keep? Each operator keeps the tensors that its own derivative needs, and no others.
+# PyTorch lets us see them: inside `saved_tensors_hooks(pack, unpack)`, autograd calls `pack` with each tensor that it
+# is about to keep, and keeps the return value of `pack` instead. When backward needs the tensor, it calls `unpack` with
+# this value.
 
 
 # %%
 def shapes_kept(fn, *inputs):
-    """The shape of each tensor that is kept for the backward of fn(*inputs)."""
+    """Return the shape of each tensor that is kept for the backward of fn(*inputs)."""
     saved = []
     with saved_tensors_hooks(saved.append, lambda nothing: None):
         fn(*inputs)
@@ -165,38 +167,41 @@ assert sorted(shapes_kept(torch.matmul, x, w)) == [(4, 3), (5, 4)]
 assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 
 # %% [markdown]
-# The derivative of a sum is 1 whatever was added: nothing is kept. That of a product with respect to one factor is the
-# *other* factor: both are kept. A matrix product is a product: it keeps its input and its weights (which are there
-# anyway, as P). And silu, the nonlinearity in the course's MLP, needs its input; softmax needs its result.
+# The derivative of a sum is 1 for any summands, so a sum keeps nothing. The derivative of a product with respect to one
+# factor is the *other* factor, so a product keeps both factors. A matrix product keeps its input and its weights in the
+# same way; the weights are in memory anyway, as P. silu, the nonlinearity in the course's MLP, keeps its input, and
+# softmax keeps its result.
 #
-# Now the whole layer. Its letters are those of `labs/model.py`: B sequences of T tokens, D the width of the model, H
-# heads of queries, K heads of keys and values, E = D / H the width of a head, F the hidden width of the MLP.
+# Now look at a whole layer. The letters are those of `labs/model.py`: B sequences of T tokens, D the width of the
+# model, H heads of queries, K heads of keys and values, E = D / H the width of a head, F the hidden width of the MLP.
 #
 # ![One layer of the course's GPT, from its input to its output: the output of each operator, as a bar whose length is
 # the count of numbers per token.](../images/layer_shapes.svg)
 #
-# Some of it cannot be guessed from the derivative alone:
+# Some of the kept tensors cannot be guessed from the derivative alone:
 #
-# - A norm is made of several operators here. It keeps x, x / rms(x) and 1 / rms(x), and the last is one number per
-#   token.
-# - Attention is *fused*: one kernel, which never stores its table of all tokens by all tokens. Its backward computes
-#   that table again, and for this it needs q, k, v, its result y, and one number per token and head, the log-sum-exp.
-# - `o` keeps its input, which is y with the heads side by side. Bringing them side by side copies y. Where there is one
-#   head, or one token, nothing has to be moved: it *is* y, and counts once.
-# - *Rotary*, which turns q and k by position, keeps its cosines and sines: 2E numbers per position, once for all
-#   sequences.
+# - The course's norm is made of several operators. It keeps x, x / rms(x) and 1 / rms(x); the last of these is one
+#   number per token.
+# - Attention is *fused*: it is one kernel, which never stores its table of scores, with one entry for each pair of
+#   tokens. Its backward computes the table again. For this it keeps q, k, v, its result y, and one number per token and
+#   head, the log-sum-exp.
+# - `o`, the output matrix of attention, keeps its input, which is y with the heads side by side. To arrange the heads
+#   side by side, y is copied. With one head, or with one token, no copy is needed: then the input of `o` *is* y, and
+#   counts once.
+# - *Rotary*, which rotates q and k by an angle that depends on the position, keeps its cosines and sines. They are 2E
+#   numbers per position, which all sequences share.
 #
 # ### Exercise 1: a formula, term by term (10 minutes)
 #
-# Take a pencil, go through the picture, and write down the bytes that one layer keeps, in float32. A tensor that two
-# operators keep is in memory once.
+# Take a pencil, go through the picture, and write down the bytes that one layer keeps, in float32. If two operators
+# keep the same tensor, it is in memory only once.
 
 
 # %%
 def layer_bytes(B, T, D, H, K, F):
-    """Bytes that one layer keeps for its backward, in float32.
+    """Return the bytes that one layer keeps for its backward, in float32.
 
-    Returns {"norms": both of them, "attention": with q, k, v and o, "rotary": cosines and
+    The result is {"norms": both norms, "attention": with q, k, v and o, "rotary": cosines and
     sines, "mlp": ...}.
     """
     ### BEGIN SOLUTION
@@ -218,15 +223,15 @@ answer = check.layer_bytes(layer_bytes)
 answer
 
 # %% [markdown]
-# <details><summary>Term by term, once you have yours</summary>
+# <details><summary>The terms, for when you have written down yours</summary>
 #
-# ![The same layer, with the tensors that backward asks for in the colour of activations, the others
+# ![The same layer. The tensors that backward needs have the colour of activations, and the others are
 # dashed.](../images/layer_keeps.svg)
 #
 # | for each token | keeps | numbers |
 # |---|---|---|
 # | a norm | x; x / rms(x); 1 / rms(x) | 2D + 1 |
-# | attention: q, k, v | their input, once for all three | D |
+# | attention: q, k, v | the input that all three share | D |
 # | attention itself | q, k, v, its result y; one number per head | 2D + 2KE + H |
 # | attention: o | its input: y again, heads side by side | D |
 # | MLP: gate, up | their input | D |
@@ -235,8 +240,8 @@ answer
 #
 # </details>
 #
-# Is it right? That was paper; now the layer itself. `kept` adds up what the hooks show. It counts each block of memory
-# once, and parameters not at all.
+# Is your formula right? The next cells measure the layer itself. `kept` adds up the tensors that the hooks show. It
+# counts each block of memory once, and does not count parameters.
 
 
 # %%
@@ -245,7 +250,8 @@ def itself(tensor):
 
 
 def kept(module, *inputs):
-    """Bytes that are kept for the backward of module(*inputs), not counting its parameters."""
+    """Return the bytes that are kept for the backward of module(*inputs), without its
+    parameters."""
     parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
     found = {}
 
@@ -286,12 +292,12 @@ print(f"9D + 2KE + H + 4F + 2 = {a_layer:,} numbers for each token")
 check.predict("How many times D does a layer keep?", guess_times, round(a_layer / D, 1))
 
 # %% [markdown]
-# (This is per token, without rotary.) A layer keeps twenty times its input. More than half of that is the MLP's, which
-# keeps four tensors of its hidden width, F.
+# A layer keeps twenty times as many numbers as its input has; this count is per token and without rotary. More than
+# half of them belong to the MLP, which keeps four tensors of its hidden width F.
 #
-# `cost.activations` has this formula, and what lies around the layers: the last norm, the head (its input, and the
-# logarithms of the probabilities, V numbers for each token), the tokens themselves. Here it is, beside what the
-# recorder saw of the whole step:
+# `cost.activations` has this formula, and adds the parts of the model outside the layers: the last norm, the tokens
+# themselves, and the head, which keeps its input and the logarithms of the probabilities. These are V numbers for each
+# token, where V is the size of the vocabulary. The next cell compares the formula with the recording of the whole step:
 
 # %%
 predicted = cost.activations(cost.Job(CONFIG, BATCH))
@@ -305,17 +311,18 @@ shares = {name: round(100 * size / A, 1) for name, size in predicted.items()}
 draw.table([{"kept by": name, "bytes": predicted[name], "%": shares[name]} for name in shares])
 
 # %% [markdown]
-# To the byte: in this small model we know where each one is. With CUDA, RMSNorm is a single kernel, and keeps D + 1
-# numbers instead of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
-# *method* carries over: go through the model, and ask what the derivative of each operator needs.
+# The formula is exact to the byte: in this small model we know what each byte is for. With CUDA, RMSNorm is a single
+# kernel, and keeps D + 1 numbers instead of 2D + 1; `cost.Job(..., fused_norms=True)` counts it this way. Other
+# libraries keep other tensors. But the *method* is the same: go through the model, and ask which tensors the derivative
+# of each operator needs.
 #
 # ## A formula that you may have met
 #
-# If you have read about activations before, perhaps you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
-# sequences, width h and a heads (Korthikanti et al., 2022). Why is it a different formula? Because it was made for a
-# different layer: GPT-3's, in 16-bit numbers, with two LayerNorms, an MLP of width 4h with GELU (another nonlinearity),
-# and attention that is *not* fused, with dropout in three places. **Dropout** sets numbers to zero at random, so that a
-# model does not come to depend on single ones. Here it is:
+# If you have read about activations before, you may have met the formula `sbh(34 + 5as/h)` (Korthikanti et al., 2022).
+# It gives the bytes of one layer, for s tokens, b sequences, width h and a heads. The formula differs from ours because
+# it describes a different layer, that of GPT-3. This layer uses 16-bit numbers, two LayerNorms, an MLP of width 4h with
+# the nonlinearity GELU, and attention that is *not* fused, with dropout in three places. **Dropout** sets numbers to
+# zero at random, so that a model does not come to depend on single numbers. The next cells build this layer:
 
 
 # %%
@@ -325,15 +332,16 @@ def dropout(x):
 
 
 def core(q, k, v):
-    """Attention as it is written on paper, with its table of all tokens by all tokens."""
+    """Compute attention as it is written on paper, with its table of all tokens by all
+    tokens."""
     weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1)
     return dropout(weights) @ v
 
 
 # %%
 class Block(nn.Module):
-    """One layer of GPT-3: h wide, with a heads. (The causal mask adds no byte, and is left
-    out.)"""
+    """One layer of GPT-3, of width h with a heads. It leaves out the causal mask, which adds no
+    byte."""
 
     def __init__(self, h, a, core=core):
         super().__init__()
@@ -353,14 +361,15 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# Take the pencil once more, at 2 bytes per number and in units of sbh. LayerNorms: 2 + 2, their inputs. MLP: 2 for the
-# input of `up`, 8 for that of GELU, 8 for that of `down`, and a mask of 1: 19. Attention: 2 for the input, 6 for q, k
-# and v, 2 for the input of `out`, a mask of 1: 11. Together **34**. And the table has a × s × s entries for each
-# sequence, each with 2 bytes for the result of softmax, 2 for what dropout made of it, and a mask of 1. These 5abs²
-# bytes are sbh × **5as/h**.
+# Take the pencil once more, and count with 2 bytes per number and in units of sbh bytes. The two LayerNorms keep their
+# inputs: 2 + 2. The MLP keeps the inputs of `up`, of GELU and of `down`, and a mask of 1 byte per number: 2 + 8 + 8 +
+# 1 = 19. Attention keeps its input, then q, k and v, the input of `out`, and a mask: 2 + 6 + 2 + 1 = 11. Together these
+# make **34**. The table of attention has a × s × s entries for each sequence. Each entry takes 2 bytes for the result
+# of softmax, 2 bytes for the result of dropout, and 1 byte for the mask. These 5abs² bytes are sbh × **5as/h**.
 #
-# The paper's table 2 has two more rows: with the core of attention computed again (*selective*) only the 34 remain;
-# with everything computed again (*full*), only the input: 2. This is what the recorder sees:
+# The paper's table 2 has two more rows. With *selective* recomputation the core of attention is computed again, and
+# only the 34 remain. With *full* recomputation everything is computed again, and only the input, 2, remains. The next
+# cells compare all three with recordings:
 
 
 # %%
@@ -369,7 +378,7 @@ def again(*inputs):
 
 
 def one_block(how, s=64, b=2, h=128, a=4):
-    """One forward; returns what the formula predicts for it."""
+    """Run one forward; return the bytes that the formula predicts for it."""
     block = Block(h, a, again if how == "selective" else core).bfloat16()
     if how == "full":
         recompute.recompute([block])
@@ -389,13 +398,13 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# The difference is the norms' own statistics, which the paper leaves out on purpose. Its formula is right, for its
-# layer. Now look at the second term, for models that people train today:
+# The small difference is the norms' statistics, which the paper leaves out on purpose. The paper's formula is right for
+# the paper's layer. Now look at the share of the second term, 5as/h, in models that people train today:
 
 
 # %%
 def share(s, h, a):
-    """The share of 5as/h, in percent."""
+    """Return the share of 5as/h, in percent."""
     return round(100 * 5 * a * s / h / (34 + 5 * a * s / h))
 
 
@@ -408,12 +417,13 @@ what = "5as/h, % of all, if not fused"
 draw.table([{"": name, what: share(*shape)} for name, shape in shapes.items()])
 
 # %% [markdown]
-# *That* is what the paper's selective recomputation is about: the table that grows with the square of the context.
+# The paper's selective recomputation removes this term: the table of attention, which grows with the square of the
+# context.
 #
-# FlashAttention (Dao et al., 2022) makes it unnecessary: one kernel computes attention piece by piece, never stores the
-# table, and computes it again in its own backward. In PyTorch, `F.scaled_dot_product_attention` calls such a kernel if
-# there is one for the device, the dtype and the options. Is there one here? `KeepOutputs` notes which of the operations
-# that we ask about have run:
+# FlashAttention (Dao et al., 2022) makes this selective recomputation unnecessary: one kernel computes attention piece
+# by piece, never stores the table, and computes it again in its own backward. In PyTorch,
+# `F.scaled_dot_product_attention` calls such a kernel if there is one for the device, the dtype and the options. Is
+# there one for your machine? `KeepOutputs` records which of the given operations have run:
 
 # %%
 from labs.memory.selective import ATTENTION, KeepOutputs
@@ -424,7 +434,7 @@ def fused(q, k, v):
 
 
 def kernels(attention):
-    """The fused kernels that a call of attention(q, k, v) runs."""
+    """Return the fused kernels that a call of attention(q, k, v) runs."""
     q = torch.randn(2, 4, 64, 32, dtype=torch.bfloat16, requires_grad=True)
     with KeepOutputs(ATTENTION) as seen:
         attention(q, q, q)
@@ -435,14 +445,14 @@ assert kernels(core) == []
 kernels(fused)
 
 # %% [markdown]
-# On a CPU, FlashAttention has this name. So put it in the place of `core`, and go through the formula once more.
-# Without the table and its dropout, the 34 remain. The kernel keeps its result, too, but this *is* the input of `out`,
-# and is counted there. In addition, it keeps the log-sum-exps, 4 bytes for each token and head:
+# This is the name of FlashAttention on a CPU. Now replace `core` by it, and go through the formula once more. Without
+# the table and its dropout, the 34 remain. The kernel also keeps its result, but the result *is* the input of `out`,
+# which is counted already. In addition, the kernel keeps the log-sum-exps, 4 bytes for each token and head:
 
 
 # %%
 def one_fused_block(s=64, b=2, h=128, a=4):
-    """One forward; returns what pencil and paper predict for it."""
+    """Run one forward; return the bytes that pencil and paper predict for it."""
     block = Block(h, a, fused).bfloat16()
     mark("step")
     block(torch.randn(b, s, h, dtype=torch.bfloat16))
@@ -457,36 +467,38 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# No term has s² any more. The course's model calls this kernel too (`labs/model.py`, `Attention`). Attention that is
-# written out, as in `core`, gets no such help. So "recompute attention" is advice from 2022 that a fused kernel has
-# built in. What remains is the 34 bytes × h, or in our model some 20 numbers × D.
+# No term grows with s² any more. The course's model calls the same kernel, in the class `Attention` of `labs/model.py`.
+# Attention that is written out, as in `core`, does not use the kernel. So a fused kernel already follows the advice of
+# 2022, to recompute attention. The other activations remain: 34 bytes × h per token in GPT-3's layer, or about 20
+# numbers × D per token in ours.
 #
 # ## Build: compute it twice
 #
-# **Activation checkpointing**, or recomputation (Chen et al., 2016): keep only the input of a layer. When backward
-# reaches the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs, as
-# if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
+# **Activation checkpointing**, or recomputation (Chen et al., 2016), keeps only the input of a layer. When backward
+# reaches the layer, the layer's forward runs once more, and this time keeps all activations. Backward then finds all
+# tensors that it needs, as if they had been kept from the start. The tool for this is the pair of hooks that you have
+# seen, which keep something else in place of a tensor.
 #
 # ### Exercise 2: a checkpoint (15 minutes)
 #
-# In place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
-# layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. You
-# write the lines that run it; three or four are enough. Three things to think about:
+# In place of each tensor, autograd keeps the tensor's *number*: 0, 1, 2, and so on. When backward unpacks the first
+# number, the layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that the list `again` is filled in
+# the same order. Write the three or four lines that run the layer again. Consider three things:
 #
-# - Backward runs without gradient mode: there is no graph unless you ask for one, with `torch.enable_grad()`.
-# - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in, and
-#   `torch.set_rng_state` sets it.
-# - Afterwards, random numbers must go on as if nothing had happened: `torch.random.fork_rng(devices=[])` is a context
-#   that puts them back at its end.
+# - Backward runs without gradient mode, so you need `torch.enable_grad()` for the second run to build a graph.
+# - The layer may draw random numbers, and must draw *the same* numbers again: `random` is the state of the generator
+#   before the first run, and `torch.set_rng_state` sets it.
+# - After the second run, the program must go on with the random numbers that it would have drawn otherwise: the context
+#   `torch.random.fork_rng(devices=[])` restores the generator's state at its end.
 #
-# Budget: 0.30 × the memory, and each layer's forward exactly once more, even where `x_BTD` needs no gradient. (What is
-# written to a file counts as kept.)
+# Budget: 0.30 × the memory. Each layer's forward runs exactly once more, even if `x_BTD` needs no gradient. Tensors
+# that you write to a file count as memory.
 
 
 # %%
 def checkpoint(layer, x_BTD):
-    """The same output as layer(x_BTD), and the same gradients; but from forward to backward
-    only x_BTD is held."""
+    """Return the same output as layer(x_BTD), with the same gradients, but hold only x_BTD from
+    forward to backward."""
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
 
     def keep(tensor):
@@ -510,8 +522,9 @@ answer = check.checkpoint(checkpoint)
 answer
 
 # %% [markdown]
-# From here on your checkpoint is used if it is right, else the course's. Put it around each layer. Two ranks that do
-# not talk to each other train the same model side by side, the first as it was, the second with checkpoints:
+# From here on the notebook uses your checkpoint if it is right, and otherwise the course's. The next cell puts it
+# around each layer. Two ranks train the same model side by side without talking to each other, the first without
+# checkpoints and the second with checkpoints:
 
 # %%
 mine = checkpoint if answer.ok else recompute.checkpoint
@@ -530,9 +543,10 @@ both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="mem
 draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
-# The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. Why are
-# the teeth grey? The recorder calls A what *autograd* keeps. Here your list `again` keeps these tensors, and your
-# function the layers' inputs; what the recorder cannot name is grey, a temporary. And is it the same training?
+# The one large peak has become a comb: each tooth in backward is one layer whose activations are computed again and
+# then freed. The teeth are grey because the recorder counts as A only tensors that *autograd* keeps. Here your list
+# `again` keeps the activations, and your function keeps the layers' inputs; the recorder counts memory that it cannot
+# name as temporary, in grey. Is it still the same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -540,8 +554,9 @@ assert again_losses == losses
 assert all(torch.equal(a, b) for a, b in zip(again_parameters, parameters, strict=True))
 
 # %% [markdown]
-# Bit for bit: the second forward repeats the first one, *if* it draws the same random numbers. PyTorch's own checkpoint
-# has a switch, `preserve_rng_state`, that leaves this out. A layer with dropout, the same input, the same seed:
+# The losses and parameters are equal bit for bit: the second forward repeats the first one, *if* it draws the same
+# random numbers. PyTorch's own checkpoint does not restore them with `preserve_rng_state=False`. The next cell tries
+# this on a layer with dropout, with the same input and the same seed:
 
 # %%
 from torch.utils.checkpoint import checkpoint as torchs_checkpoint
@@ -562,20 +577,21 @@ right, ours, wrong = map(first_gradient, calls)
 assert torch.equal(ours, right) and not torch.equal(wrong, right)
 
 # %% [markdown]
-# There is no warning: forward dropped some units, and backward blamed others.
+# PyTorch gives no warning, and the gradient is wrong: forward dropped some numbers, and the second run dropped others.
 #
 # > **What went wrong in the wild.** *Symptom*: activation checkpointing is turned off, which should change only memory
-# > and time, and after 150 steps the loss is 2.195 instead of 2.495. Checkpointing had `preserve_rng_state=False`
-# > hard-coded, which did no harm until a model with dropout came along: then every recomputation drew fresh masks, and
-# > the gradients were not those of the loss ([OLMo-core#828](https://github.com/allenai/OLMo-core/pull/828), August
-# > 2026).
+# > and time, and after 150 steps the loss is 2.195 instead of 2.495. *Cause*: checkpointing always used
+# > `preserve_rng_state=False`, which did no harm until somebody trained a model with dropout. Then every recomputation
+# > drew new masks, and the gradients were not those of the loss
+# > ([OLMo-core#828](https://github.com/allenai/OLMo-core/pull/828), August 2026).
 #
-# ## Build: not everything twice
+# ## Build: selective recomputation
 #
-# Some activations are expensive to *compute*: matrix products and attention are nearly all of the arithmetic. Others
-# are only expensive to *keep*: norms, rotary, silu, sums. So keep the results of the expensive operations, and compute
-# the rest again: **selective** recomputation. The paper means the core of attention alone; today the word is used for
-# any choice by operation. [labs/memory/recompute.py](../labs/memory/recompute.py) does both, with
+# Some activations are expensive to *compute*: matrix products and attention do nearly all of the arithmetic. The
+# results of norms, rotary, silu and sums are cheap to compute, and only expensive to *keep*. **Selective**
+# recomputation keeps the results of the expensive operations, and computes the others again. The paper recomputes only
+# the core of attention; today the word is used for any choice by operation.
+# [labs/memory/recompute.py](../labs/memory/recompute.py) does full and selective recomputation, together with
 # [labs/memory/selective.py](../labs/memory/selective.py), and changes a model in place:
 
 # %%
@@ -602,17 +618,16 @@ four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
 draw.memory(four.recording, step=2, names=list(WAYS))
 
 # %% [markdown]
-# *Full* recomputes everything in a layer; *all but attention* everything except attention; *selective* what is neither
-# a product nor attention. The teeth are A now, as these checkpoints give the tensors back to autograd. A little grey is
-# left: temporaries, which are what an operation needs while it runs, such as the gradients on their way through a
-# layer.
+# *Full* recomputes everything in a layer, *all but attention* recomputes everything except attention, and *selective*
+# recomputes everything except matrix products and attention. The teeth have the colour of A now, since these
+# checkpoints give the tensors back to autograd. The rest in grey is temporary memory that an operation needs only while
+# it runs, such as the gradients inside a layer.
 #
 # ## Measure: bytes and numbers
 #
-# Where nothing is recomputed, A is highest at the
-# end of forward. Otherwise it is highest in backward. Then it is what the layers below have left, and *everything* of
-# the layer whose backward is running; under selective there are also q and k as they were before rotary, and the
-# results of o and down:
+# Without recomputation, A is highest at the end of forward. With recomputation, A is highest in backward. It then
+# consists of the tensors that the earlier layers have kept, and of *all* activations of the layer whose backward is
+# running. With selective recomputation it also includes q and k before rotary, and the results of `o` and `down`:
 
 # %%
 rows = {}
@@ -629,19 +644,20 @@ assert all(found == losses for found, _ in four)
 assert all(all(map(torch.equal, after, parameters)) for _, after in four)
 
 # %% [markdown]
-# The same losses and the same parameters, to the last bit, four times.
+# All four ways give the same losses and the same parameters, to the last bit.
 #
 # ## Measure: what it costs
 #
-# First the arithmetic, counted: PyTorch has a counter, from which we take the matrix products. (Attention on a CPU is
-# counted only from PyTorch 2.15 on; we leave it out, so that the count is the same everywhere.)
+# First count the arithmetic. PyTorch has a counter of operations, from which we take the matrix products. The counter
+# includes attention on a CPU only from PyTorch 2.15 on, so we leave attention out, and the count is the same in every
+# version.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
 
 def operations(change):
-    """Floating-point operations of one forward and backward, in matrix products."""
+    """Count the floating-point operations of one forward and backward, in matrix products."""
     model = GPT(CONFIG)
     change(model)
     with FlopCounterMode(display=False) as count:
@@ -657,9 +673,10 @@ asked = "With full recomputation, by what factor does the arithmetic of a step g
 check.predict(asked, guess_work, round(work["full"], 2))
 
 # %% [markdown]
-# Forward 1, backward 2, forward again 1: 4/3. (A little less, since the head is in no layer. "All but attention" costs
-# the same, since attention is not counted here.) Now the clock, on a wider model, so that arithmetic takes most of the
-# time. For each way we take the quickest of four steps:
+# Forward does 1 unit of work, backward does 2, and the second forward does 1 again: the factor is 4/3. The measured
+# factor is a little lower, since the head belongs to no layer and is not computed again. "All but attention" has the
+# same factor, since attention is not counted here. Now measure the time, on a wider model, where arithmetic takes most
+# of the time. For each way we take the fastest of four steps:
 
 # %%
 WIDE = PRESETS["small"]
@@ -668,7 +685,7 @@ wide_batches = [wide_loader[step] for step in range(5)]
 
 
 def seconds(change):
-    """The quickest step: what disturbs a step only makes it longer."""
+    """Return the time of the fastest step: other programs can only make a step longer."""
     recording = job(change, WIDE, wide_batches, record="time").recording
     return min(span.end - span.start for span in recording.step_spans()[1:])
 
@@ -680,12 +697,15 @@ for how, change in WAYS.items():
     print(f"{how}: {work[how]:.2f} × the operations, {longer:.2f} × as long")
 
 # %% [markdown]
-# Selective computes no matrix product twice, and yet it takes longer. Two causes suggest themselves. Norms, silu and
-# sums are little arithmetic, but they read and write memory. And here each operation passes through Python once more,
-# which notes what is to be kept. Which of the two is it? Measure each without the other:
+# Selective recomputation computes no matrix product twice, and yet it takes longer than none. There are two possible
+# causes. Norms, silu and sums do little arithmetic, but they read and write memory. And our selective recomputation
+# calls Python code for each operation, to record which results to keep. The next cells measure each cause without the
+# other:
 #
-# - *noted*: every operation passes through Python, as in the first run of selective; nothing is computed again.
-# - *cheap*: norms and silu(gate) × up are computed again, by functions; no operation is noted.
+# - *noted*: Python code runs for every operation, as in the first run of selective recomputation, but nothing is
+#   computed again.
+# - *cheap*: norms and silu(gate) × up are computed again, by full checkpoints around these functions, so that no
+#   operation is recorded.
 
 
 # %%
@@ -720,18 +740,18 @@ for name in ("noted", "cheap"):
     print(f"{name}: {alone[name] / alone['nothing']:.2f} × as long")
 
 # %% [markdown]
-# Read your own numbers: they differ from machine to machine, and from run to run. What *noted* takes beyond 1 is the
-# price of Python in the first run, and selective pays it again in the second. What *cheap* takes beyond 1 is the price
-# of the operations themselves. (The rotation and the sums are in neither, so the parts need not add up.) The price of
-# Python belongs to this implementation, and does not grow with the model; every implementation pays for reading and
-# writing memory. (Korthikanti et al. count 2.7 % more operations for *their* selective recomputation, in GPT-3.) A
-# count of operations is not a time.
+# Read your own numbers: they differ from machine to machine, and from run to run. The part of *noted* above 1 is the
+# price of Python in the first run, and selective recomputation pays it again in the second run. The part of *cheap*
+# above 1 is the price of the operations themselves. The rotation and the sums are in neither measurement, so the parts
+# need not add up. Only this implementation pays the price of Python, which does not grow with the model; every
+# implementation pays for reading and writing memory. Korthikanti et al. count 2.7 % more operations for *their*
+# selective recomputation in GPT-3. But a count of operations is not a time.
 
 # %% [markdown]
 # ## Place the checkpoints
 #
-# All or nothing, everything or the cheap half: so far, every layer was treated alike. That need not be so. Here is what
-# each way keeps of *one layer*, and what it computes again:
+# So far we treated every layer alike. But each layer may be recomputed in a different way. The next table shows how
+# much each way keeps of *one layer*, and whether it computes matrix products again:
 
 # %%
 rows = []
@@ -746,22 +766,22 @@ draw.table(rows)
 # %% [markdown]
 # ### Exercise 3: a budget for both (10 minutes)
 #
-# You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (besides
-# parameters and gradients). Time is short, too: at most *half* of the multiplications in the layers' forward, attention
-# included, may be done again. Full is too slow, selective is too large. Change the model so that it fits. Its memory is
-# measured at 8 layers; the limit on time holds at any depth, odd ones and a single layer too. Keep the names in its
-# `state_dict()` as they are.
+# You get a GPT of some depth. Besides parameters and gradients, its step may hold at most 40 % of the memory that it
+# holds without recomputation. And at most *half* of the multiplications in the layers' forward, attention included, may
+# be done again. Full recomputation does too much work, and selective recomputation holds too much. Change the model so
+# that it meets both limits. The check measures memory with 8 layers. The limit on work holds at any depth, even odd
+# ones and a single layer. Do not change the names in `state_dict()`.
 #
-# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; you may call it in one way
-# for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it
-# matters *which* half. Look at the highest tooth of the comb. Whose activations come back there, and how many of them
-# should have been there already?
+# Use `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; you may call it with different
+# `keep` for different layers. It is not enough to recompute one half of the layers in full and the other half
+# selectively: it matters *which* half. Look at the highest tooth of the comb. Which layer's activations are computed
+# again there, and how many of them should have been kept?
 
 
 # %%
 def place_checkpoints(model):
-    """Change `model`, in place: at most 0.40 × the memory, at most 0.5 × the layers' forward
-    computed again.
+    """Change `model` in place: its step holds at most 0.40 × the memory, and at most 0.5 × the
+    layers' forward is computed again.
 
     model: a GPT; model.layers is a ModuleDict of its layers, in order
     """
@@ -777,9 +797,10 @@ answer = check.place_checkpoints(place_checkpoints)
 answer
 
 # %% [markdown]
-# The comb is highest where backward begins, when everything else still waits. There the last layer comes back. If half
-# of that layer was kept, the tooth on top is half as high; with the halves exchanged, the same work would not fit. Here
-# is yours (or full recomputation, until yours passes):
+# The comb is highest when backward begins, because all other layers still hold their kept tensors. At this moment the
+# last layer is computed again. If half of that layer was kept, the tooth adds only half as much. With the two halves of
+# the layers exchanged, the same amount of work would not fit. The next cell draws your answer, or full recomputation
+# until yours passes:
 
 # %%
 placed = place_checkpoints if answer.ok else WAYS["full"]
@@ -788,9 +809,9 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %% [markdown]
 # ## A job that does not fit
 #
-# So far we have looked at memory. Now it runs out. `budget(size)` lets this process's tensors take `size` more bytes:
-# it counts them as the ledger does, on any system, and raises where an operator would hold more. Here a model with 8
-# layers gets 96 MiB; this job is *meant* to fail:
+# What happens when memory runs out? `budget(size)` lets the tensors of this process take `size` more bytes. It counts
+# bytes as the ledger does, on any system, and raises an error if an operator would exceed the budget. In the next cells
+# a model with 8 layers gets 96 MiB; this job is *meant* to fail:
 
 # %%
 MiB = 2**20
@@ -800,7 +821,7 @@ print(f"its activations alone: {alone / MiB:.0f} MiB")
 
 
 def within(size, change):
-    """Two losses, from training with at most `size` more bytes than the model takes."""
+    """Return two losses, from training with at most `size` more bytes than the model takes."""
     model = GPT(DEEP)
     change(model)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
@@ -817,8 +838,8 @@ assert "exceeded its budget of 96.00 MiB" in message
 print(message.replace(": it held", ":\nit held").replace(" at model.py", "\nat model.py"))
 
 # %% [markdown]
-# The message names the budget, what was asked for, and the line of the model that asked. On a GPU it would be
-# `torch.OutOfMemoryError`. Now the same job and budget, with your checkpoints:
+# The message names the budget, the size that an operator needed, and the line of the model that called this operator.
+# On a GPU the error would be `torch.OutOfMemoryError`. Now run the same job with the same budget and your checkpoints:
 
 # %%
 [fits] = run(within, 96 * MiB, placed, ranks=1, device="cpu")
@@ -826,13 +847,14 @@ print(message.replace(": it held", ":\nit held").replace(" at model.py", "\nat m
 assert fits == free
 
 # %% [markdown]
-# It fits, and its losses are those of a job with a gigabyte.
+# The job fits, and its losses are those of a job with a gigabyte.
 #
 # ## Native
 #
-# PyTorch's own is `torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)`. (Always say `False`. The old
-# way, `True`, is an `autograd.Function`: where a layer's *input* needs no gradient, say after a frozen embedding, its
-# parameters get none either.) Selective is a *policy*, a function that is asked about each operation:
+# PyTorch's own checkpoint is `torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)`. Always pass `False`.
+# The old way, `True`, is an `autograd.Function`: if a layer's *input* needs no gradient, for example after a frozen
+# embedding, the layer's parameters get no gradient either. Selective recomputation takes a *policy*, a function that
+# decides for each operation whether its result is kept:
 
 # %%
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -866,24 +888,26 @@ for rank, how in enumerate(THEIRS):
 draw.table(rows)
 
 # %% [markdown]
-# The same numbers, to the bit, and almost the same bytes. One thing PyTorch does better: it *stops early*. The last
-# operation of a layer gives its output, which nobody needs a second time, so the second run ends as soon as all that
-# was saved has been found again; here that saves `down`, a quarter of the second run's arithmetic. Ours runs to the
-# end, and is easier to read.
+# PyTorch's checkpoint gives the same numbers, to the bit, and holds almost the same bytes. In one point it is better:
+# it *stops early*. The last operation of a layer computes the layer's output, which is not needed a second time. So
+# PyTorch ends the second run as soon as all kept tensors have been computed again. Here this saves `down`, a quarter of
+# the second run's arithmetic. Ours runs to the end, and is easier to read.
 #
-# There is one way to go wrong: PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put that
-# into the model, you have changed nothing: nothing fails, and nothing is saved. The check of exercise 3 says "nothing
-# is recomputed"; in your own code, look at the peak.
+# One mistake is easily made: PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put this module
+# into the model, nothing fails, but no memory is saved. The check of exercise 3 would say "nothing is recomputed"; in
+# your own code, look at the peak.
 
 # %% [markdown]
 # ## The memory explorer
 #
-# Back to the question: 64 ranks, cards of 40 GB, one sequence of 8,192 tokens each. The same formulas, for 16-bit
-# training with fused norms. Guess each time before you look, then try recompute *selective*, and *full*.
+# Back to the question: 64 ranks have GPUs of 40 GB, and each rank reads one sequence of 8,192 tokens. The explorer uses
+# the same formulas, for 16-bit training with fused norms. Set recompute to *selective*, and then to *full*. Each time,
+# guess the answer before you look.
 #
-# - Which of the stages fits 40 GB under full recomputation? On how few ranks does stage 3 fit 24 GB then?
-# - At first, stages 1 and 2 have the same peak. They differ in G alone, and at this peak, where the backward of the
-#   loss begins, there are no gradients yet. Under full recomputation the peak is elsewhere: do they differ now?
+# - With full recomputation, which stages of ZeRO fit in 40 GB? And on how few ranks does stage 3 then fit in 24 GB?
+# - Without recomputation, stages 1 and 2 have the same peak. The two stages differ in G alone, and when the backward of
+#   the loss begins, which is the peak, there are no gradients yet. With full recomputation the peak is at another
+#   moment: do the stages differ now?
 
 # %%
 play.memory(model="llama3-8b", ranks=64, batch=1, context=8192, card="40 GB")
@@ -891,45 +915,47 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192, card="40 GB")
 # %% [markdown]
 # ## Why, and why not
 #
-# **First**, make the micro-batch smaller. A is proportional to it, and with accumulation (notebook 03) the training is
-# the same. It costs no arithmetic until the matrices become too thin to keep the device busy; but under stages 2 and 3
-# each micro-batch communicates again (notebook 04). With one sequence there is nothing left to divide; then:
+# **First**, make the micro-batch smaller. A is proportional to its size, and with gradient accumulation, as in notebook
+# 03, the training is the same. Smaller micro-batches cost no extra arithmetic, until the matrices become too small to
+# keep the device busy. But in stages 2 and 3 each micro-batch communicates again, as notebook 04 showed. A micro-batch
+# of one sequence cannot be made smaller; then use recomputation:
 #
-# | | what shrinks | what it costs | when |
+# | recomputation | saves memory for | costs | use it |
 # |---|---|---|---|
-# | selective | A of a layer, to about a half | the cheap operations again | where they are quick; measure |
-# | full | A of a layer, to a twentieth | a forward: a third more arithmetic | large models, long contexts |
-# | a mixture | A, to what fits | what you choose | where full is more than is needed |
+# | selective | about half of a layer's A | the cheap operations again | if they are fast: measure |
+# | full | all but a twentieth of a layer's A | a third more arithmetic | for large models and long contexts |
+# | a mixture | as much of A as needed | in between | if full saves more than needed |
 #
-# **Why not** always? A third more arithmetic is time, and time is money. Selective gives back nearly half of a layer,
-# and repeats no matrix product; a fused attention is recomputed inside its kernel already; more ranks with ZeRO free P,
-# G and S, so that more of A can stay. Recompute as little as you can while it still fits.
+# **Why not** recompute everything always? A third more arithmetic takes time. Selective recomputation saves nearly half
+# of a layer's activations, and repeats no matrix product. Fused attention already recomputes its table inside its
+# kernel. And with more ranks ZeRO needs less memory for P, G and S, so that a rank can keep more of A. Recompute as
+# little as you can while the job still fits.
 
 # %% [markdown]
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
 # <details><summary>Why does ZeRO not shard activations?</summary>
 #
-# It removes *copies*. P, G and S are the same on all ranks, so one is enough. Activations belong to the rank's own
-# tokens: no other rank has them.
+# ZeRO removes *copies*. P, G and S are the same on all ranks, so one copy is enough. Activations belong to the rank's
+# own tokens, and no other rank has them.
 # </details>
 #
-# <details><summary>One checkpoint around the whole model: what does that save, and what does it cost?</summary>
+# <details><summary>How much does one checkpoint around the whole model save, and what does it cost?</summary>
 #
-# It costs one more forward, and saves nothing. As backward begins, everything is computed again, and all of it is there
-# at once: the peak is what it was.
+# It costs one more forward, and does not lower the peak. When backward begins, all activations are computed again, and
+# all of them are in memory at once.
 # </details>
 #
-# <details><summary>What must be the same in the second run as in the first?</summary>
+# <details><summary>What must be the same in the second run of a layer as in the first?</summary>
 #
-# The inputs, the parameters, the precision (autocast), and the random numbers. And afterwards, the rest of the program
-# must find its random numbers where it left them.
+# The inputs, the parameters, the precision of autocast, and the random numbers must be the same. And after the second
+# run, the program must go on with the random numbers that it would have drawn without it.
 # </details>
 #
-# And from memory: how many times D does one layer of the course's GPT keep in each way? (Its input is D.
-# Round to whole numbers.)
+# Answer from memory: how many times D numbers per token does one layer of the course's GPT keep in each way? Its input
+# has D numbers. Round to whole numbers.
 
 # %%
 kept_none = 20  # your number
@@ -942,38 +968,44 @@ for how, said, due in guesses:
     print(check.predict(f"{how}, × D?", said, due))
 
 # %% [markdown]
-# The first three rows count numbers per token and layer, the others are about a whole step:
+# In the table, the first three rows count numbers per token and layer, and the others describe a whole step:
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | A of a layer | 9D + 2KE + H + 4F + 2 | the same, exactly | – |
-# | selective, A | 5D + 2KE + H + 2F; one layer in full, and 3D + KE | the same, exactly | its peak within 1 % of ours |
-# | full, A | D, and one layer in full | the same, exactly | the same peak as ours |
+# | A of a layer | 9D + 2KE + H + 4F + 2 | exactly as predicted | – |
+# | selective, A | 5D + 2KE + H + 2F; one full layer; 3D + KE | exactly as predicted | its peak within 1 % of ours |
+# | full, A | D, and one layer in full | exactly as predicted | the same peak as ours |
 # | full, arithmetic | 4/3, except for the head | 1.32 × | 1.24 ×: it stops early |
-# | numbers | one process's | the same bits | the same bits |
+# | numbers | equal to those without recomputation | the same bits | the same bits |
 
 # %% [markdown]
 # ## Beat it: the least computed again (20 minutes)
 #
-# Here it is open. A GPT of eight layers may hold 0.56, 0.46, 0.40, 0.34 or 0.28 ×
-# what its step holds without recomputation: parameters and gradients aside, all else counts. As in exercise 3, your
-# function changes it in place; now as few operations as possible are to be done again. A real step is measured: the
-# bytes at its highest moment, and the operations of matrix products and of attention. You may use `recompute` on layers
-# or on the modules in them, a checkpoint of your own, or PyTorch's. The numbers must stay what they were. There are
-# layers with dropout in their own `forward`, too: put something around a layer's forward, do not write it anew.
+# This challenge is open. Besides parameters and gradients, a step of a GPT of eight layers may hold 0.56, 0.46, 0.40,
+# 0.34 or 0.28 times the memory that it holds without recomputation. As in exercise 3, your function changes the model
+# in place. Do as few operations again as possible. The check runs a real step, and measures its peak memory and the
+# operations of matrix products and of attention. You may use `recompute` on layers or on the modules in them, a
+# checkpoint of your own, or PyTorch's. The losses and gradients must not change. Some models have layers with dropout
+# in their own `forward`: wrap a layer's forward, and do not rewrite it.
 #
-# **The bound.** Selective recomputation repeats no product, and needs 4D + 2KE + H + 2F numbers for each token of a
-# layer: D less than above, since nobody asks for what `down` gave. Who keeps fewer has to get each of the others again,
-# from a product or from attention, at 2D operations or more. So much of the layers' forward must be done again; the
-# rest can be spared. Points are what you spare, in percent of that, in the mean of the five. To recompute all but
-# attention, everywhere, scores 19.2. Exercise 3's answer is one point on the course's curve. Where is a better one?
+# **The bound.** Let L be the number of layers, n the tokens of the batch, m the limit in numbers, and W the operations
+# of the layers' forward. Without repeating a product or attention, a layer must keep k = 4D + 2KE + H + 2F numbers per
+# token; this is D less than in the table above, since the result of `down` is not needed again. Then the operations
+# done again are ≥ 2D · max(0, L · n · k − m). No placement can beat this: each of these numbers that is not kept must
+# be computed again, by a product or by attention, and this takes at least 2D operations per number.
+#
+# Your score is the work that you avoid, (W − operations done again) / (W − bound), in percent, as the mean over the
+# five limits. If you recompute all but attention in every layer, you score 19.2. The course's answer includes the
+# answer of exercise 3 as one case: find a better one.
 
 
 # %%
 def least_again(model, most):
-    """Change `model`, in place: it holds at most `most` × the memory, with little done again.
+    """Change `model` in place: its step holds at most `most` × the memory, and few operations
+    are done again.
 
-    model: a GPT of 8 layers; most: 0.56, 0.46, 0.40, 0.34 or 0.28
+    model: a GPT of 8 layers
+    most: 0.56, 0.46, 0.40, 0.34 or 0.28
     """
     ### BEGIN SOLUTION
     layers = list(model.layers.values())
@@ -986,22 +1018,23 @@ def least_again(model, most):
 beat.least_again(least_again)
 
 # %% [markdown]
-# The course mixes two ways by layers, and leaves the last layer alone: its activations are all there when backward
-# begins, whatever one does.
+# The course's answer recomputes some layers in one way and some in another, and does not recompute the last layer: all
+# of its activations are in memory when backward begins in any case.
 #
-# <details><summary>Where is there room?</summary>
+# <details><summary>How can you do better?</summary>
 #
-# In operations that are done again in vain: the second run of a layer ends with `down`, whose result nobody needs. And
-# within a layer: a checkpoint around the MLP alone frees more bytes for its operations than one around all of it.
+# Avoid operations that are repeated for nothing: the second run of a layer ends with `down`, whose result is not
+# needed. And choose parts of a layer: a checkpoint around the MLP alone frees more bytes per repeated operation than a
+# checkpoint around the whole layer.
 # </details>
 #
 # **Read on**: [labs/memory/recompute.py](../labs/memory/recompute.py),
-# [labs/memory/selective.py](../labs/memory/selective.py). Chen et al., 2016,
-# *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174). Korthikanti et al., 2022, *Reducing Activation
-# Recomputation in Large Transformer Models* (arXiv 2205.05198), of which you have measured equation 1, and the rows of
-# table 2 without parallelism. Dao et al., 2022, *FlashAttention* (arXiv 2205.14135).
+# [labs/memory/selective.py](../labs/memory/selective.py). Chen et al., 2016, *Training Deep Nets with Sublinear Memory
+# Cost* (arXiv 1604.06174). Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models*
+# (arXiv 2205.05198); you have measured its equation 1, and the rows of its table 2 without parallelism. Dao et al.,
+# 2022, *FlashAttention* (arXiv 2205.14135).
 #
-# **Next.** A is small now. On one card, or on a few, P, G and S are not, and there are not enough ranks to divide them.
-# [07b Offload](07b_offload.ipynb) puts state where there is more room.
+# **Next.** A is small now. On one or a few devices P, G and S are still large, and there are not enough ranks to divide
+# them. [07b Offload](07b_offload.ipynb) moves state to a memory with more room.
 #
 # A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.
