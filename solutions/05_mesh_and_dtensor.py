@@ -82,7 +82,7 @@ draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 # A mesh may have more than two axes. On a mesh with three axes, of sizes A × B × C, one step along the last axis adds 1
 # to the rank, one step along the middle axis adds C, and one step along the first adds B × C.
 #
-# ### Exercise 1: my coordinate and my groups (10 minutes)
+# ### Exercise 1: where am I, and who is with me? (10 minutes)
 #
 # In this exercise a mesh has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not
 # the number of the process that calls your function. Budget: no messages, since every rank can compute the result
@@ -473,7 +473,7 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, 
 # instead, `x @ up` would be `Partial()`, and it would have to be reduced before `relu`, since the relu of a sum is not
 # the sum of relus.
 #
-# ### Exercise 3: the missing rules (10 minutes)
+# ### Exercise 3: rows that are missing (10 minutes)
 #
 # The table of rules has no row for five operations of PyTorch, so a DTensor refuses these operations:
 #

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Offload: state on another tier
 #
-# *One card, and no second rank to share with: P, G and S do not fit, however often activations are computed again.
-# Where else is there memory, and what does it cost to get there?*
+# *There is one GPU, and no second rank to share P, G and S with. They do not fit, even with full recomputation of
+# activations. Where else is there memory, and what does it cost to use it?*
 #
-# **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
-# The machine works for half a minute of it, in 2 GB of memory. You need: [Memory](07_memory.ipynb), where activations
-# were counted and computed again, and [ZeRO](04_zero.ipynb).
+#
+# **Minutes**, by estimate: 35 without exercises, 55 with them, 35 more for the challenge.
+# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Memory](07_memory.ipynb), which
+# counts and recomputes activations, and [ZeRO](04_zero.ipynb).
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -43,9 +44,9 @@ from labs.zero import Zero
 # %% [markdown]
 # ## Question
 #
-# Somebody wants to train 8 billion parameters on *one* card of 40 GB, a sequence of 8,192 tokens at a time, in mixed
-# precision. There is no second rank, so no stage of ZeRO helps. Full recomputation makes activations as small as they
-# get. What is left? (The numbers come from the formulas, as in notebook 07.)
+# Somebody wants to train 8 billion parameters on *one* GPU of 40 GB, one sequence of 8,192 tokens at a time, in mixed
+# precision. There is no second rank, so no stage of ZeRO helps. Full recomputation makes activations as small as
+# possible. Which kinds still take too much memory? As in notebook 07, the numbers come from the formulas.
 
 # %%
 one_card = cost.Job(PRESETS["llama3-8b"], batch=1, precision="mixed", recompute="full")
@@ -58,17 +59,18 @@ caption = "8 billion parameters on one card: where the peak is"
 draw.chart({"one card": in_the_step}, "GB", caption=caption)
 
 # %% [markdown]
-# The highest moment is now the optimizer's step, when activations are gone. (G is a little more than 2 bytes per
-# parameter: the optimizer takes the gradient of one parameter at a time in float32.) S is most of it: the float32
-# masters, and AdamW's two moments. And S is idle for nearly the whole step. Forward does not read it, backward does not
-# read it; the optimizer touches each number of it once, at the end. So it may lie where there is more room.
+# Memory now peaks in the optimizer's step, when activations have been freed. G is a little more than 2 bytes per
+# parameter, since the optimizer casts the gradient of one parameter at a time to float32. Most of the memory is S: the
+# float32 masters, and AdamW's two moments. But S is idle for nearly the whole step. Neither forward nor backward reads
+# S, and the optimizer reads and writes each number of S only once, at the end. So S can be kept in another memory,
+# which is larger and slower.
 #
 # ## Predict
 #
-# Two ways to take the optimizer's step. (a) Fetch the state to the card, update there, store it back. (b) Send the
-# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. By what factor does (a)
-# send more bytes over the link between the card and its *host*, the computer around it, than (b)? An expression will
-# do.
+# Suppose S is in the memory of the *host*, the computer around the GPU. There are two ways to take the optimizer's
+# step. (a) Fetch the state to the GPU, update it there, and store it back. (b) Send the gradients to the host in 16
+# bits, update the state on the host, and send the parameters back in 16 bits. By what factor does (a) send more bytes
+# over the link between the GPU and its host than (b)? You may type an expression.
 
 # %%
 guess_ratio = (12 + 12) / (2 + 2)  # your number
@@ -76,15 +78,16 @@ guess_ratio = (12 + 12) / (2 + 2)  # your number
 # %% [markdown]
 # ## Picture
 #
-# Each kind of memory is a **tier**: the closer to the arithmetic, the quicker and the smaller.
+# Each kind of memory is a **tier**: the closer a tier is to the processor that computes, the faster and the smaller it
+# is.
 #
 # ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
 # per parameter. State on a disk: in addition, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
 #
-# **Offloading** is putting state on a lower tier. From a GPU, the next tier is the memory of its host (this is called
-# ZeRO-Offload). Below it comes the disk (ZeRO-Infinity; it uses fast disks, *NVMe*). On a laptop the ranks are in host
-# memory already, so the disk is a real next tier: files that are **memory-mapped**, so that a program reads and writes
-# them as if they were tensors.
+# To **offload** state is to keep it on a lower tier. The next tier below a GPU is the memory of its host; ZeRO-Offload
+# uses this tier. The next tier below is the disk; ZeRO-Infinity uses fast disks, *NVMe*. On a laptop the ranks use host
+# memory already, so the disk is their next tier. This notebook uses files that are **memory-mapped**: a program reads
+# and writes them as if they were tensors.
 
 # %%
 up_and_down = 12 + 12  # bytes per parameter: the state
@@ -93,7 +96,7 @@ times = up_and_down / down_and_up
 check.predict("(a) sends more bytes than (b), by a factor of", guess_ratio, times)
 
 # %% [markdown]
-# So the step is taken *where the state lives*, by the host's own processor.
+# So the optimizer's step is taken *where the state is*, by the host's own processor.
 #
 # ## Build: an optimizer on another tier
 #
@@ -119,14 +122,14 @@ def one_step(model, optimizer, x, y):
 
 # %% [markdown]
 # [labs/memory/offload.py](../labs/memory/offload.py) has an optimizer that keeps its state on another tier. It can be
-# used wherever an optimizer can; here it is used inside stage 3. The loop resumes after the last step that is safely in
-# the folder.
+# used in place of any optimizer; here it is used inside stage 3. The loop resumes after the last step that is safely
+# stored in the folder.
 
 
 # %%
 def sharded(where=None, make=adamw, steps=4):
-    """All parameters by name, after training in stage 3 with the state in the folder `where`,
-    or in memory."""
+    """Return all parameters by name, after training in stage 3 with the state in the folder
+    `where`, or in memory."""
     model = GPT(CONFIG)
     optimizer = partial(Offloaded, optimizer=make, where=where) if where else make
     zero = Zero(model, stage=3, optimizer=optimizer)
@@ -154,12 +157,12 @@ both, names = (in_memory.recording, in_files.recording), ("in memory", "in files
 draw.memory(*both, step=2, ranks=[0], names=names)
 
 # %% [markdown]
-# The same parameters, bit for bit; and S no longer lies beneath everything else. It shows up only in the optimizer's
-# step, and for at most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one is on its way
-# in, one is being updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold
-# a copy of each parameter, its master, from which a crashed job can go on: that makes 12.) The recorder counts mapped
-# files as memory; the system can take that memory back whenever it likes, as the numbers are on the disk. Grey is what
-# the recorder cannot call P, G, S or A: here, what AdamW needs while it works.
+# The parameters are the same, bit for bit. With files, S is in memory only during the optimizer's step, and only the
+# state of at most three parameters at a time: one is being read, one is being updated, and one is being written. With
+# ZeRO, a "parameter" of the optimizer is the shard of a layer. In this float32 job S takes 8 bytes per parameter. The
+# files take 12, since they also hold a copy of each parameter, its master, from which a crashed job can resume. The
+# recorder counts mapped files as memory, although the system can free that memory at any time, since the numbers are on
+# the disk. Grey is memory that is not P, G, S or A; here AdamW needs it while it computes.
 
 # %%
 psi = sum(cost.parameter_sizes(CONFIG))
@@ -170,16 +173,16 @@ assert passing <= three + 1024 < whole  # AdamW's counters, and room between ten
 print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most, {three:,}")
 
 # %% [markdown]
-# Parameters can go the same way, if there is time to read them in every forward and backward: `to_file` gives the same
-# numbers in a mapped file. (Under stage 3 these would be the shards, with a folder for each rank.) Nothing else in the
-# program changes; only the loss is compared here.
+# Parameters can be offloaded, too, if there is time to read them in every forward and backward: `to_file` returns a
+# tensor with the same numbers in a mapped file. In stage 3 these tensors would be the shards, with a folder for each
+# rank. Nothing else in the program changes. The next cell compares only the losses.
 
 # %%
 from labs.memory.mapped_files import to_file
 
 
 def losses(where=None):
-    """The losses of two steps; with the parameters in files, if a folder is given."""
+    """Return the losses of two steps, with the parameters in files if a folder is given."""
     model, found = GPT(CONFIG), []
     for name, p in model.named_parameters():
         p.data = to_file(p.data, where / name) if where else p.data
@@ -198,38 +201,41 @@ assert one(PLACE) == one()
 # %% [markdown]
 # ## Build: overlapped
 #
-# A disk is slow. If the optimizer fetches the state of a parameter, updates it, stores it, and only then turns to the
-# next, it waits for the disk most of the time. Meanwhile the disk waits for the optimizer. So let a *thread* do the
-# fetching and storing: while parameter n is updated, the thread stores n − 1 and fetches n + 1.
+# A disk is slow. If the optimizer fetches the state of a parameter, updates it, stores it, and only then begins with
+# the next parameter, it waits for the disk most of the time. During each update the disk waits for the optimizer. So
+# let a *thread* fetch and store: while the optimizer updates parameter n, the thread stores the state of parameter n −
+# 1 and fetches that of parameter n + 1.
 #
 #     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  fetch 3    store 2  ...
 #     caller                update 0   update 1            update 2            update 3
 #
-# It must not run further ahead: fetching *everything* at once would bring all of S back into memory.
+# The thread must not run further ahead: if it fetched *all* states at once, all of S would be in memory again.
 #
 # ### Exercise 1: the next is on its way (10 minutes)
 #
-# `ThreadPoolExecutor(1)` is one thread that runs the calls it is given, in that order. `thread.submit(f, a, b)` hands
-# it `f(a, b)` and returns at once, with a *future*: its `.result()` waits until the call is done, and returns what the
-# call returned, or raises what it raised. At the end of a `with` block of the executor, everything that was submitted
-# is done. Three things to think about:
+# `ThreadPoolExecutor(1)` is one thread that runs the calls that you submit, one after another. `thread.submit(f, a, b)`
+# submits the call `f(a, b)` and returns at once a *future*. `.result()` of the future waits until the call is done, and
+# returns the call's result or raises its exception. At the end of a `with` block of the executor, all submitted calls
+# are done. Consider three questions:
 #
 # - Which call must be submitted before `update` begins, so that it runs during the update?
-# - `due` may be empty, or have one parameter only. What follows the last?
-# - The disk is full in the middle of a step: `store` raises, in the thread. Who finds out?
+# - `due` may be empty, or have only one parameter. What must your function do after the last update?
+# - If the disk is full in the middle of a step, `store` raises in the thread. How does your function notice?
 #
-# Budget: the state of three parameters at a time.
+# Budget: the state of at most three parameters at a time.
 
 
 # %%
 def offloaded_step(due, fetch, update, store):
-    """A step of an optimizer whose state is on another tier: every parameter is fetched,
-    updated, stored.
+    """Take a step of an optimizer whose state is on another tier: fetch, update and store the
+    state of every parameter.
 
-    due: the numbers of the parameters, in the order of their updates; perhaps none
-    fetch(i) -> values, and store(i, values): slow, so not the caller's work
-    update(i, values) -> the new values
-    Raises what fetch and store raise. When it returns, everything is stored.
+    due: the numbers of the parameters to update, in the order of their updates; perhaps none
+    fetch: fetch(i) returns the state of parameter i; it is slow, so call it in the thread
+    update: update(i, values) returns the new state
+    store: store(i, values) stores the state; it is slow, too
+
+    Raise the exceptions of fetch and store. When this function returns, everything is stored.
     """
     ### BEGIN SOLUTION
     with ThreadPoolExecutor(1) as thread:
@@ -248,9 +254,9 @@ answer = check.offloaded_step(offloaded_step)
 answer
 
 # %% [markdown]
-# (From here on your step is used if it is right, else the course's, `one_ahead`, which `Offloaded.step` calls with its
-# own `fetch`, `updated` and `store`.) To see when each of the three runs, here are some that do nothing but take time:
-# a fetch and a store take 10 ms each, an update 20 ms.
+# From here on the notebook uses your step if it is right, and otherwise the course's, `one_ahead`, which
+# `Offloaded.step` calls with its own `fetch`, `updated` and `store`. To show when each of the three calls runs, the
+# next cells use calls that only take time: a fetch and a store take 10 ms each, and an update takes 20 ms.
 
 # %%
 PAUSES = {"fetch": 0.010, "update": 0.020, "store": 0.010}  # seconds
@@ -258,7 +264,7 @@ spent = []
 
 
 def slow(name):
-    """A call that takes its time, and notes when it began and ended."""
+    """Return a call that takes its time, and records when it began and ended."""
 
     def call(i, values=None):
         begin = time.perf_counter()
@@ -271,7 +277,8 @@ def slow(name):
 
 # %%
 def step_of(parameters, how):
-    """Seconds, and whether anything was fetched or stored during an update."""
+    """Return the seconds of a step, and whether anything was fetched or stored during an
+    update."""
     spent.clear()
     start = time.perf_counter()
     how(list(range(parameters)), *map(slow, PAUSES))
@@ -297,18 +304,18 @@ for name, how in {"one after the other": one_by_one, "overlapped": mine}.items()
 # %% [markdown]
 # ### Exercise 2: how long does it take? (10 minutes)
 #
-# One after the other, a step of 8 parameters takes 8 × (10 + 20 + 10) ms. How long does it take with overlap? Take a
-# pencil, and look at the two lines above: between the beginning of one update and the beginning of the next lies a
-# *slot*. The caller has an update to do in it. What does the thread have to do? The slot lasts until both are done.
-# What comes before the first slot, and what after the last?
+# Without overlap, a step of 8 parameters takes 8 × (10 + 20 + 10) ms. How long does it take with overlap? Take a
+# pencil, and look at the two lines of the diagram above. Call the time from the beginning of one update to the
+# beginning of the next update a *slot*. In a slot the caller does one update. Which calls does the thread do in the
+# same slot? The slot lasts until both are done. What happens before the first slot, and what after the last?
 
 
 # %%
 def step_seconds(fetch, update, store):
-    """Seconds of a step in which one thread fetches and stores beside the updates.
+    """Return the seconds of a step in which one thread fetches and stores beside the updates.
 
-    fetch, update, store: lists of seconds, one number per parameter; all are empty if nothing
-    is due
+    fetch, update, store: lists of seconds, one number per parameter; all are empty if no
+        parameter is updated
     """
     ### BEGIN SOLUTION
     if not update:
@@ -331,30 +338,32 @@ predicted = formula(*([seconds] * 8 for seconds in PAUSES.values()))
 print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
 
 # %% [markdown]
-# (The measured time is a little longer: threads have to be woken up.) The formula says what overlap can do and what it
-# cannot. If fetching and storing together take no longer than an update, they cost almost nothing, and a slower disk
-# would do. If they take longer, the step takes as long as *they* do, and a quicker update would not help.
+# The measured time is a little longer, since it takes time to wake up a thread. The formula shows how much overlap can
+# save. If fetching and storing together take no longer than an update, they cost almost no time, and a slower disk
+# would be enough. If they take longer, the step takes as long as fetching and storing, and a faster update would not
+# help.
 #
 # > **What went wrong in the wild.** *Symptom*: training with the optimizer on the CPU gives different numbers from
-# > training without it; no small test shows the difference. Gradients went from the GPU to the host by
-# > `copy_(..., non_blocking=True)`, which returns before the numbers have arrived, and nothing waited for them: now and
-# > then the optimizer read what had been there before. The copy was made blocking
-# > ([fairscale#496](https://github.com/facebookresearch/fairscale/pull/496), March 2021). In your exercise it is
-# > `.result()` that waits.
+# > training without it, and no small test shows the difference. *Cause*: gradients were copied from the GPU to the host
+# > by `copy_(..., non_blocking=True)`, which returns before the numbers have arrived, and no code waited for them. So
+# > now and then the optimizer read old numbers. The copy was made blocking
+# > ([fairscale#496](https://github.com/facebookresearch/fairscale/pull/496), March 2021). In your exercise the call of
+# > `.result()` waits.
 
 # %% [markdown]
 # ## Build: a crash in the middle
 #
-# The state is on disk, so it is still there when the process is not. But *which* state? Suppose a rank is killed when
-# it has updated only some of its shards. A file with half a step in it is worse than none.
+# The state is on disk, so it survives when the process is killed. But *which* state is on the disk? Suppose a rank is
+# killed after it has updated only some of its shards. A file that holds half of a step is worse than no file.
 #
-# Let us do that. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no goodbye.
+# The next cell makes this happen. On rank 1, in the third step, at its fourth shard, the process kills itself, so that
+# no `except` or `finally` can run.
 
 
 # %%
 def killed(at):
-    """A function that makes an AdamW, for each shard and step; rank 1 dies when it should make
-    number `at`."""
+    """Return a function that makes an AdamW for each shard and step; rank 1 dies when it should
+    make number `at`."""
     count = itertools.count()
 
     def make(params):
@@ -374,8 +383,9 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Which steps are in the folder, rank by rank? (A *generation* is what one step, or the beginning, has stored.) Then the
-# same call again, on the same folder, with an AdamW that survives:
+# Which steps are in the folder of each rank? A *generation* is the set of files that one step has stored, or the state
+# before the first step. The next cell lists them, and then makes the same call on the same folder, with an AdamW that
+# does not kill the process:
 
 # %% tags=["nbval-ignore-output"]
 for rank in sorted(crashed.iterdir()):
@@ -384,11 +394,12 @@ survived = two(crashed)
 assert same(survived, in_memory)
 
 # %% [markdown]
-# Training went on after step 2, the last that *both* ranks had finished, and it ends where the undisturbed training
-# ended, bit for bit. Why? What a step stores never overwrites what is committed. It goes to new files; when all of them
-# are safely on the disk, one small file with their names is *renamed* to be the one that counts. A rename has either
-# happened or not. If one rank has renamed and the other has not, both go back to the step before: its files are still
-# there ([labs/memory/disk.py](../labs/memory/disk.py)). That is why the folder holds two generations:
+# Training went on after step 2, the last step that *both* ranks had finished, and its result is bit for bit that of the
+# training without a crash. The reason is that a step never overwrites the files of the last complete step. It writes
+# new files. When all of them are safely on the disk, it commits them: it *renames* one small file that lists their
+# names. A rename has either happened or not. If one rank has renamed its file and the other rank has not, both ranks go
+# back to the step before, whose files still exist. [labs/memory/disk.py](../labs/memory/disk.py) implements this. So
+# the folder holds two generations:
 
 # %%
 found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
@@ -396,11 +407,10 @@ folder.cleanup()
 draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
 
 # %% [markdown]
-# ## Build: never whole
+# ## Build: build a model that no rank holds whole
 #
-# There is one more moment when a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of
-# the parameters, even if they are cut right afterwards. On 1,000 ranks in stage 3 that is 1,000 times the memory that
-# is needed.
+# A rank also holds too much before the first step: `GPT(config)` builds *all* parameters on every rank, even if they
+# are sharded right afterwards. On 1,000 ranks in stage 3 this takes 1,000 times the memory of the shards.
 #
 # PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, but no memory. Anyone can build a model
 # of 405 billion parameters on it:
@@ -411,14 +421,14 @@ with torch.device("meta"):
 print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, and not a byte of memory")
 
 # %% [markdown]
-# Then each rank has to *materialise* its shards: fill them with the numbers they start from. In this course each
-# parameter starts from numbers that depend on its own name and the seed (`labs.model.initial_value`), so any rank can
-# make any of them. `Zero(..., initial=...)` asks for them one layer at a time.
+# Then each rank has to *materialise* its shards, which means to fill them with their initial numbers. In this course
+# the initial numbers of a parameter depend only on its name and the seed, so any rank can compute them, with
+# `labs.model.initial_value`. `Zero(..., initial=...)` computes them for one layer at a time.
 
 
 # %%
 def built(device):
-    """All parameters by name, as they are after building and sharding."""
+    """Return all parameters by name, as they are after building and sharding."""
     mark("step")
     with torch.device(device):
         model = GPT(CONFIG)
@@ -435,8 +445,9 @@ whole, kinds = (each.recording.held(step=0) for each in (on_cpu, on_meta))
 draw.bars({"built whole": whole, "built on meta": kinds})
 
 # %% [markdown]
-# The same parameters; but on meta no rank ever held more than a quarter of them, and two copies of one layer while it
-# was cut. Here that saves a megabyte. With 405 billion parameters it decides whether the job starts at all.
+# Both ways give the same parameters. But with meta no rank ever held more than a quarter of them, and two copies of one
+# layer while the layer was cut. Here this saves a megabyte. With 405 billion parameters it decides whether the job can
+# start at all.
 
 # %%
 shard = 4 * sum(cost.parameter_sizes(CONFIG)) // 4
@@ -449,15 +460,16 @@ draw.ledger(rows)
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a model that was built on meta learns less than the same model built as
-# > usual, and its adapters for q and k learn nothing at all. It kept its rotary tables as *buffers* that are in no
-# > checkpoint. On meta these have no numbers either, and `to_empty` gave them memory with whatever happened to be in
-# > it. Then q and k were multiplied by that ([UniRL#207](https://github.com/Tencent-Hunyuan/UniRL/pull/207), July
-# > 2026). Whatever `__init__` computes has to be computed again after `to_empty`. (The course's model has no buffers.)
+# > usual, and its adapters for q and k learn nothing at all. *Cause*: the model kept its rotary tables as *buffers*
+# > that are in no checkpoint. On meta these buffers have no numbers either, and `to_empty` gave them memory with
+# > arbitrary numbers in it. Then q and k were multiplied by these numbers
+# > ([UniRL#207](https://github.com/Tencent-Hunyuan/UniRL/pull/207), July 2026). All tensors that `__init__` computes
+# > have to be computed again after `to_empty`. The course's model has no buffers.
 #
 # ## Native
 #
-# PyTorch's way to build a large model has the same three steps: build on meta, `fully_shard`, then `to_empty`, which
-# gives every shard memory without numbers, to be initialised or loaded.
+# PyTorch builds a large model in the same three steps: build it on meta, call `fully_shard`, and then `to_empty`. The
+# last call gives every shard memory without numbers, and you initialise or load the numbers.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -489,13 +501,13 @@ held = {name: job.recording.held(step=0)["peak"] for name, job in peaks.items()}
 draw.table([{"": name, "peak, MiB": round(size / 2**20, 2)} for name, size in held.items()])
 
 # %% [markdown]
-# PyTorch's holds even less, since it cuts each parameter by itself, so that only one at a time is whole here; ours cuts
+# PyTorch holds even less: it cuts each parameter by itself, so that only one parameter at a time is whole. Ours cuts
 # layer by layer.
 #
-# For offloading, `fully_shard` takes a policy. `CPUOffloadPolicy` keeps shards, gradients and so the optimizer's state
-# in host memory, and the optimizer's step is taken there: P and G are offloaded as well as S, and a shard travels up
-# before every gather. `save_on_cpu` puts *activations* in host memory, with the hooks of notebook 07. Here both train
-# the same steps once more:
+# For offloading, `fully_shard` takes a policy. `CPUOffloadPolicy` keeps shards and gradients in host memory, and so the
+# optimizer's state, too, and the host takes the optimizer's step. So P, G and S are all offloaded, and a shard is
+# copied to the GPU before every gather. `save_on_cpu` moves *activations* to host memory, with the hooks of
+# notebook 07. The next cells train the same steps with each of the two:
 
 # %%
 from contextlib import nullcontext
@@ -505,7 +517,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 
 def natively(policy, activations):
-    """All parameters by name, after the same steps with PyTorch's offloading."""
+    """Return all parameters by name, after the same steps with PyTorch's offloading."""
     model, mesh = GPT(CONFIG), init_device_mesh("cpu", (dist.get_world_size(),))
     for module in [*model.layers.values(), model]:
         fully_shard(module, mesh=mesh, offload_policy=policy)
@@ -530,20 +542,21 @@ off = max((value - ours[name]).abs().max().item() for name, value in offloaded[0
 print(f"the same bits in all three; within 1e-5 of ours: {off < 1e-5}")
 
 # %% [markdown]
-# The numbers are what they were: offloading moves them, and computes nothing else. What it saves cannot be seen here.
-# The device that computes *is* the host, so a shard is where it was, and a saved activation is there twice.
-# `pin_memory=False` is for a host without a GPU: memory is pinned so that a GPU's copy engines may reach it. DeepSpeed
-# has ZeRO-Offload and ZeRO-Infinity, the originals of this lesson.
+# The numbers do not change, since offloading only moves them. The memory that it saves cannot be measured here: the
+# device that computes *is* the host, so an offloaded shard stays in the same memory, and an offloaded activation is
+# held twice. `pin_memory=False` is for a host without a GPU, since memory is pinned so that a GPU's copy engines can
+# access it. DeepSpeed has ZeRO-Offload and ZeRO-Infinity, the originals of the methods in this notebook.
 #
 # ## The memory explorer
 #
-# Recomputation and offloading in one picture, from the same formulas, for 16-bit training with fused norms. It begins
-# with our question: one card, full recomputation. Guess each time before you look, then try, in this order:
+# The explorer shows recomputation and offloading together, from the same formulas, for 16-bit training with fused
+# norms. It begins with our question: one GPU, with full recomputation. Try the following in this order, and each time
+# guess before you look:
 #
-# - Offload the optimizer state. Does it fit a card of 40 GB now? Of 24?
-# - Take 8 ranks. Which of stage 3 and offloading saves more then? On 64?
-# - Give each rank a sequence of 131,072 tokens. What is in the way now? (Recomputing layers leaves the head alone: its
-#   logits and their gradients are what you see then. Later notebooks take that up.)
+# - Offload the optimizer state. Does the job fit on a GPU of 40 GB now? Does it fit on one of 24 GB?
+# - Take 8 ranks. Does stage 3 or offloading save more memory then? And on 64 ranks?
+# - Give each rank a sequence of 131,072 tokens. Which kind is too large now? Recomputation of layers does not help with
+#   the head, whose logits and their gradients take most of the memory. A later notebook splits the head.
 
 # %%
 play.memory(model="llama3-8b", ranks=1, batch=1, context=8192, recompute="full", card="40 GB")
@@ -556,21 +569,22 @@ print(f"one card, offloaded: {offloaded.peak / 1e9:.1f} GB")
 # %% [markdown]
 # ## Why, and why not
 #
-# | | what shrinks | what it costs | when |
+# | | saves memory for | costs | use it with |
 # |---|---|---|---|
-# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
-# | state on disk | S, to that of three parameters | 12 + 12 bytes more | the same, and patience |
-# | meta | the peak before the first step | nothing | always |
+# | state in host memory | all of S | 2 + 2 bytes sent per parameter and step | few ranks, many tokens per step |
+# | state on disk | all but the S of three parameters | 12 + 12 bytes more | few ranks, many more tokens per step |
+# | building on meta | the peak before the first step | nothing | every large model |
 #
-# **Why not** always? Because the link is slow, and the traffic comes in every step, however small the batch. It can be
-# hidden behind arithmetic, if there is enough of that. How much is there? A parameter of a matrix is used once for each
-# token in forward: one multiplication, one addition, 2 operations. In backward it is used twice, once for the gradient
-# of its input and once for its own: 4 operations. Together 6 for each parameter and token: 6Ψn for n tokens.
+# **Why not** offload always? The link is slow, and the same bytes are sent in every step, however small the batch. They
+# cost no time if the step's arithmetic takes longer than sending them. How long does the arithmetic take? A parameter
+# of a matrix is used once for each token in forward, in one multiplication and one addition, which are 2 operations. In
+# backward it is used twice, for the gradient of its input and for its own gradient, which makes 4 operations. So a step
+# with Ψ parameters and n tokens does 6Ψn operations.
 #
-# At R operations per second these take 6Ψn/R seconds. At c bytes per parameter and W bytes per second, the traffic
-# takes cΨ/W. So n must be above c/6 × R/W. Ψ cancels, as it did for the all-reduce. (Ours hides the traffic behind the
-# updates only; this is the most that any offloading could hide. The bandwidths are typical ones, and were not measured
-# here, since that takes a GPU.)
+# At R operations per second they take 6Ψn/R seconds. Suppose that offloading sends c bytes per parameter, at W bytes
+# per second. This takes cΨ/W seconds. So the arithmetic takes longer if n > c/6 × R/W. Ψ cancels, as it did for the
+# all-reduce. This is a limit for any offloading; ours overlaps only with the updates. The bandwidths in the next cell
+# are typical values, which the course has not measured, since that takes a GPU.
 
 # %%
 # per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -586,39 +600,42 @@ for tier, (c, W) in TIERS.items():
 draw.table(rows)
 
 # %% [markdown]
-# Thousands of tokens are one micro-batch, so state in host memory can be hidden, if the CPU is quick enough to update
-# it. Hundreds of thousands are many micro-batches in a row: disks are for those who have time but no cards. And with
-# many ranks there is nothing left to gain: stage 3 on 64 ranks leaves 1/64 of S on each.
+# Thousands of tokens fit in one micro-batch, so offloading to host memory costs no extra time, if the CPU updates the
+# state fast enough. Hundreds of thousands of tokens are many micro-batches, so a disk is for people with much time and
+# few GPUs. And with many ranks offloading gains little: in stage 3 on 64 ranks, each rank holds only 1/64 of S.
 #
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>Why is it S that is offloaded first, and not P or G?</summary>
+# <details><summary>Why do we offload S first, and not P or G?</summary>
 #
-# It is the largest kind, 12 of 16 bytes per parameter, and it is touched once per step. Parameters are read twice in
-# every micro-batch.
+# S is the largest kind, with 12 of 16 bytes per parameter, and the optimizer reads and writes it only once per step.
+# Parameters are read twice in every micro-batch.
 # </details>
 #
-# <details><summary>Why is the optimizer's step taken where the state lives?</summary>
+# <details><summary>Why is the optimizer's step taken where the state is?</summary>
 #
-# Otherwise 12 bytes per parameter would have to come up and 12 go down. This way only the gradient goes down and the
-# parameter comes up, 2 + 2 bytes.
+# Otherwise 12 bytes of state per parameter would have to be sent to the GPU, and 12 bytes back. When the host takes the
+# step, only the gradient is sent to the host and the parameter to the GPU, 2 + 2 bytes.
 # </details>
 #
 # <details><summary>While one parameter is updated, what does the thread do, and why not more?</summary>
 #
-# It stores the one before and fetches the next. If it fetched all of them ahead, all of S would be in memory again.
+# The thread stores the state of the previous parameter and fetches the state of the next one. If it fetched all states
+# ahead, all of S would be in memory again.
 # </details>
 #
-# <details><summary>A rank is killed while it writes its state. Why is the training not spoiled?</summary>
+# <details><summary>A rank is killed while it writes its state. Why can the training still resume correctly?</summary>
 #
-# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then the
-# step before counts, and none of its files was overwritten. All ranks go back to the last step that all of them have.
+# A step writes new files, which are committed only when a small file with their names has been renamed. Until then the
+# step before is the last complete one, and none of its files has been overwritten. All ranks go back to the last step
+# that all of them have committed.
 # </details>
 #
-# And from memory: 16-bit training with AdamW, in bytes per parameter. How many are the state? How many go
-# down to the host in a step, and how many come up? How many are read from the disk, if the state lies there?
+# Answer from memory, for 16-bit training with AdamW, in bytes per parameter. How large is the state? In a step, how
+# many bytes are sent down to the host, and how many up to the GPU? How many bytes are read from the disk, if the state
+# is there?
 
 # %%
 state = 12  # your number
@@ -635,29 +652,34 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
 # | S between steps, in files | 0 | 0 | – |
-# | S during a step, in files | three shards at most | no more | – |
-# | files of two generations | 2 × 12 bytes per parameter | the same within 1 % | – |
-# | built on meta | a quarter of P; two copies of a layer | the same, exactly | less: by parameter |
-# | numbers | those of the job in memory | the same bits | the same bits |
+# | S during a step, in files | three shards at most | as predicted | – |
+# | files of two generations | 2 × 12 bytes per parameter | as predicted, within 1 % | – |
+# | built on meta | a quarter of P; two copies of a layer | exactly as predicted | less: it cuts by parameter |
+# | numbers | equal to those of the job in memory | the same bits | the same bits |
 #
 # ## Beat it: a step under which the disk disappears (30 minutes)
 #
-# Exercise 1's thread fetches one parameter ahead, in the order of the parameters, and begins when all gradients are
-# there. Here it is open. Three work side by side, each at one thing at a time:
-# the **GPU** goes through forward and backward of all layers, twice; the **processor** updates states; the **disk**
-# reads one, or writes one, in latency + bytes/W. A layer's update needs its state in memory, and its gradient; its next
-# forward needs the update. Your list says what the processor and the disk do, each in the order of its own entries:
-# `("read", 7)`, `("update", 7)`, `("write", 7)`. The disk never waits for room: a read begins as soon as the disk is
-# free, so a write that is to make room for it must stand before it. A state takes room from the beginning of its read
-# to the end of its write, and must be on the disk in the end. `measured(instructions, given)` says how long the two
-# steps take, and how many bytes are held at most.
+# The thread of exercise 1 fetches one parameter ahead, in the order of the parameters, and begins when all gradients
+# are ready. In this challenge you choose the order. Three devices work side by side, each on one task at a time. The
+# **GPU** computes forward and backward of all layers, in two steps. The **processor** updates states. The **disk**
+# reads or writes one state at a time, which takes latency + bytes/W. A layer's update needs the layer's gradient, and
+# its state in memory; the layer's next forward needs the update. Your list gives the tasks of the processor and of the
+# disk: `("read", 7)`, `("update", 7)`, `("write", 7)`. Each of the two does its own tasks in the order of the list. The
+# disk never waits until memory is free: a read begins as soon as the disk is free, so a write that frees memory for it
+# must come earlier in the list. A state takes memory from the beginning of its read to the end of its write, and all
+# states must be on the disk at the end. `measured(instructions, given)` returns how long the two steps take, and how
+# many bytes are held at most.
 #
-# **The bound.** Everything has to be computed; the first layer gets its gradient last, so its update comes after each
-# backward, and its write after the second. And the disk reads and writes each state once, and once more each that finds
-# no room in memory from one step to the next. Two steps take at least the longer of the two: 100 points, in each of
-# five models. Read, update and write, one layer after the other, scores 51.6 in their mean. Your lists are also
-# obeyed, and the numbers on the disk must be those of a training in memory.
-# A score is 100 × bound / time.
+# **The bound.** Let C be the GPU's time for forward and backward of one step, u the time of the first layer's update, d
+# the sum of latency + bytes/W over all layers and d_first that of the first layer, M the bytes of all states, B the
+# room in memory and W the disk's bandwidth. Then time ≥ max(2 (C + u) + d_first, 2d + 2 · max(0, M − B)/W). No list can
+# beat the first term: the first layer's gradient is ready last, so in each step its update comes after all of the GPU's
+# work, and its write comes after the second update. And none can beat the second: the disk reads and writes each state
+# at least once, and again the states that do not fit in memory between the two steps.
+#
+# The score of a model is 100 × bound / time, and your score is the mean over five models. If you read, update and write
+# one layer after the other, you score 51.6. The check also executes your lists, and the numbers on the disk must be
+# those of a training in memory.
 
 # %%
 measured = beat.hidden_disk.measured
@@ -672,7 +694,7 @@ draw.table(rows)
 
 # %%
 def so_far_ahead(depth, ahead):
-    """Each state is read so many uses before its own, and written after its update."""
+    """Read each state `ahead` updates before its own, and write it after its update."""
     uses, read, found = [*reversed(range(depth))] * 2, 0, []
     for n, layer in enumerate(uses):
         soon = uses[read : n + 1 + ahead]
@@ -687,12 +709,18 @@ for each in so_far_ahead(depth=2, ahead=1)[:5]:
 
 # %%
 def disk_disappears(nbytes, forward, update, budget, latency, bandwidth):
-    """What the processor and the disk do in two steps: [("read", 7), ("update", 7), …].
+    """Return the tasks of the processor and the disk in two steps: [("read", 7), ("update", 7),
+    …].
 
-    By layer, the first is number 0: bytes of its state, s of its forward and of its update; a
-    backward takes twice its forward.  At no moment more than `budget` bytes are held.
-    measured(instructions, (nbytes, forward, …)) -> (s, most bytes held).  You may search, for
-    up to ten seconds a call.
+    nbytes, forward, update: lists with one number per layer, the first layer first: the bytes
+        of the layer's state, and the seconds of its forward and of its update; a backward takes
+        twice its forward
+    budget: the bytes of states that may be held at any moment
+    latency: seconds per read or write
+    bandwidth: bytes per second
+
+    measured(instructions, (nbytes, forward, …)) returns (seconds, most bytes held). You may
+    search for up to ten seconds per call.
     """
     ### BEGIN SOLUTION
     given = nbytes, forward, update, budget, latency, bandwidth
@@ -705,18 +733,20 @@ def disk_disappears(nbytes, forward, update, budget, latency, bandwidth):
 beat.hidden_disk(disk_disappears)
 
 # %% [markdown]
-# The course's answer reads all layers equally far ahead, and writes each after its update.
+# The course's answer reads every state the same number of updates ahead, and writes each state right after its update.
 #
-# <details><summary>Where is there room?</summary>
+# <details><summary>Where can time be saved?</summary>
 #
-# In what stays: a state that is in memory where one step ends saves a write and a read. In writes, which nobody waits
-# for, as long as there is room: a read may go first. And in the first layers, for which the next step waits.
+# Keep some states in memory between the steps: each of them saves a write and a read. Delay writes while there is room
+# in memory, so that reads, for which an update waits, come first. And update the first layers early, since the next
+# step's forward waits for them.
 # </details>
 #
 # **Read on**: [labs/memory/offload.py](../labs/memory/offload.py), [labs/memory/disk.py](../labs/memory/disk.py). Ren
 # et al., 2021, *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
 #
-# **Next.** This folder survives a crash, but it belongs to two ranks, each with its own part of it. What if there are
-# three of them afterwards, and what else has to be remembered? [08 Checkpoints](08_checkpoint.ipynb) saves a training.
+# **Next.** The folder of this notebook survives a crash, but it belongs to two ranks, and each rank has its own part of
+# it. How can three ranks load it, and what else must a training save? [08 Checkpoints](08_checkpoint.ipynb) answers
+# these questions.
 #
 # A clean copy of this notebook: `git restore notebooks/07b_offload.ipynb`, then *File > Reload Notebook from Disk*.
