@@ -314,14 +314,14 @@ class Recording:
 
     def require(self, kind: str) -> None:
         if self.kind != kind:
-            raise ValueError(f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here')
+            raise ValueError(f'this recording is of {self.kind}, not of {kind}: make one by run(..., record="{kind}")')
 
     def window(self, rank: int, step: int | None) -> tuple[float, float]:
         """Return the start and end of a step in seconds.  Raises ValueError if there is no such rank or step."""
         if rank not in self.seen:
             there = f"ranks 0 to {self.ranks - 1}" if len(self.seen) == self.ranks else f"of {self.ranks} ranks these: "
             there += "" if len(self.seen) == self.ranks else ", ".join(map(str, self.seen))
-            raise ValueError(f"rank {rank}: this recording has {there}")
+            raise ValueError(f"rank {rank} is not in this recording, which has {there}")
         if step is None:
             return 0.0, float("inf")
         steps = self.step_spans(rank)

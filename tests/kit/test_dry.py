@@ -166,7 +166,7 @@ def test_several_ranks_come_back_side_by_side():
     (exchange, *_) = [event for event in results.communication.select(17, 1) if event.op == "all_to_all"]
     assert 0 < results.communication.across(17, 1) < sent and len(exchange.ranks) == 1024
     assert draw.memory(results.memory) and draw.traffic(results.communication)
-    with pytest.raises(ValueError, match="rank 0: this recording has of 1024 ranks these: 17, 1023"):
+    with pytest.raises(ValueError, match="rank 0 is not in this recording, which has of 1024 ranks these: 17, 1023"):
         results.memory.held(0)
 
 

@@ -173,18 +173,18 @@ def row_of(axes: Mapping[str, int]) -> str:
     rows["pp", "replicate", "shard", "tp"] = "pp-fsdp-tp" if axes.get("tp", 1) > 1 else "pp-fsdp"
     if tuple(axes) not in rows:
         meshes = " or ".join(",".join(names) for names in rows)
-        raise ValueError(f"no row of the table has the axes {','.join(axes)}: they are {meshes}")
+        raise ValueError(f"no strategy has the mesh axes {','.join(axes)}: give the axes {meshes}")
     return rows[tuple(axes)]
 
 
 def require_fitting(name: str, axes: Mapping[str, int], batch: int) -> None:
     if batch < 1 or batch % axes.get("pp", 1):
         raise ValueError(
-            f"batch {batch}: a pipeline cuts it into a micro-batch for each stage: give a multiple of them"
+            f"batch {batch} is not divisible by pp={axes.get('pp', 1)}, the number of stages: give a multiple of that"
         )
     if tuple(ROWS[name].axes(4)) != tuple(axes):
         its = [row.name for row in STRATEGIES if tuple(row.axes(4)) == tuple(axes)]
         raise ValueError(
             f"{name} has the axes {','.join(ROWS[name].axes(4))}, not {','.join(axes)}"
-            + (f": these have {', '.join(its)}" if its else "")
+            + (f": choose a strategy with these axes, {', '.join(its)}" if its else "")
         )

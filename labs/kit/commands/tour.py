@@ -87,7 +87,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
-            raise ValueError(f"there is no size {self.size!r} that reads bytes: take {' or '.join(SIZES)}")
+            raise ValueError(f"size {self.size!r} is no model whose tokens are bytes: take {' or '.join(SIZES)}")
         if not 1 <= self.ranks <= MOST_RANKS:
             raise ValueError(
                 f"ranks {self.ranks}: a job has 1 to {MOST_RANKS} ranks; more than that takes several machines"
@@ -448,7 +448,7 @@ def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
         return [strategy for strategy in table if strategy.name in wanted and strategy.fits(ranks)]
     wanted = {name.strip() for name in names.split(",")}
     if unknown := sorted(wanted - set(known)):
-        raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}, or all")
+        raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: choose from {', '.join(known)}, or all")
     chosen = [strategy for strategy in table if strategy.name in wanted]
     for strategy in chosen:
         try:

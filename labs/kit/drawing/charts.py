@@ -21,7 +21,7 @@ def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
     Raises ValueError for a mesh of more than two axes, and for an `along` that is not an axis.
     """
     if len(axes) not in (1, 2):
-        raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
+        raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two axes")
     if along and along not in axes:
         raise ValueError(f"along={along!r} is not an axis of the mesh: choose one of {', '.join(axes)}")
     (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]

@@ -156,7 +156,7 @@ def classroom(course: Path, learners: Sequence[Path]) -> Table:
     rows = []
     for folder in learners:
         if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")
+            raise ValueError(f"there is no folder {folder}: name the folder of each learner's course")
         done = read(folder)
         counts = {each.number: share(each, done) for each in notebooks(course) if each.exercises}
         rows.append({"passed": str(folder), **counts})
@@ -210,5 +210,5 @@ def course_here() -> Path:
     here = Path.cwd()
     course = next((folder for folder in (here, here.parent) if list(folder.glob(f"{FOLDER}/*.ipynb"))), None)
     if course is None:
-        raise ValueError(f"there are no {FOLDER} in {here}: call it in the course's folder")
+        raise ValueError(f"there are no {FOLDER} in {here}: run this in the course's folder")
     return course

@@ -49,7 +49,7 @@ def classroom(learners: Sequence[Path], names: bool) -> Table:
         names.
     """
     if missing := [folder for folder in learners if not folder.is_dir()]:
-        raise ValueError(f"there is no folder {missing[0]}")
+        raise ValueError(f"there is no folder {missing[0]}: name the folder of each learner's course")
     found = {str(folder): read(folder) for folder in learners}
     if not names:
         ordered = sorted(found.values(), key=lambda scores: -sum(max(tries) for tries in scores.values() if tries))

@@ -139,7 +139,7 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
 def require_senders(events: Collection[Event]) -> None:
     for event in events:
         if event.op == "recv" and event.peer is None:
-            raise ValueError(f"rank {event.rank} has a {describe(event)}: NCCL has no recv from any source, name one")
+            raise ValueError(f"rank {event.rank} has a {describe(event)}: NCCL cannot do that, so name the sender")
 
 
 def mixed_up(events: Collection[Event]) -> Iterator[Finding]:

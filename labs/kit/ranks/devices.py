@@ -56,7 +56,7 @@ def devices_for(device: str, ranks: int) -> Devices:
     if device == "auto":
         device = os.environ.get("LABS_DEVICE", device)
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f'device={device!r} is not one this course knows: "auto", "cpu" or "cuda"')
+        raise ValueError(f'device={device!r}: give "auto", "cpu" or "cuda"')
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and gpus < ranks):
         return Devices("gloo", ["cpu"] * ranks)

@@ -63,8 +63,8 @@ class Link:
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or isinstance(self.nodes, bool) or not 2 <= self.nodes <= MOST_NODES:
             raise ValueError(
-                f"Link(nodes={self.nodes!r}): a wire is between nodes, so give 2 to {MOST_NODES} of them; for one "
-                "node leave link out"
+                f"Link(nodes={self.nodes!r}): a link connects nodes, so give 2 to {MOST_NODES} nodes; for a single "
+                "node, leave link out"
             )
         object.__setattr__(self, "bandwidth", bits_per_second(self.bandwidth))
         if not isinstance(self.latency, numbers.Real) or not 0 <= self.latency < math.inf:

@@ -148,7 +148,7 @@ class Unpickler(pickle.Unpickler):
 def read(source: IO[bytes], size: int) -> memoryview:
     content = memoryview(torch.empty(size, dtype=torch.uint8).numpy())  # a bytearray would first be zeroed
     if source.readinto(content) != size:  # type: ignore[attr-defined]
-        raise ValueError("the rank's value is cut off")
+        raise ValueError("the file with the rank's value is cut off")
     return content
 
 

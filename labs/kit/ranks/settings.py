@@ -66,9 +66,9 @@ def settings() -> dict[str, Any]:
     """
     if (device := torch.get_default_device()).type != "cpu":
         raise ValueError(
-            f"tensors are made on {str(device)!r} by default here (set_default_device, or a with), and each rank has a "
-            "device of its own: call torch.set_default_device('cpu') before run(), and choose one in the function, or "
-            "by run(..., device=)"
+            f"PyTorch's default device is {str(device)!r} here, by set_default_device or a with statement, but each "
+            "rank has a device of its own: call torch.set_default_device('cpu') before run(), and choose a device in "
+            "the function, or by run(..., device=)"
         )
     return {name: get() for name, get, _ in each()}
 

@@ -438,7 +438,7 @@ def working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise RuntimeError("the working directory has been deleted: os.chdir() to one that exists") from error
+        raise RuntimeError("the working directory has been deleted: call os.chdir(one that exists)") from error
 
 
 def read_all(fd: int) -> str:

@@ -127,7 +127,7 @@ def register() -> None:
 
 
 def not_here(*args: Any) -> Any:
-    raise NotImplementedError(f"a tensor of the device {NAME!r} has no numbers outside of a dry run")
+    raise NotImplementedError(f"a tensor of the device {NAME!r} has no memory, so it cannot be used outside of `dry`")
 
 
 class TooLarge(ValueError):

@@ -120,7 +120,7 @@ def backward(
     Raises ValueError for a batch that is not divisible by `micro_batches`.
     """
     if len(x) % micro_batches:
-        raise ValueError(f"a batch of {len(x)} is not divisible by {micro_batches} micro-batches")
+        raise ValueError(f"a batch of {len(x)} is not divisible by {micro_batches} micro-batches: change one of them")
     losses, weighed = [], {} if over is None else {"over": over / micro_batches}
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         with no_sync() if len(losses) + 1 < micro_batches else nullcontext():

@@ -34,7 +34,7 @@ def budget(size: int) -> Iterator[None]:
     Raises MemoryError as soon as an operator exceeds this limit, and ValueError for a size below 1.
     """
     if size < 1:
-        raise ValueError(f"a budget of {size} bytes: give it at least 1")
+        raise ValueError(f"a budget of {size} bytes holds no tensor: give at least 1 byte")
     try:
         with Limited(size):
             yield

@@ -14,13 +14,13 @@ WRONG = {
     "--mesh tp=16": "4 query heads over 2 of keys and values cannot be split over 16 ranks: use 4",
     "--ranks 12": "mesh dp=8,tp=2 has 16 ranks, not 12: change a size, or --ranks",
     "--mesh dp=8,dp=2": "mesh 'dp=8,dp=2': write each axis once, with its size, like dp=128,tp=8",
-    "--mesh dp=8,ep=2": "no row of the table has the axes dp,ep: they are dp or replicate,shard or tp or",
+    "--mesh dp=8,ep=2": "no strategy has the mesh axes dp,ep: give the axes dp or replicate,shard or tp or",
     "--strategy fdsp": "strategy 'fdsp' is not known: the nearest is 'fsdp'",
-    "--strategy fsdp": "fsdp has the axes dp, not dp,tp: these have fsdp-tp, torch-fsdp-tp",
+    "--strategy fsdp": "fsdp has the axes dp, not dp,tp: choose a strategy with these axes, fsdp-tp, torch-fsdp-tp",
     "--node 0": "node is 0: a node has 1 rank or more, such as --node 8",
     "--node -3": "node is -3: a node has 1 rank or more, such as --node 8",
     "--rank 16": "rank 16 is not in the job: its 16 ranks are 0 to 15",
-    "--mesh pp=4 --batch 6": "batch 6: a pipeline cuts it into a micro-batch for each stage",
+    "--mesh pp=4 --batch 6": "batch 6 is not divisible by pp=4, the number of stages",
     "--mesh dp=4000000": "ranks=4000000: even in a dry run, each group has a list of its ranks: give 1 to 1,048,576",
 }
 

@@ -132,7 +132,7 @@ def test_a_teacher_sees_how_many_each_learner_has_passed(course, tmp_path, monke
     assert re.search(r"^../anna +2 of 2 +0 of 1 +0 of 1$", out, re.MULTILINE)
     assert re.search(r"^../ben +0 of 2 +0 of 1 +0 of 1$", out, re.MULTILINE)
     assert main(["progress", "../nobody"]) == 1
-    assert capsys.readouterr().err == "there is no folder ../nobody\n"
+    assert capsys.readouterr().err == "there is no folder ../nobody: name the folder of each learner's course\n"
 
 
 def test_no_course_and_a_broken_notebook_are_reported(course, tmp_path, monkeypatch, capsys):

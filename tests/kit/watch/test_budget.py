@@ -194,7 +194,7 @@ def test_other_errors_are_left_alone():
 
 
 def test_a_budget_of_nothing():
-    with pytest.raises(ValueError, match="a budget of 0 bytes: give it at least 1"), budget(0):
+    with pytest.raises(ValueError, match="a budget of 0 bytes holds no tensor: give at least 1 byte"), budget(0):
         pass
 
 
