@@ -2,7 +2,7 @@
 
 A calibration runs in turns with the steps that are predicted from it, on the same ranks:
 
-    computes    the row's own step, every message finished at once (kit/simulated/alone.py), on all ranks side by side
+    computes    the row's own step, each message finished at once (labs/kit/simulated), on all ranks side by side
     messages    of each kind, in groups of each size, and in two places:
                     amid      after a computation, from which ranks do not return at the same time
                     behind    right after another message: the ranks have just met, and are awake
@@ -36,8 +36,8 @@ from labs import pp
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit.commands.tour import ONE_OF_EACH
 from labs.kit.dry import dry
-from labs.kit.simulated.alone import unheard
-from labs.kit.simulated.rehearsal import NEIGHBOURS, rehearse
+from labs.kit.simulated.strategy_steps import NEIGHBOURS, rehearse
+from labs.kit.simulated.without_other_ranks import unheard
 from labs.kit.training.strategies import ROWS
 from labs.kit.watch import tap
 from labs.kit.watch.communication import Event

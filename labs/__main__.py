@@ -23,11 +23,11 @@ def main(arguments: list[str]) -> int:
 
             return doctor()
         case ["progress", *rest]:
-            from labs.kit.learners.standings import progress_main as progress
+            from labs.kit.learners.progress_commands import progress_main as progress
 
             return progress(rest)
         case ["challenges", *rest]:
-            from labs.kit.learners.standings import challenges_main as challenges
+            from labs.kit.learners.progress_commands import challenges_main as challenges
 
             return challenges(rest)
         case ["dryrun", *rest]:

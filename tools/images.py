@@ -25,7 +25,7 @@ the same bytes. To add a notebook, add a line to COURSE; to add a picture, add a
 from collections.abc import Callable
 from pathlib import Path
 
-from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
+from labs.kit.drawing.collective_messages import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
 from tools.checkpoint_images import checkpoint, resume

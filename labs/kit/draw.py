@@ -2,17 +2,17 @@
 
     ledger, table, traffic, size      numbers in tables; predictions beside measurements        tables.py
     bars, curves                      measured bytes by kind, and losses, as PNG                figures.py
-    memory                            bytes held over time, as PNG                              memories.py
+    memory                            bytes held over time, as PNG                              memory_over_time.py
     timeline                          the work, communication and waiting of each rank, as PNG  timelines.py
-    messages, step, sends             messages between ranks, and the ranks' pieces, as SVG     diagrams.py
+    messages, step, sends             messages between ranks, and the ranks' pieces, as SVG     collective_messages.py
     mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
-    nodes                             the process groups of a mesh on its nodes, as SVG         nodes.py
+    nodes                             the process groups of a mesh on its nodes, as SVG         mesh_on_nodes.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
-    blocks                            the block of a tensor that each rank holds, as SVG        blocks.py
-    schedule                          a pipeline schedule, simulated and recorded               gantt.py, overlays.py
-    plan                              a tensor-parallel plan on its model, as SVG               plans.py
-    reads, folder                     the files of a checkpoint: read by ranks, and in a save   files.py
+    blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
+    schedule                          a pipeline schedule, simulated and recorded               pipeline_gantt.py
+    plan                              a tensor-parallel plan on its model, as SVG               tensor_parallel_plan.py
+    reads, folder                     the files of a checkpoint: read by ranks, and in a save   checkpoint_files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
     KINDS, TIMELINE                   the colours of every figure and widget                    palette.py
     Drawing, Figure, Table, Ledger    what these functions return: pictures, and tables         picture.py, tables.py
@@ -21,22 +21,22 @@
 These functions neither measure nor predict: they draw the numbers of a recording or of a formula.
 """
 
-from labs.kit.drawing.blocks import blocks
 from labs.kit.drawing.charts import chart, mesh
-from labs.kit.drawing.diagrams import messages, sends, step
+from labs.kit.drawing.checkpoint_files import folder, reads
+from labs.kit.drawing.collective_messages import messages, sends, step
+from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
-from labs.kit.drawing.files import folder, reads
 from labs.kit.drawing.formulas import formula, term
-from labs.kit.drawing.gantt import schedule
 from labs.kit.drawing.layout_map import layouts
-from labs.kit.drawing.memories import memory
-from labs.kit.drawing.nodes import nodes
+from labs.kit.drawing.memory_over_time import memory
+from labs.kit.drawing.mesh_on_nodes import nodes
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
-from labs.kit.drawing.plans import plan
+from labs.kit.drawing.pipeline_gantt import schedule
 from labs.kit.drawing.scatters import Point, scatter
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
+from labs.kit.drawing.tensor_parallel_plan import plan
 from labs.kit.drawing.timelines import timeline
 
 __all__ = [

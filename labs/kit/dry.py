@@ -30,13 +30,13 @@ import torch.distributed as dist
 from labs.kit.nccl.verdict import would_hang
 from labs.kit.ranks.run import MOST_RANKS, run
 from labs.kit.record import Recording, TimePass, join_some
-from labs.kit.simulated.alone import neighbours, our_neighbours
 from labs.kit.simulated.as_rank import as_rank
 from labs.kit.simulated.device import TooLarge
 from labs.kit.simulated.host import NeedsNumbers, Read
+from labs.kit.simulated.without_other_ranks import neighbours, our_neighbours
 from labs.kit.watch.communication import CommunicationWatch
+from labs.kit.watch.early_touches import Touches
 from labs.kit.watch.memory import StorageWatch
-from labs.kit.watch.touches import Touches
 
 __all__ = ["Dry", "NeedsNumbers", "TooLarge", "dry", "neighbours", "our_neighbours", "would_hang"]
 

@@ -28,18 +28,18 @@ from typing import Any
 import ipywidgets
 
 from labs.kit import draw
-from labs.kit.drawing.diagrams import Holdings, Message, by_round
+from labs.kit.drawing.collective_messages import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
-from labs.kit.explorers import algorithms, layouts
+from labs.kit.explorers import all_reduce_algorithms, tensor_placements
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import microbatches as moment
+from labs.kit.explorers import pipeline_schedule as pipeline
 from labs.kit.explorers import planner as planning
-from labs.kit.explorers import schedule as pipeline
-from labs.kit.explorers import split_block as split
 from labs.kit.explorers import stages_of_zero as explorer
-from labs.kit.explorers.ahead import picture as timeline_and_memory
-from labs.kit.watch.folders import Moment
+from labs.kit.explorers import tensor_parallel_block as split
+from labs.kit.explorers.prefetch import picture as timeline_and_memory
+from labs.kit.watch.folder_snapshots import Moment
 from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
@@ -200,10 +200,10 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
 
     seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula.
     """
-    sliders = {name: control(*choice) for name, choice in algorithms.CONTROLS.items()}
-    for name, value in algorithms.BEGIN.items():
+    sliders = {name: control(*choice) for name, choice in all_reduce_algorithms.CONTROLS.items()}
+    for name, value in all_reduce_algorithms.BEGIN.items():
         sliders[name].value = value
-    return Explorer(partial(algorithms.picture, seconds), sliders)
+    return Explorer(partial(all_reduce_algorithms.picture, seconds), sliders)
 
 
 def links(**begin: Any) -> Explorer:
@@ -274,13 +274,13 @@ def crashes(moments: Sequence[Moment]) -> Explorer:
 def placements(**begin: str) -> Explorer:
     """Return an explorer of a tensor's blocks before and after a redistribution, its collectives, and the bytes sent.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.layouts.CONTROLS`, with underscores in
-        place of spaces: placements(mesh="4", from_a="Shard(0)").
+    begin: the first values of controls, by the names of `labs.kit.explorers.tensor_placements.CONTROLS`, with
+        underscores in place of spaces: placements(mesh="4", from_a="Shard(0)").
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
-    controls = set_controls("placement", layouts.CONTROLS, layouts.BEGIN, begin)
-    explorer = Explorer(layouts.picture, controls)
+    controls = set_controls("placement", tensor_placements.CONTROLS, tensor_placements.BEGIN, begin)
+    explorer = Explorer(tensor_placements.picture, controls)
     one, other = list(controls.values())[::2], list(controls.values())[1::2]
     pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: each pair stays in one column
     explorer.children[0].children = [ipywidgets.VBox(pair) for pair in pairs]
@@ -290,7 +290,7 @@ def placements(**begin: str) -> Explorer:
 def tensor_parallel(**begin: Any) -> Explorer:
     """Return an explorer of a GPT under tensor parallelism: each rank's slices, the collectives, and rank 0's bytes.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.split_block.CONTROLS`.
+    begin: the first values of controls, by the names of `labs.kit.explorers.tensor_parallel_block.CONTROLS`.
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     return Explorer(split.picture, set_controls("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
@@ -310,7 +310,7 @@ def schedule(**begin: Any) -> Explorer:
 
     When another schedule is chosen, its default number of stages per rank is set.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
+    begin: the first values of controls, by the names of `labs.kit.explorers.pipeline_schedule.CONTROLS`; `forward` and
         `backward` are the times of a micro-batch in all layers of a rank, and `send` is the time of a message, as a
         multiple of `forward`.
     Raises ValueError for a control that does not exist, or for a value that the control does not have.

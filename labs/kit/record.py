@@ -17,7 +17,7 @@ A pass is one of four ways of recording a job.  On each rank, for the whole func
 
     time             marks and spans, which costs nothing
     communication    marks, spans, and every collective, send and recv: less than 10 % (watch/communication.py)
-    order            communication, and tensors used before a wait: 10 µs per operator (watch/touches.py)
+    order            communication, and tensors used before a wait: 10 µs per operator (watch/early_touches.py)
     memory           marks, spans, and every byte held, by kind: 15 µs per operator (watch/memory.py)
 
 A job has one pass, since each pass disturbs the values that another pass measures.  The pass of each rank leaves a tape
@@ -56,10 +56,10 @@ from torch import Tensor
 from labs.kit.ranks.link import Link
 from labs.kit.watch.budget import budget
 from labs.kit.watch.communication import CommunicationWatch, Event
-from labs.kit.watch.folders import watch_folder
+from labs.kit.watch.early_touches import Touches
+from labs.kit.watch.folder_snapshots import watch_folder
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.kit.watch.redistributions import redistributed
-from labs.kit.watch.touches import Touches
 from labs.pp.executor import Pipeline
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Simulation

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from labs import collectives
 from labs.kit import draw
-from labs.kit.drawing import plans
-from labs.kit.drawing.diagrams import after, own, sends
+from labs.kit.drawing import tensor_parallel_plan
+from labs.kit.drawing.collective_messages import after, own, sends
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
 from labs.tp import conjugate
@@ -50,10 +50,14 @@ def test_wrong_input_is_reported_in_a_sentence(wrong, sentence):
 def test_a_plan_tells_what_crosses_each_border():
     """Check against the table at the head of labs.tp.conjugate, and labs.tp.shares for which rank has which heads."""
     lines = [line.split() for line in conjugate.__doc__.splitlines()]
-    table = {words[0]: words[-2:] for words in lines if words and words[0] in plans.BORDERS and len(words) == 7}
-    for name, (forward, backward) in plans.BORDERS.items():
+    table = {
+        words[0]: words[-2:]
+        for words in lines
+        if words and words[0] in tensor_parallel_plan.BORDERS and len(words) == 7
+    }
+    for name, (forward, backward) in tensor_parallel_plan.BORDERS.items():
         assert table[name] == [way.replace("-", "_") or "-" for way in (forward, backward)]
-    assert len(table) == len(plans.BORDERS)
+    assert len(table) == len(tensor_parallel_plan.BORDERS)
 
 
 def test_ring_ends_with_every_sum_on_every_rank():

@@ -24,7 +24,7 @@ from labs.kit.nccl.verdict import SOUND, would_hang
 from labs.kit.record import PASSES, join_some
 from labs.kit.simulated.as_rank import as_rank
 from labs.kit.simulated.host import NeedsNumbers
-from labs.kit.simulated.rehearsal import rehearse
+from labs.kit.simulated.strategy_steps import rehearse
 from labs.kit.training.strategies import ROWS, STRATEGIES
 from labs.model import PRESETS, Config
 

@@ -11,7 +11,7 @@ import pytest
 from labs import cost
 from labs.kit import draw, play
 from labs.kit.drawing import times_by_size as times
-from labs.kit.explorers import algorithms
+from labs.kit.explorers import all_reduce_algorithms
 from tests.kit.pictures import RING, SVG, recording
 
 
@@ -148,7 +148,7 @@ def test_the_terms_of_an_all_reduce_light_up():
 def test_a_dot_lies_on_every_line_at_any_setting(ranks):
     ways = {"ring": cost.ring_seconds, "doubling": cost.doubling_seconds, "reduce, broadcast": cost.tree_seconds}
     for size, latency, bandwidth in ((0.001, 1, 400), (1000, 100, 0.1)):
-        root = xml.fromstring(algorithms.picture(ways, ranks, size, latency, bandwidth).picture.data)
+        root = xml.fromstring(all_reduce_algorithms.picture(ways, ranks, size, latency, bandwidth).picture.data)
         dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter(f"{SVG}circle")]
         expected = [times.up(f(int(1e6 * size), ranks, 1e-6 * latency, 1e9 * bandwidth)) for f in ways.values()]
         assert [y for _, y in dots] == pytest.approx(expected, abs=0.06)

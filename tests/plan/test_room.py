@@ -11,7 +11,7 @@ import pytest
 from labs import cost
 from labs.kit.commands.dryrun import DTYPES, in_dtype
 from labs.kit.dry import dry
-from labs.kit.simulated.rehearsal import rehearse
+from labs.kit.simulated.strategy_steps import rehearse
 from labs.kit.training.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held

@@ -14,7 +14,7 @@ from typing import Any
 from labs.exercises.engine.answer import LUCK, NOT_DONE, Mistake, Wrong
 from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Event
-from labs.kit.watch.frames import EXERCISES, KIT, TORCH
+from labs.kit.watch.stack_frames import EXERCISES, KIT, TORCH
 
 SECONDS = 10.0  # processor time of a rank in one job; a certain deadlock is reported after a second or two
 PATIENCE = 6  # × that in wall-clock time, if every rank has a core

@@ -29,7 +29,7 @@ from labs.exercises.engine.case import close
 from labs.exercises.engine.launching import job
 from labs.exercises.engine.on_paper import Sheet, each_judged
 from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
-from labs.kit.drawing.gantt import schedule
+from labs.kit.drawing.pipeline_gantt import schedule
 from labs.pp.checker import nth
 from labs.pp.instructions import makes
 from labs.pp.messages import Receive, Send

@@ -18,9 +18,9 @@ from labs.kit.dry import dry
 from labs.kit.launch import RankError
 from labs.kit.simulated.device import TooLarge
 from labs.kit.simulated.host import NeedsNumbers
-from labs.kit.simulated.rehearsal import rehearse
+from labs.kit.simulated.strategy_steps import rehearse
 from labs.kit.training.strategies import ROWS, STRATEGIES
-from labs.kit.watch.ledger import KINDS
+from labs.kit.watch.storage_ledger import KINDS
 from labs.model import PRESETS
 
 STEPS = 2  # the second one is a steady step

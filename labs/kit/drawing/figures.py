@@ -1,4 +1,4 @@
-"""Figures of measurements, as PNG: bars and curves; memories.py draws memory over time, timelines.py draws timelines.
+"""Figures of measurements, as PNG: bars and curves (memory_over_time.py and timelines.py have figures of their own).
 
 Measurements differ from run to run, so a notebook test does not compare these pictures.  The text beside a picture
 gives only numbers that are the same in every run, such as the number of ranks; the alternative text gives what was

@@ -11,12 +11,12 @@ backward.  At the foot stand the micro-batches whose activations the stage holds
 
 from collections.abc import Sequence
 
-from labs.kit.drawing.gantt import draw_simulation
 from labs.kit.drawing.palette import INSTRUCTIONS, KINDS, MUTED, SOFT, ink
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.pipeline_colours import Fills
+from labs.kit.drawing.pipeline_gantt import draw_simulation
 from labs.kit.drawing.svg import Canvas, width_of
-from labs.kit.explorers.ahead import Stacked
+from labs.kit.explorers.prefetch import Stacked
 from labs.pp.checker import ranks_of, stages_of
 from labs.pp.instructions import B, F, I, Instruction, W, makes, needs
 from labs.pp.simulation import Simulation

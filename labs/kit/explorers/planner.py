@@ -11,8 +11,8 @@ from labs import plan
 from labs.kit.drawing.charts import chart
 from labs.kit.drawing.picture import Picture
 from labs.kit.drawing.tables import Table, table
-from labs.kit.explorers.ahead import Stacked
-from labs.kit.explorers.schedule import sentence
+from labs.kit.explorers.pipeline_schedule import sentence
+from labs.kit.explorers.prefetch import Stacked
 from labs.model import PRESETS, Config
 from labs.plan.reasons import FSDP, of_node
 from labs.plan.results import Plan, gb

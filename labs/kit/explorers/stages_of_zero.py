@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from labs import cost
-from labs.kit.drawing.cards import CARDS, GB, Bytes, cards, size
 from labs.kit.drawing.formulas import Captioned, Line, formula, term
+from labs.kit.drawing.gpu_memory_bars import CARDS, GB, Bytes, cards, size
 from labs.model import PRESETS, Config
 
 STAGES = {"DDP": 0, "stage 1": 1, "stage 2": 2, "stage 3": 3}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from labs.kit.nccl.calls import Call, Communicator, describe
-from labs.kit.nccl.standstill import Match
+from labs.kit.nccl.deadlock_replay import Match
 from labs.kit.watch.communication import Event, Extent
 from labs.kit.watch.tap import OUTSTANDING
 

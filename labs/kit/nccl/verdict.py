@@ -26,7 +26,7 @@ The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentati
        pytorch#94819)
     7  A call that the rank has not waited for may still read and write its memory.  (pytorch#188655)
 
-The calls are replayed under each rule (standstill.py), and the calls that match are compared (faults.py).  A job that
+The calls are replayed under each rule (deadlock_replay.py), and calls that match are compared (faults.py).  A job that
 hangs only if a send waits for its receive "may hang", whatever the size of the message.
 
 A recording with record="order", or of a dry run, shows to the byte which memory was read or written before a wait.  A
@@ -50,8 +50,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labs.kit.nccl.calls import Call, Program, describe, programs
+from labs.kit.nccl.deadlock_replay import Replay, Rules, Standstill
 from labs.kit.nccl.faults import mismatched, overlapping, swapped
-from labs.kit.nccl.standstill import Replay, Rules, Standstill
 from labs.kit.record import Recording
 from labs.kit.watch.communication import Event
 
@@ -103,7 +103,7 @@ class Verdict:
         return "\n".join(map(str, self.findings)) or f"sound: {self.calls} calls of {self.ranks} ranks"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        from labs.kit.drawing.circles import circle  # imported here, since ranks draw no pictures
+        from labs.kit.drawing.deadlock_circle import circle  # imported here, since ranks draw no pictures
 
         if self.standstill is None:
             return {"text/plain": repr(self)}

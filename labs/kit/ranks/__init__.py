@@ -7,11 +7,11 @@ course            the course's modules, imported before the fork, and again afte
 worker            the code of one rank, from the fork to its exit
 torchrun          the code of a rank that torchrun has started
 payload           the serialization of functions and values between the caller and its ranks
-settings          the settings of PyTorch that ranks copy from the caller
+torch_settings    the settings of PyTorch that ranks copy from the caller
 devices           the choice of device and backend
 output            the lines that the ranks print
 link              the links between nodes: a formula for the seconds of a transfer between nodes
-wire              the delay that makes a real transfer between nodes take these seconds
+link_delay        the delay that makes a real transfer between nodes take these seconds
 flight_recorder   a record of each rank's collectives, in memory that can be read while the rank hangs
 diagnosis         the ranks that caused a failure, and the line on which every other rank stands
 """

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from labs.kit.ranks.flight_recorder import ANY_SOURCE, NEW_GROUP, Entry, Reader
-from labs.kit.watch.frames import is_machinery, show_line
+from labs.kit.watch.stack_frames import is_machinery, show_line
 
 STOPPED = "is stopped"
 IN_A_THREAD = "waits, in a thread, in"

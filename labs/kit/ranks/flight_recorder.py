@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
-from labs.kit.watch.frames import LABS, learner_frame, source_line
+from labs.kit.watch.stack_frames import LABS, learner_frame, source_line
 
 # The header has five numbers: bytes of text; number of records; 1 + the record that the rank waits for and without
 # which the rank cannot continue, or 0; 1 + the record that any thread waits for, or 0; 1 if the function has ended.

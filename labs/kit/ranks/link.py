@@ -24,7 +24,7 @@ neighbours in the ring that are on two different nodes:
 
 A backend may really send more bytes: gloo implements reduce_scatter as an all_reduce.  On an emulated link, gloo's
 reduce_scatter takes as long as a real one would.  Two transfers at once over one link take the sum of their times
-(wire.py).
+(link_delay.py).
 """
 
 from __future__ import annotations

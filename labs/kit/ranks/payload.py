@@ -32,7 +32,7 @@ import cloudpickle
 import torch
 from cloudpickle import cloudpickle as cloudpickle_parts
 
-from labs.kit.watch import frames
+from labs.kit.watch import stack_frames
 
 
 def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
@@ -190,5 +190,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
 def cell_sources() -> dict[str, str]:
     """Return the text of the notebook's cells as {file: text}, so that a rank's traceback can show a cell's lines."""
     return {
-        file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and frames.CELL.match(file)
+        file: "".join(entry[2])
+        for file, entry in linecache.cache.items()
+        if len(entry) > 2 and stack_frames.CELL.match(file)
     }

@@ -35,8 +35,8 @@ from labs.kit.ranks.diagnosis import RankError
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.output import say
 from labs.kit.ranks.payload import pickled
-from labs.kit.ranks.settings import settings
 from labs.kit.ranks.team import FORKSERVER, RESTARTED, Team
+from labs.kit.ranks.torch_settings import settings
 
 MOST_RANKS = 64
 RECORDS = ("time", "communication", "order", "memory")
@@ -70,7 +70,7 @@ def run(
     """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return the ranks' values.
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, such as a function from a cell.  The
-    ranks have the same PyTorch settings as this process; ranks/settings.py has the list.
+    ranks have the same PyTorch settings as this process; ranks/torch_settings.py has the list.
 
     ranks: the number of ranks, 1 to 64; if left out, 4, or under torchrun as many as torchrun has started.
     device: "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, new tensors are on
@@ -80,7 +80,7 @@ def run(
     record: "time", "communication", "order" or "memory", the kind of recording to make (record.py); the result's
         `.recording` has the recording.
     link: slow links between nodes, such as Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3).  The job then runs on
-        the CPU (ranks/link.py, ranks/wire.py).
+        the CPU (ranks/link.py, ranks/link_delay.py).
     tell: the words to print while a job of some seconds runs: "stage 2" becomes "stage 2, 4 ranks … 6 s".
     restarts: the number of times to start all ranks again after a rank has raised or died; each restart prints a line.
         `fn` is called with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  A job is

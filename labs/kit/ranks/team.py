@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from labs.kit.ranks import diagnosis, flight_recorder, wire, worker
+from labs.kit.ranks import diagnosis, flight_recorder, link_delay, worker
 from labs.kit.ranks.devices import Devices
 from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, make_error, name
 from labs.kit.ranks.forkserver import Forkserver
@@ -126,7 +126,7 @@ class Team:
         sizes = {"flight": flight_recorder.SIZE, "stack": 0, "value": 0}
         try:
             self.payload_file = shared_file(self.stack)
-            self.wires_file = shared_file(self.stack, wire.SIZE if self.link else 0)
+            self.wires_file = shared_file(self.stack, link_delay.SIZE if self.link else 0)
             with open(self.payload_file, "wb", closefd=False) as file:
                 file.write(self.payload)
             self.files = {

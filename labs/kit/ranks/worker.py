@@ -30,11 +30,11 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labs.kit.ranks import settings
+from labs.kit.ranks import torch_settings
 from labs.kit.ranks.flight_recorder import FlightRecorder
 from labs.kit.ranks.link import Link
+from labs.kit.ranks.link_delay import Wire
 from labs.kit.ranks.payload import pack
-from labs.kit.ranks.wire import Wire
 
 YEAR = 365 * 24 * 3600.0  # seconds; the timeout that the backend gets in place of infinity
 UNHEARD = 113  # exit code of a rank that cannot send its value, since the function has closed the connection
@@ -57,7 +57,7 @@ class Job:
     path: list[str]
     folder: str
     sources: dict[str, str] = field(default_factory=dict)  # the text of the notebook's cells, for tracebacks
-    settings: dict[str, Any] = field(default_factory=dict)  # the caller's settings of PyTorch, see settings.py
+    settings: dict[str, Any] = field(default_factory=dict)  # the caller's settings of PyTorch, see torch_settings.py
 
 
 def main(
@@ -151,7 +151,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
         numpy.seed(int.from_bytes(os.urandom(4)))  # seed() alone takes 0.6 ms
     sys.stdin = NoKeyboard()
     torch.set_num_threads(1)  # a rank stands for a device: it uses one core, on every machine
-    settings.apply(job.settings)
+    torch_settings.apply(job.settings)
 
 
 def work(

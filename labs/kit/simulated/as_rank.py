@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from labs.kit.simulated.alone import alone
 from labs.kit.simulated.device import pretended
 from labs.kit.simulated.host import Pretend
+from labs.kit.simulated.without_other_ranks import alone
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch.utils import backend_registration
 from torch.utils._device import DeviceContext
 
 from labs.kit.simulated import autocast
-from labs.kit.watch.frames import learner_frame, source_line
+from labs.kit.watch.stack_frames import learner_frame, source_line
 
 NAME = "gpu"
 

@@ -36,8 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit.simulated.device import NAME
-from labs.kit.simulated.fakes import Fakes
-from labs.kit.watch.frames import LABS, TORCH, is_machinery, learner_frame, source_line
+from labs.kit.simulated.fake_shapes import Fakes
+from labs.kit.watch.stack_frames import LABS, TORCH, is_machinery, learner_frame, source_line
 from labs.kit.watch.storages import takes_itself_apart
 
 

@@ -22,8 +22,8 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from labs.kit.drawing.tables import short
-from labs.kit.watch.frames import is_machinery, show_line
 from labs.kit.watch.memory import StorageWatch
+from labs.kit.watch.stack_frames import is_machinery, show_line
 from labs.kit.watch.storages import storages_of
 
 

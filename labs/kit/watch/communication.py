@@ -49,7 +49,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
-from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short_name
+from labs.kit.watch.stack_frames import KIT, TORCH, is_machinery, learner_frame, short_name
 from labs.kit.watch.storages import storages_of
 
 BATCHES = itertools.count()
@@ -103,7 +103,7 @@ class Event:
     reads: tuple[Extent, ...] = ()  # the memory that the call reads; empty for a tensor without memory
     writes: tuple[Extent, ...] = ()  # the memory that the call writes
     overwritten: bool = False  # whether the program wrote to the call's tensors before the rank waited for the call
-    read_at: str = ""  # the line that read the call's output before the rank waited (labs.kit.watch.touches)
+    read_at: str = ""  # the line that read the call's output before the rank waited (labs.kit.watch.early_touches)
     unseen: bool = False  # whether a wait for the call cannot be recorded: C++ issued it, or the program uses a future
 
     @property

@@ -43,9 +43,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labs.kit.watch import tap
-from labs.kit.watch.kinds import Finders
+from labs.kit.watch.kinds_of_memory import Finders
 from labs.kit.watch.late_release import Loans
-from labs.kit.watch.ledger import GATHERED, KINDS, Ledger
+from labs.kit.watch.storage_ledger import GATHERED, KINDS, Ledger
 from labs.kit.watch.storages import takes_itself_apart
 
 Tape = dict[str, Any]
@@ -102,7 +102,7 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled during a recording (kinds.py), so operators need no guard against it
+        return False  # nothing is compiled during a recording (kinds_of_memory.py), so no guard is needed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(map(takes_itself_apart, types)):

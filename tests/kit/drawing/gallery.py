@@ -19,8 +19,8 @@ from labs import pp
 from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit import draw
-from labs.kit.drawing import cards
-from labs.kit.watch.folders import Moment
+from labs.kit.drawing import gpu_memory_bars
+from labs.kit.watch.folder_snapshots import Moment
 from labs.model import GPT, PRESETS
 from labs.tp import ColwiseParallel, LossParallel, gpt_plan
 from tests.kit.pictures import RING, SVG, busy, drawn, less, recording
@@ -34,7 +34,7 @@ HELD = {
     "DDP": {"P": 16 * GB, "G": 16 * GB, "S": 96 * GB, "A": 30 * GB, "comm": 0, "temporary": 2 * GB, "peak": 150 * GB},
     "stage 3": {"P": GB, "G": GB, "S": 6 * GB, "A": 30 * GB, "comm": GB, "temporary": 2 * GB, "peak": 41 * GB},
 }
-FITS = {"DDP": dict.fromkeys(cards.CARDS), "stage 3": {24: None, 40: 64, 80: 8, 141: 2}}
+FITS = {"DDP": dict.fromkeys(gpu_memory_bars.CARDS), "stage 3": {24: None, 40: 64, 80: 8, 141: 2}}
 LONG = {"DDP": HELD["DDP"] | {"S": 5e12, "peak": 5e12}}
 SHORT, ONE = {"stage 3": HELD["stage 3"]}, {"one": {"P": 3 * GB, "peak": 3 * GB}}
 SMALL = {"one": {"P": 1000, "A": 3000, "peak": 3500}}
@@ -42,7 +42,7 @@ MEASURED = {"stage 3": HELD["stage 3"] | {"A": 40 * GB, "peak": 52 * GB}, "mine"
 
 
 def on_cards(held, fits=FITS, **more):
-    return partial(cards.cards, held, fits, "a model", **more)
+    return partial(gpu_memory_bars.cards, held, fits, "a model", **more)
 
 
 TREE = [(k, r, r + 2**k, 0) for k in range(3) for r in range(2**k)]
@@ -88,7 +88,7 @@ DRAWINGS = {
     "cards, a short bar": on_cards(ONE, {}, card=80),
     "cards, three stages": on_cards(HELD | {"stage 3, as it was measured": HELD["stage 3"]}),
     "cards, one stage": on_cards(SHORT),
-    "cards, small models": on_cards(SMALL, {"one": dict.fromkeys(cards.CARDS, 1)}),
+    "cards, small models": on_cards(SMALL, {"one": dict.fromkeys(gpu_memory_bars.CARDS, 1)}),
     "cards, measured": on_cards(HELD, measured=MEASURED),
     "cards, a long bar, measured": on_cards(HELD | LONG, measured=HELD | LONG),
 } | {f"{name} schedule": partial(draw.schedule, lists(2, 4)) for name, lists in pp.SCHEDULES.items()}  # fmt: skip

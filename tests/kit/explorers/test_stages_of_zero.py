@@ -13,7 +13,7 @@ import torch
 
 from labs import cost
 from labs.kit import play
-from labs.kit.drawing import cards
+from labs.kit.drawing import gpu_memory_bars
 from labs.kit.drawing.palette import KINDS
 from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.launch import run
@@ -58,7 +58,7 @@ def test_it_shows_what_cost_predicts():
     widget = play.memory(model="llama3-70b", ranks=512, batch=2, context=4096, recompute="full")
     job = cost.Job(PRESETS["llama3-70b"], 2, ranks=512, context=4096, precision="mixed", recompute="full")
     for name, stage in explorer.STAGES.items():
-        peak = cards.size(cost.per_rank(job, stage).peak)
+        peak = gpu_memory_bars.size(cost.per_rank(job, stage).peak)
         ranks = cost.smallest_ranks(job, stage, card_bytes=80 * gallery.GB) or "no number of"
         assert f"{name}: {peak}, fits" in repr(widget.still)
         line = next(line for line in widget.still.picture.text.splitlines() if line.startswith(name))
@@ -93,7 +93,7 @@ def test_a_recording_lies_on_the_bar_that_the_formula_has_for_it():
     assert widget.settings["model"] == explorer.YOURS
     assert measured.steady(0)["A"] == cost.zero(cost.Job(CONFIG, 1, 2), 3).held.A
     *_, stage_3 = bars(widget.still.picture)
-    assert bars(widget.still.picture, high=cards.THIN) == [stage_3]
+    assert bars(widget.still.picture, high=gpu_memory_bars.THIN) == [stage_3]
 
 
 def test_the_formula_lights_up_under_its_control():

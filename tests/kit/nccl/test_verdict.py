@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.kit.drawing.circles import circle
+from labs.kit.drawing.deadlock_circle import circle
 from labs.kit.dry import dry
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import HANGS, SOUND, WRONG, would_hang

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from labs.kit.launch import RankError, run
-from labs.kit.ranks.settings import apply, settings
+from labs.kit.ranks.torch_settings import apply, settings
 
 
 def test_a_view_travels_without_its_storage():
@@ -104,7 +104,7 @@ def test_where_warnings_are_errors_a_warning_is_one():
 
 
 def test_what_is_set_in_pytorch_is_set_on_the_ranks():
-    """Check the settings that labs/kit/ranks/settings.py lists."""
+    """Check the settings that labs/kit/ranks/torch_settings.py lists."""
     before = settings()
     try:
         torch.set_default_dtype(torch.float64)

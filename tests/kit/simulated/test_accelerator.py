@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 from labs import pp
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit.launch import run
-from labs.kit.simulated.alone import neighbours
 from labs.kit.simulated.as_rank import as_rank
+from labs.kit.simulated.without_other_ranks import neighbours
 from labs.memory.recompute import checkpoint
 from labs.zero import Zero
 

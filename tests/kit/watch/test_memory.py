@@ -32,7 +32,7 @@ from labs.group import all_gather
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.watch import late_release as loans
-from labs.kit.watch import ledger, tap
+from labs.kit.watch import storage_ledger, tap
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.model import GPT, PRESETS
 
@@ -455,7 +455,7 @@ class KeepsLonger(tap.Listener):
 
 
 def overtaken(frame, event, argument):
-    if frame.f_code.co_filename == ledger.__file__:
+    if frame.f_code.co_filename == storage_ledger.__file__:
         time.sleep(0.001)
 
 

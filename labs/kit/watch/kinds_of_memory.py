@@ -33,7 +33,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 from torch.optim import optimizer as optimizers
 
-from labs.kit.watch.ledger import GATHERED, Ledger
+from labs.kit.watch.storage_ledger import GATHERED, Ledger
 
 
 class Finders:

@@ -16,9 +16,9 @@ from torch import nn
 
 from labs import pp
 from labs.kit import draw
-from labs.kit.drawing import overlays
+from labs.kit.drawing import pipeline_overlay
 from labs.kit.drawing.palette import INSTRUCTIONS, WRONG
-from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.pipeline_colours import Fills
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
@@ -193,7 +193,7 @@ def test_the_last_step_is_drawn_beneath_the_simulated_one(recording):
     exact = pp.simulate(LISTS, F=0.01, B=0.02)
     printed = draw.schedule(LISTS, recording=recording, F=0.01, B=0.02).alt
     assert f"simulated: bubble {exact.bubble:.1%} of 240 ms" in printed
-    panel = drawn(overlays.overlay, LISTS, recording, None, {})[0].axes[0]
+    panel = drawn(pipeline_overlay.overlay, LISTS, recording, None, {})[0].axes[0]
     lanes = [{round(path.get_extents().y0) for path in each.get_paths()} for each in panel.collections]
     assert {round(y) for lane in lanes for y in lane} == {0, 16, 44, 60}
     words = words_of(panel.figure)

@@ -15,14 +15,14 @@ import torch
 
 import labs.ddp
 from labs.kit import launch
-from labs.kit.watch import frames
-from labs.kit.watch.frames import is_machinery, learner_frame, source_line
+from labs.kit.watch import stack_frames
+from labs.kit.watch.stack_frames import is_machinery, learner_frame, source_line
 
 
 def test_the_folders_are_those_of_the_course():
-    assert os.path.dirname(launch.__file__) + os.sep == frames.KIT
-    assert os.path.dirname(labs.ddp.__file__) + os.sep == frames.LABS
-    assert os.path.dirname(torch.__file__) + os.sep == frames.TORCH
+    assert os.path.dirname(launch.__file__) + os.sep == stack_frames.KIT
+    assert os.path.dirname(labs.ddp.__file__) + os.sep == stack_frames.LABS
+    assert os.path.dirname(torch.__file__) + os.sep == stack_frames.TORCH
 
 
 def test_torch_the_kit_and_the_standard_library_are_machinery_and_all_else_is_not():

@@ -12,7 +12,7 @@ from torch import Tensor
 from labs import agree
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
-from labs.kit.simulated.alone import our_neighbours, torchs_neighbours
+from labs.kit.simulated.without_other_ranks import our_neighbours, torchs_neighbours
 from labs.kit.training.training_step import take_step
 from labs.memory.recompute import recompute as compute_again
 from labs.memory.selective import ATTENTION, MATMULS

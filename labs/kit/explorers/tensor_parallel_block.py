@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from labs import cost
 from labs.cost.tensor_parallel import Call
-from labs.kit.drawing.cards import draw, legend, size
+from labs.kit.drawing.gpu_memory_bars import draw, legend, size
 from labs.kit.drawing.palette import COLLECTIVES, KINDS, MUTED, RANKS, SOFT, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of

@@ -7,7 +7,7 @@
 
 from dataclasses import dataclass
 
-from labs.kit.drawing.memories import memory
+from labs.kit.drawing.memory_over_time import memory
 from labs.kit.drawing.picture import Picture
 from labs.kit.drawing.timelines import timeline
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from labs.kit.drawing.palette import INK, KINDS, MUTED, PAPER, RANKS, SOFT, WRONG
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
-from labs.kit.watch.folders import Moment
+from labs.kit.watch.folder_snapshots import Moment
 
 WIDE = 720
 GONE = "#8C959F"

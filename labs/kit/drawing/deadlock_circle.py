@@ -2,11 +2,11 @@
 
 import math
 
-from labs.kit.drawing.diagrams import NODE, shorten
+from labs.kit.drawing.collective_messages import NODE, shorten
 from labs.kit.drawing.palette import INK, MUTED, RANKS, WRONG
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
-from labs.kit.nccl.standstill import Standstill, Stop
+from labs.kit.nccl.deadlock_replay import Standstill, Stop
 
 SIZE = 11.5
 

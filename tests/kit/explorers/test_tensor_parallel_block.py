@@ -14,7 +14,7 @@ import torch
 from labs import cost
 from labs.kit import play
 from labs.kit.drawing.svg import width_of
-from labs.kit.explorers import split_block as explorer
+from labs.kit.explorers import tensor_parallel_block as explorer
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.model import GPT, Config

@@ -11,7 +11,7 @@ import pytest
 from labs import pp
 from labs.kit import draw, play
 from labs.kit.drawing.palette import KINDS
-from labs.kit.explorers import microbatches, schedule
+from labs.kit.explorers import microbatches, pipeline_schedule
 from tests.kit.pictures import SVG, require_legible, texts
 from tests.kit.test_play import saved
 
@@ -49,12 +49,12 @@ def test_what_a_schedule_cannot_do_is_said_in_its_sentence(name):
             expected = pp.SCHEDULES[name](ranks, number, stages)
         except ValueError as error:
             refused += 1
-            drawing = schedule.picture(**schedule.BEGIN | settings)
+            drawing = pipeline_schedule.picture(**pipeline_schedule.BEGIN | settings)
             assert drawing.text == str(error)
             require_legible(drawing)
         else:
             if number == 4:
-                text = schedule.picture(**schedule.BEGIN | settings).text
+                text = pipeline_schedule.picture(**pipeline_schedule.BEGIN | settings).text
                 assert text.splitlines()[1:-1] == repr(expected).splitlines()[:-1]
     assert refused >= 4
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from textwrap import wrap
 
-from labs.kit.drawing.gantt import LONG, draw_simulation
 from labs.kit.drawing.palette import WRONG
 from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.pipeline_gantt import LONG, draw_simulation
 from labs.kit.drawing.svg import Canvas
 from labs.pp.schedules import SCHEDULES
 from labs.pp.simulation import simulate

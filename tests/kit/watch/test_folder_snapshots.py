@@ -1,4 +1,4 @@
-"""Tests of labs.kit.watch.folders: each call that changes or flushes the folder is a moment, and a crash at each."""
+"""Tests of labs.kit.watch.folder_snapshots: each call that changes the folder is a moment, and a crash at each."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from torch import nn
 from labs.checkpoint import Held, newest, save
 from labs.kit import draw, play
 from labs.kit.launch import run
-from labs.kit.watch.folders import watch_folder
+from labs.kit.watch.folder_snapshots import watch_folder
 from tests.checkpoint.common import linear
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from labs.dtensor import Partial, Placement, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import walk
-from labs.kit.drawing.blocks import change
+from labs.kit.drawing.dtensor_blocks import change
 from labs.kit.drawing.picture import Drawing
 
 NAMES = ("a", "b")

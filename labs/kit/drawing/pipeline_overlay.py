@@ -13,7 +13,7 @@ from typing import Any
 from labs.kit.drawing.figures import LEGEND, SHOWN, WIDE, axes, finish
 from labs.kit.drawing.palette import INK, INSTRUCTIONS, TIMELINE
 from labs.kit.drawing.picture import Figure
-from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.pipeline_colours import Fills
 from labs.kit.drawing.tables import clock
 from labs.kit.drawing.timelines import APART, LANE, MARGIN, Bar, paint
 from labs.pp.checker import microbatches_of, stages_of

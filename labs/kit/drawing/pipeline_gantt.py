@@ -1,7 +1,7 @@
 """Drawings of pipeline schedules: which rank runs which instruction when, and how many activations the rank holds.
 
     schedule(lists, F=1, B=2, send=0.1)         the schedule as labs.pp simulates it
-    schedule(lists, recording=job.recording)    the simulated schedule above the recorded one (overlays.py)
+    schedule(lists, recording=job.recording)    the simulated schedule above the recorded one (pipeline_overlay.py)
     schedule(wrong)                             the instructions that can run, the first wrong one, and the reason
 
 Each block is an instruction, and the number in it is the instruction's micro-batch.  On a rank with several stages, the
@@ -13,10 +13,10 @@ from itertools import groupby, takewhile
 from textwrap import wrap
 from typing import Any
 
-from labs.kit.drawing.overlays import overlay
 from labs.kit.drawing.palette import INSTRUCTIONS, KINDS, MUTED, TIMELINE, WRONG, ink
 from labs.kit.drawing.picture import Drawing, Picture
-from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.pipeline_colours import Fills
+from labs.kit.drawing.pipeline_overlay import overlay
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.pp.checker import WrongSchedule, is_list, microbatches_of, stages_of
 from labs.pp.instructions import Instruction, Lists
