@@ -211,8 +211,9 @@ PLAY = Play(
         "what was given has changed": "Whose list is the index, and who goes through it after you?",
         "full copies are kept": "What is still here of what you have read, when the last piece comes?",
     },
-    wide=lambda draw: draw.world(Saved, 4, files=(PIECE,) * (4 * PIECES), dtype=F32, steps=4),
-    most=2, rest=1,
+    memory=rows.Memory(
+        lambda draw: draw.world(Saved, 4, files=(PIECE,) * (4 * PIECES), dtype=F32, steps=4), during=2, after=1,
+    ),
 )
 # fmt: on
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from labs.exercises.checkpoint._power_cut import Cut, Disk, State, each_once
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, first
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import Draw
@@ -216,7 +215,7 @@ RAISED = (
 )
 # fmt: on
 ON_DISK = "What is on the disk, when the power goes at this moment?"
-PLAY = Play(worlds, script, ((on_one_rank, (*as_found(MISTAKES), *AFTERMATH)),), ON_DISK, raised=RAISED)
+PLAY = Play(worlds, script, ((on_one_rank, as_found(MISTAKES)),), ON_DISK, raised=RAISED)
 
 
 @answered

@@ -22,7 +22,8 @@ from labs.exercises.collectives._by_hand import (
     worlds,
 )
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_ranks import Exercise, checked
+from labs.exercises.engine.common_mistakes import Memory
+from labs.exercises.engine.on_ranks import Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.value import One
 
 
@@ -39,18 +40,18 @@ def another_piece(one: One) -> str | None:
 # fmt: off
 ALL_GATHER = Exercise(
     worlds,
-    expected=lambda world: [world.gathered] * world.n,
-    script=partial(in_place, brings="only_my_piece"),
-    sends=ring(1), wide=wide, most=1, rest=0,
+    Expected(lambda world: [world.gathered] * world.n),
     question="Which piece did you receive in the round before, and who lacks it now?",
-    mistakes=(
+    script=partial(in_place, brings="only_my_piece"),
+    sends=ring(1),
+    memory=Memory(wide, during=1),
+    mistakes=Mistakes((
         Mistake("right on one rank only", "How do the others learn it?", right_on_one),
         NOTHING,
         Mistake("a piece is missing", "", lambda one: one.received.isnan().any() and "A piece never arrived there."),
         Mistake("a piece in another's place", "Whose piece has just arrived, and where does that one belong?",
                 another_piece),
-    ),
-    sending=(WHOLE, TURNS),
+    ), sent=(WHOLE, TURNS)),
     questions=SAME_ROUND,
 )
 # fmt: on

@@ -24,8 +24,8 @@ from labs.exercises.collectives._by_hand import (
     worlds,
 )
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sent
-from labs.exercises.engine.on_ranks import Exercise, checked
+from labs.exercises.engine.common_mistakes import Memory, Sent
+from labs.exercises.engine.on_ranks import Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.value import One
 
 
@@ -45,22 +45,20 @@ def other_bits(sent: Sent) -> str | bool:
 # fmt: off
 ALL_REDUCE = Exercise(
     worlds,
-    expected=lambda world: [world.total] * world.n,
-    script=in_place,
-    summands=lambda world, index: world.xs,
-    pieces=InPlace.pieces,
-    sends=ring(2), wide=wide, most=1, rest=0,
+    Expected(lambda world: [world.total] * world.n, summands=lambda world, index: world.xs, pieces=InPlace.pieces),
     question="What if each rank first became responsible for the sum of one piece only?",
-    mistakes=(
+    script=in_place,
+    sends=ring(2),
+    memory=Memory(wide, during=1),
+    mistakes=Mistakes((
         Mistake("right on one rank only", "How do the others learn it?", right_on_one),
         NOTHING,
         Mistake("pieces that nobody gathered", "Who knows the sum of the other pieces?", own_piece_only),
-    ),
-    sending=(
+    ), sent=(
         WHOLE,
         replace(TURNS, matches=too_many_rounds(lambda n: 4 * (n - 1))),
         Mistake("not the same bits on every rank", "Does every rank add up in the same order?", other_bits),
-    ),
+    )),
     questions=SAME_ROUND,
 )
 # fmt: on

@@ -21,8 +21,8 @@ from labs.exercises.collectives._by_hand import (
     worlds,
 )
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends
-from labs.exercises.engine.on_ranks import F32, Exercise, checked
+from labs.exercises.engine.common_mistakes import Memory, Sends
+from labs.exercises.engine.on_ranks import F32, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.value import as_if
 
 
@@ -39,21 +39,21 @@ def by_tree(world: InPlace) -> Sends:
 # fmt: off
 BROADCAST = Exercise(
     partial(worlds, rooted=True),
-    expected=lambda world: [world.tensor(world.root)] * world.n,
-    script=partial(in_place, brings="own_or_infinity"),
-    sends=by_tree, wide=wide, most=1, rest=0,
+    Expected(lambda world: [world.tensor(world.root)] * world.n),
     question="After one round two ranks know the tensor. How many could know it after the next one?",
-    mistakes=(
+    script=partial(in_place, brings="own_or_infinity"),
+    sends=by_tree,
+    memory=Memory(wide, during=1),
+    mistakes=Mistakes((
         NOTHING,
         Mistake("what was there before leaves a trace", "What is 0 × infinity, and who may need a rank's old numbers?",
                 lambda one: one.world.dtype is F32 and not one.received.isfinite().all()),
         Mistake("", "", as_if(lambda world: ([world.tensor(other)] * world.n for other in world.members))),
-    ),
-    sending=(
+    ), sent=(
         Mistake("the root sends to all", "", lambda sent: too_many_rounds(tree)(sent)
                 if sum(event.rank == sent.world.root for event in sent.seen.messages) == sent.world.n - 1 else None),
         Mistake("too many rounds", "", too_many_rounds(tree)),
-    ),
+    )),
     questions=SAME_ROUND | {
         "right only when the number of ranks is a power of two":
             "In the last round on three ranks, whom does each rank tell? Is there a rank with that number?",

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from labs.exercises.collectives._by_hand import SAME_ROUND, TURNS, WHOLE, InPlace, ring, sent_line, wide, worlds
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_ranks import Exercise, checked
+from labs.exercises.engine.common_mistakes import Memory
+from labs.exercises.engine.on_ranks import Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import One, as_if
 
@@ -42,29 +43,29 @@ def rotated(world: InPlace) -> Iterator[list[Tensor]]:
 # fmt: off
 REDUCE_SCATTER = Exercise(
     worlds,
-    expected=lambda world: world.pieces(world.total),
-    script=with_its_piece,
-    summands=lambda world, index: [world.pieces(x)[index] for x in world.xs],
-    sends=ring(1), wide=wide, most=1, rest=0.25,
-    question="Which one piece does the neighbour need from you in this round?",
-    forms=(
-        Mistake("the whole tensor instead of a piece", "How does tensor_split cut this many elements into N pieces?",
-                lambda one: isinstance(one.received, Tensor)
-                and one.expected.numel() != one.received.numel() == one.world.total.numel()
-                    and f"returned {one.description}"),
+    Expected(
+        lambda world: world.pieces(world.total),
+        summands=lambda world, index: [world.pieces(x)[index] for x in world.xs],
     ),
-    mistakes=(
+    question="Which one piece does the neighbour need from you in this round?",
+    script=with_its_piece,
+    sends=ring(1),
+    memory=Memory(wide, during=1, after=0.25),
+    mistakes=Mistakes((
         Mistake("the pieces are rotated",
                 "A partial sum sets out from rank r and takes N - 1 steps. Where does it end?",
                 lambda one: as_if(rotated)(one) or whole_sum_elsewhere(one),
                 symptom="every number is right, but in another's place"),
-    ),
-    after=(
+    ), form=(
+        Mistake("the whole tensor instead of a piece", "How does tensor_split cut this many elements into N pieces?",
+                lambda one: isinstance(one.received, Tensor)
+                and one.expected.numel() != one.received.numel() == one.world.total.numel()
+                    and f"returned {one.description}"),
+    ), after=(
         Mistake("not in place", "Where would an all_gather go on from?",
                 lambda one: not one.near(one.world.pieces(one.done.facts["x"])[one.index], one.expected, 1e-5)
                 and "returned what is right, but its piece of the tensor is not"),
-    ),
-    sending=(WHOLE, TURNS),
+    ), sent=(WHOLE, TURNS)),
     questions=SAME_ROUND | {"another shape": "How does tensor_split cut this many elements into N pieces?"},
 )
 # fmt: on

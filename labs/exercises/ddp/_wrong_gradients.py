@@ -25,12 +25,11 @@ from torch import Tensor
 
 from labs.exercises.ddp._training import wide
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, first, first_fit, refuse, show
 from labs.exercises.engine.in_acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
-from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made, mixture
+from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made
 from labs.exercises.engine.scripts import Done, Seen, measure_held
-from labs.exercises.engine.value import One
+from labs.exercises.engine.value import One, mixture
 
 QUESTION = "Which gradients went into this one, and how often?"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -269,7 +268,6 @@ KEPT = Mistake("something is kept from every step",
                describe("kept", "the wrapper's lists have {} more elements than a step before"),
                symptom="memory that grows from step to step")
 LEFT = (
-    *AFTERMATH,
     KEPT,
     Mistake("hooks are left behind", "How many hooks are there after a thousand steps?",
             describe("hooks", "there are {} more hooks than before the step"),

@@ -13,21 +13,23 @@ A check runs the learner's function in real jobs, and measures
 on inputs that are drawn anew in each call, except those whose budget stands in a ✓ line.  A check takes at most 3 s on
 two quiet cores, because many cases share a job.
 
-An exercise is a value in a file of its own; `start_here/mean_on_rank_0.py` is the shortest to read.  The file has the
-inputs of the function, the expected results, the mistakes with a name, and what the check returns.  The engine has
-everything that all exercises share.  `check.x(fn)` reaches its verdict through these files, in this order:
+An exercise is a value in a file of its own; `start_here/mean_on_rank_0.py` is the shortest on ranks, and
+`resume/interval.py` on paper.  The file says what the function is tried on, what is expected, what may be sent and
+held, which mistakes have a name, and what the line of success says; the engine has what all exercises share.
+`check.x(fn)` reaches its verdict through at most eight files.  Each imports only those below it:
 
-    answer            the three answers, a mistake as a row of a table, and `answered`, which makes a check
-    one of            on_paper    a function of numbers: sheets, each with arguments and the expected answer
-                      on_ranks    a function on ranks: worlds, and the expected values on each rank
-                      in_acts     a script that calls the learner's functions and yields the values to be judged
-    common_mistakes   the mistakes that are the same everywhere
-    value             a value on one rank, and the summands that it is made of (mixture)
-    scripts           worlds and scripts in jobs, and which case is blamed if a job fails
-    launching         a job of the learner's function, and the sentence for one that fails
-    aftermath         what a call leaves behind in its process
+    the exercise       its inputs, expected values and mistakes, as a value of one of the three engines
+    on_ranks           one call on ranks: worlds, and the values that each rank must have
+      or in_acts       a script that calls the learner's functions and yields the values to be judged
+      or on_paper      a function of numbers: sheets, each with arguments and the expected answer
+    common_mistakes    the mistakes that are the same everywhere, what may be sent and held
+    value              a value on one rank: is it equal, and of which summands is it made?
+    scripts            worlds and scripts in jobs, and which world is blamed if a job fails
+    around_a_call      the slow network during a call, and what the call leaves behind
+    launching          a job of the learner's function, and the sentence for one that fails
+    answer             the three answers, a mistake as a row of a table, and `answered`, which makes a check
 
-The other files are `case` (a case, its outcome, and when two numbers agree), `late_wire` (a network on which nothing is
-right by luck), `differentiated` (functions on ranks with a forward and a backward) and `on_axes` (the tensors of ranks
-on a mesh with several axes).  Challenges have `challenge`, `scores` and `tries`.
+Three files are for some exercises: `differentiated` (functions on ranks with a forward and a backward), `on_axes` (the
+tensors of ranks on a mesh with several axes) and `mixture` (gradients as mixtures of those of all micro-batches).
+Challenges have `challenge` and `scores`.
 """

@@ -19,7 +19,6 @@ import torch
 
 from labs.exercises.engine import launching, scores
 from labs.exercises.engine.answer import Answer, Wrong, sendable, show
-from labs.exercises.engine.tries import draw
 from labs.kit.launch import Results
 
 Function = Callable[..., Any]
@@ -80,7 +79,7 @@ class Challenge:
         picture = (
             None
             if os.environ.get("LABS_PLOT") == "off"
-            else draw(self.title, str(self), self.course, self.possible, tries)
+            else scores.draw(self.title, str(self), self.course, self.possible, tries)
         )
         points = ": ".join([f"{judged.score:.1f} points of 100", *self.news(tries)])
         return Answer(self.name, True, f"{points}\n  {judged.details}\n  {self}", picture=picture)

@@ -8,7 +8,7 @@ SENT      a call: how many bytes were sent, and by which calls?
 HELD      a rank: how many bytes does it hold, during a call and after it?
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, first, show
-from labs.exercises.engine.mixture import all_are
-from labs.exercises.engine.scripts import Seen
-from labs.exercises.engine.value import One
+from labs.exercises.engine.around_a_call import AFTERMATH
+from labs.exercises.engine.scripts import Script, Seen, World
+from labs.exercises.engine.value import One, all_are
 from labs.kit.record import Event
 
 # ---- the form of a value ---------------------------------------------------------------------------------
@@ -242,21 +241,20 @@ SENT = (
 
 
 class Held(NamedTuple):
-    """The memory that a rank holds beyond what it held before, as a multiple of a unit.
+    """The memory that a rank holds beyond what it held before, as a multiple of a unit, beside what it may hold.
 
-    most, enough: during a call, as measured and as allowed.
-    after, later, rest: after one call and after two, as measured; after a call, as allowed.
+    allowed: the Memory that the exercise allows.
     whole: the name of the unit.
-    between: between forward and backward, as measured and as allowed.
+    during, after, later: during a call, after one call and after two.
+    between: between forward and backward.
     """
 
-    most: float
+    allowed: Any
+    whole: str
+    during: float
     after: float
     later: float
-    enough: float
-    rest: float
-    whole: str = "the tensor"
-    between: tuple[float, float] = (0, 0)
+    between: float = 0
 
 
 SLACK = 0.1
@@ -267,14 +265,33 @@ HELD = (
             and f"holds {held.after:.2f} × {held.whole} after one call, {held.later:.2f} × after two",
             symptom="memory that grows from call to call"),
     Mistake("kept for backward, but not needed there", "Which numbers does your backward read?",
-            lambda held: held.between[0] > held.between[1] + SLACK
-            and f"holds {held.between[0]:.2f} × {held.whole} between forward and backward",
+            lambda held: held.between > held.allowed.between + SLACK
+            and f"holds {held.between:.2f} × {held.whole} between forward and backward",
             symptom="activations that are as large as without splitting"),
     Mistake("something is kept from the call", "What is still there, because of a name or of a view that is left?",
-            lambda held: held.after > held.rest + SLACK
-            and f"holds {held.after:.2f} × {held.whole} when the call is over; {held.rest:.2f} × is due",
+            lambda held: held.after > held.allowed.after + SLACK
+            and f"holds {held.after:.2f} × {held.whole} when the call is over; {held.allowed.after:.2f} × is due",
             symptom="right, but all that arrived stays in memory as long as the piece"),
     Mistake("full copies are kept", "Whose numbers do you keep after you have used them?",
-            lambda held: held.most > held.enough + SLACK
-            and f"held {held.most:.2f} × {held.whole} besides what was there before"),
+            lambda held: held.during > held.allowed.during + SLACK
+            and f"held {held.during:.2f} × {held.whole} besides what was there before"),
 )
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that a rank may hold beyond those before, as multiples of the `nbytes` of a world.
+
+    world: `world(draw)` returns the world in which they are measured.
+    during, between, after: the bytes held in a call, between forward and backward, and after a call.
+    script: plays the world; the engine's own if it is left out.
+    mistakes: rows about a Held, in place of the shared ones.
+    """
+
+    world: Callable[[Any], World]
+    during: float
+    after: float = 0
+    between: float = inf
+    script: Script | None = None
+    mistakes: Sequence[Mistake] = ()

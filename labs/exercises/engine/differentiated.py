@@ -3,7 +3,7 @@
     EXERCISE = both_ways(
         lambda draw: draw_worlds(draw, Row, [*usual(outer=(32,)), {"biased": False}, …]),
         question="Which summand of y does this rank make, and who adds what to it?",
-        mistakes=(summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", as_if(…)), …),
+        mistakes=Mistakes((summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", …), …)),
     )
 
 Forward and backward are a step each: its values are the result, or the gradients, and it may send as much as its number
@@ -18,7 +18,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake
 from labs.exercises.engine.launching import noted
-from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise
+from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes
 from labs.exercises.engine.scripts import Functions, Look, Seen, World, group_of
 from labs.exercises.engine.value import as_if
 from labs.kit.record import Recording
@@ -383,28 +383,24 @@ QUESTIONS = {
 def both_ways(
     worlds: Callable[[Draw], dict[int, list[Any]]],
     question: str,
-    mistakes: Sequence[Mistake],
-    sending: Sequence[Mistake] = (),
-    **others: Any,
+    mistakes: Mistakes,
+    memory: rows.Memory | None = None,
 ) -> Exercise:
-    """Return an exercise for functions with a forward and a backward, with the rows that all of these share.
-
-    sending: rows about messages, before the shared ones.
-    others: further fields of the Exercise.
-    """
+    """Return an exercise for functions with a forward and a backward; its own rows stand among those that all share."""
     return Exercise(
         worlds,
-        expected=lambda world: world.expected(),
-        question=question,
+        Expected(lambda world: world.expected(), tolerance=TOLERANCE),
+        question,
         script=there_and_back,
         sends=lambda world: world.sends(),
-        tolerance=TOLERANCE,
-        mistakes=(NO_GRADIENT, *mistakes, *VALUES),
-        after=AFTER,
-        sending=(NOT_NEEDED, STRANGERS, *sending, *SENT),
+        memory=memory and replace(memory, script=two_calls),
+        mistakes=replace(
+            mistakes,
+            values=(NO_GRADIENT, *mistakes.values, *VALUES),
+            after=AFTER,
+            sent=(NOT_NEEDED, STRANGERS, *mistakes.sent, *SENT),
+        ),
         questions=QUESTIONS,
-        twice=two_calls,
-        **others,
     )
 
 

@@ -7,9 +7,9 @@
         question="What does each rank bring, and where does it go?",
     )
 
-Tables judge each step in their order.  A table is a function that yields parts of the step, and rows that are tried on
-each of them.  `first_wrong` judges, on the rank, a state that will change later; `as_found` then makes the table that
-reports this judgement.
+Tables judge each step in their order; the last is the engine's own, about what a step leaves behind.  A table is a
+function that yields parts of the step, and rows that are tried on each of them.  `first_wrong` judges, on the rank, a
+state that will change later; `as_found` then makes the table that reports this judgement.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, Wrong, first_fit, refuse
+from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Done, Functions, Script, Seen, World, held_by_step, play_worlds, record_held
 from labs.exercises.engine.value import One
@@ -39,9 +40,7 @@ class Play:
     question: the question for rows that have none.
     raised: rows about the text of an error that the function raised.
     questions: the exercise's own questions for rows that all exercises share, as `{name: question}`.
-    wide: returns a world of equal steps, in which bytes held are measured; its `nbytes` is the unit of most and rest.
-    most, rest: the bytes that a rank may hold beyond those before the first step: during a step, after a step.
-    holds: rows about bytes held, in place of the shared ones.
+    memory: what a rank may hold in a world of equal steps, beyond what it held before the first of them.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -51,10 +50,7 @@ class Play:
     _: KW_ONLY
     raised: Sequence[Mistake] = ()
     questions: Mapping[str, str] = field(default_factory=dict)
-    wide: Callable[[Draw], World] | None = None
-    most: float = 0
-    rest: float = 0
-    holds: Sequence[Mistake] = ()
+    memory: rows.Memory | None = None
 
 
 @dataclass
@@ -62,7 +58,7 @@ class Passed:
     """The measurements of an answer that is right.
 
     seen: the outcomes of each step of all worlds.
-    most, rest: the bytes held in a step of the wide world, and after it, in its unit.
+    most, rest: the bytes held in a step, and after it, in the unit of the play's `memory`.
     peaks: the peak of each kind of memory, in the same unit.
     """
 
@@ -84,20 +80,21 @@ def play_exercise(play: Play, functions: Functions, seed: int) -> Passed:
     draw, passed = Draw(seed), Passed([])
 
     def judge(seen: Seen) -> None:
-        for parts, table in play.tables if not seen.refused else ():
+        for parts, table in (*play.tables, (on_each_rank, AFTERMATH)) if not seen.refused else ():
             for where, part in parts(seen):
                 refuse(table, part, f"{seen}: {where}", play.question)
 
     for worlds in play.worlds(draw).values():
         passed.seen += play_worlds(play.script, functions, worlds, judge)[0]
-    if play.wide:
-        world = replace(play.wide(draw), held=True)
-        recording = record_held(play.script, functions, world)
+    if memory := play.memory:
+        world = replace(memory.world(draw), held=True)
+        recording = record_held(memory.script or play.script, functions, world)
         for rank, steps in enumerate(held_by_step(recording, world)):
             # The first step may allocate what then stays; sometimes a backend's thread keeps a tensor a moment longer.
             most, rest = min(map(max, steps[1:])) / world.nbytes, min(x[-1] for x in steps[1:][-2:]) / world.nbytes
-            kept = rows.Held(most, rest, rest, play.most, play.rest, world.whole)
-            refuse(play.holds or rows.HELD, kept, f"{world}: rank {rank} ")
+            refuse(
+                memory.mistakes or rows.HELD, rows.Held(memory, world.whole, most, rest, rest), f"{world}: rank {rank} "
+            )
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
         for kind in KINDS:
             by_rank = held_by_step(recording, world, (kind,))
@@ -185,6 +182,6 @@ def as_found(table: Sequence[Mistake]) -> tuple[Mistake, ...]:
     """Return these rows for a rank that has already judged itself by `first_wrong`."""
 
     def matches(name: str) -> Callable[[Done], str | None]:
-        return lambda done: done.facts["sentence"] if done.facts.get("mistake") == name else None
+        return lambda done: (done.facts["sentence"] or True) if done.facts.get("mistake") == name else None
 
     return tuple(replace(row, matches=matches(row.name)) for row in table)

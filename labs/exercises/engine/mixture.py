@@ -13,19 +13,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake
-
-
-def mixture(found: Tensor, sources: list[Tensor]) -> Tensor | None:
-    """Return the numbers c with found = Σ c_i sources_i, where all are vectors of one length.
-
-    Return None if there are no such numbers, or too few elements to tell.
-    """
-    matrix, right = torch.stack(sources, 1).double(), found.double()
-    if len(right) <= len(sources) or not right.isfinite().all():
-        return None
-    solution = torch.linalg.lstsq(matrix, right).solution
-    exact = torch.allclose(matrix @ solution, right, rtol=1e-3, atol=1e-3 * float(right.abs().max() + 1e-12))
-    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 become 0
+from labs.exercises.engine.value import all_are
 
 
 @dataclass(frozen=True)
@@ -59,10 +47,6 @@ class Made:
         without = self.others.clone()
         without[:, columns] = 0
         return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.description
-
-
-def all_are(part: Tensor, value: float) -> bool:
-    return torch.allclose(part, torch.full_like(part, value), atol=2e-3, rtol=2e-3)
 
 
 # fmt: off

@@ -27,9 +27,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
 from labs.exercises.engine.answer import Mistake, Wrong, refuse, show
-from labs.exercises.engine.case import Outcome
+from labs.exercises.engine.around_a_call import AFTERMATH, Aftermath, Outcome
 from labs.exercises.engine.launching import job, noted
 from labs.kit.launch import Results
 from labs.kit.record import mark

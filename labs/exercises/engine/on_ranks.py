@@ -2,23 +2,21 @@
 
     MEAN = Exercise(
         worlds=lambda draw: {4: [draw.given(4, (5,)), …], 3: […]},
-        expected=lambda world: [mean(world.xs)] + [None] * (world.n - 1),
-        sends=lambda world: Sends(least=…, enough=…),
+        expected=Expected(lambda world: [mean(world.xs)] + [None] * (world.n - 1)),
         question="Which numbers went into this one, and how often?",
-        mistakes=(Mistake("everybody has it", "Who …?", as_if(lambda world: [mean(world.xs)] * world.n)), …),
+        sends=lambda world: Sends(least=…, enough=…),
+        mistakes=Mistakes((Mistake("everybody has it", "Who …?", as_if(lambda world: [mean(world.xs)] * world.n)), …)),
     )
 
-Most mistakes are another `expected`: the values that every rank would have if something else were computed.  The rows
-that all exercises share (common_mistakes.py) are tried as well.  Rows before the exercise's own ask whether a value has
-the right form; rows after them ask which summands a wrong number is made of, and then about traces in the process,
-about messages, and about bytes held.
+Most mistakes are other expected values: those that every rank would have if something else were computed.  The rows
+that all exercises share (common_mistakes.py) are tried as well.  They ask whether a value has the right form, which
+summands a wrong number is made of, and then about traces in the process, about messages, and about bytes held.
 """
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from math import inf
 from typing import Any
 
 import torch
@@ -26,8 +24,17 @@ from torch import Tensor
 
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, Wrong, refuse
-from labs.exercises.engine.scripts import Functions, Look, Seen, World, measure_held, play_worlds, same_numbers
-from labs.exercises.engine.value import Expected, One
+from labs.exercises.engine.scripts import (
+    Functions,
+    Look,
+    Script,
+    Seen,
+    World,
+    measure_held,
+    play_worlds,
+    same_numbers,
+)
+from labs.exercises.engine.value import One, Values
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
@@ -119,48 +126,62 @@ def two_calls(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 @dataclass(frozen=True)
-class Exercise:
-    """An exercise: the worlds that a function is tried in, the expected values, and the rows that judge it.
+class Expected:
+    """The values that each rank must have.
 
-    worlds: `worlds(draw)` returns a list of worlds for each number of ranks; each list is a job.
-    expected: `expected(world)` returns the expected values, as `{name: value}` per member; a bare value if the script
-        looks at only one.
-    question: the question for rows that have none.
-    script: plays a world; one call if it is left out.
-    sends: `sends(world)` returns what a step may send.
-    summands: `summands(world, index)` returns the tensors whose sum, or mean, the value of a member is.
+    values: `values(world)` returns them, as `{name: value}` per member; a bare value if the script looks at only one.
+    summands: `summands(world, index)` returns the tensors whose sum, or mean, the value of a member is; with them, a
+        check says which ranks' numbers a wrong value is made of.
     pieces: `pieces(world, value)` cuts a value into pieces that may be made of different summands.
     tolerance: relative, per dtype; 0 for other dtypes.
-    forms, mistakes, after: rows about a value on a rank: about its form, about wrong numbers, about right numbers.
-    sending: rows about the messages of a step.
-    raised: rows about the text of an error that the function raised.
+    """
+
+    values: Callable[[Any], Sequence[Any]]
+    summands: Callable[[Any, int], Sequence[Tensor]] = lambda world, index: ()
+    pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None
+    tolerance: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """An exercise's own rows, each tried before those that all exercises share.
+
+    form: about the form of a value on a rank (a One), before its numbers are compared.
+    values: about a wrong value, mostly another computation (`as_if`).
+    after: about a right value, and what the call has changed.
+    sent: about the messages of a step (a Sent).
+    raised: about the text of an error that the function raised.
+    """
+
+    form: Sequence[Mistake] = field(default=(), kw_only=True)
+    values: Sequence[Mistake] = ()
+    _: KW_ONLY
+    after: Sequence[Mistake] = ()
+    sent: Sequence[Mistake] = ()
+    raised: Sequence[Mistake] = ()
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise: what a function is tried on, what is expected, and what a wrong answer is told.
+
+    worlds: `worlds(draw)` returns a list of worlds for each number of ranks; each list is a job.
+    question: the question for rows that have none.
+    script: plays a world; one call if it is left out.
+    sends: `sends(world)` returns what a step may send; any messages are right if it is left out.
+    memory: what a rank may hold; two calls are measured, and after each a step in which nothing happens.
     questions: the exercise's own questions for rows that all exercises share, as `{name: question}`.
-    wide: returns the world in which bytes held are measured; its `nbytes` is the unit of most, kept and rest.
-    twice: plays the wide world: two calls, and after each a step in which nothing happens.
-    most, kept, rest: the bytes that a rank may hold beyond those before: during a call, between forward and backward,
-        after a call.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
-    expected: Callable[[Any], Sequence[Any]]
+    expected: Expected
     question: str
     _: KW_ONLY
-    script: Callable[..., Iterator[Look | None]] = call
+    script: Script = call
     sends: Callable[[Any], rows.Sends] | None = None
-    summands: Callable[[Any, int], Sequence[Tensor]] | None = None
-    pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None
-    tolerance: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCE)
-    forms: Sequence[Mistake] = ()
-    mistakes: Sequence[Mistake] = ()
-    after: Sequence[Mistake] = ()
-    sending: Sequence[Mistake] = ()
-    raised: Sequence[Mistake] = ()
+    memory: rows.Memory | None = None
+    mistakes: Mistakes = Mistakes()
     questions: Mapping[str, str] = field(default_factory=dict)
-    wide: Callable[[Draw], World] | None = None
-    twice: Callable[..., Iterator[Look | None]] = two_calls
-    most: float = 0
-    kept: float = inf
-    rest: float = 0
 
 
 @dataclass
@@ -183,23 +204,22 @@ def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
     try:
         all_worlds = exercise.worlds(draw).values()
         jobs = [play_worlds(exercise.script, functions, worlds, judge_of(exercise)) for worlds in all_worlds]
-        most = bytes_held(exercise, functions, draw) if exercise.wide else 0
+        most = bytes_held(exercise.memory, functions, draw) if exercise.memory else 0
         return Passed(jobs[0][1], most, jobs[-1][0][-1])
     except Wrong as wrong:
-        raise wrong.with_row(exercise.raised).with_questions(exercise.questions) from None
+        raise wrong.with_row(exercise.mistakes.raised).with_questions(exercise.questions) from None
 
 
-def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
-    """Return the most bytes held in a call of the wide world, in its unit; raise Wrong if a rank holds too much."""
-    world, most = exercise.wide(draw), 0.0
+def bytes_held(memory: rows.Memory, functions: Functions, draw: Draw) -> float:
+    """Return the most bytes held in a call, in the unit of `memory`; raise Wrong if a rank holds too much."""
+    world, most = memory.world(draw), 0.0
     world = replace(world, held=True, steps=2 * (world.steps + 1))
-    for rank, steps in enumerate(measure_held(exercise.twice, functions, world)):
+    for rank, steps in enumerate(measure_held(memory.script or two_calls, functions, world)):
         sizes = [[size / world.nbytes for size in step] for step in steps]
         first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
         peak, after = max(max(step) for step in (*first[:-1], *second[:-1])), first[-1][-1]
-        between = second[0][-1] - after, exercise.kept
-        one = rows.Held(peak, after, second[-1][-1], exercise.most, exercise.rest, world.whole, between)
-        refuse(rows.HELD, one, f"{world}: rank {rank} ")
+        held = rows.Held(memory, world.whole, peak, after, second[-1][-1], second[0][-1] - after)
+        refuse(memory.mistakes or rows.HELD, held, f"{world}: rank {rank} ")
         most = max(most, peak)
     return most
 
@@ -207,12 +227,11 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
 # ---- the judges ------------------------------------------------------------------------------------------
 
 
-def part_of(exercise: Exercise, seen: Seen, index: int, name: str, expected_by_name: Expected) -> One:
+def part_of(expected: Expected, seen: Seen, index: int, name: str, expected_by_name: Values) -> One:
     """Return one value on one rank."""
-    expected = expected_by_name[index][name]
-    tolerance = exercise.tolerance.get(expected.dtype, 0.0) if isinstance(expected, Tensor) else 0.0
-    summands = exercise.summands(seen.world, index) if exercise.summands else ()
-    return One(seen, index, name, expected_by_name, tolerance, summands, exercise.pieces)
+    value = expected_by_name[index][name]
+    tolerance = expected.tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
+    return One(seen, index, name, expected_by_name, tolerance, expected.summands(seen.world, index), expected.pieces)
 
 
 def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
@@ -226,7 +245,7 @@ def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
         if seen.world.step == seen.world.steps - 1:
             for step in steps if exercise.sends else ():
                 sent = rows.Sent(step, exercise.sends(step.world))
-                refuse((*exercise.sending, *rows.SENT), sent, f"{step}: ", exercise.question)
+                refuse((*exercise.mistakes.sent, *rows.SENT), sent, f"{step}: ", exercise.question)
             steps.clear()
 
     return judge
@@ -235,22 +254,24 @@ def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
 def judge_values(exercise: Exercise, seen: Seen) -> None:
     """Raise Wrong for the first value that is wrong, or that has left something behind."""
     expected_by_name = [
-        expected if isinstance(expected, Mapping) else {"": expected} for expected in exercise.expected(seen.world)
+        each if isinstance(each, Mapping) else {"": each} for each in exercise.expected.values(seen.world)
     ]
     ones = [
-        part_of(exercise, seen, index, name, expected_by_name)
+        part_of(exercise.expected, seen, index, name, expected_by_name)
         for name in expected_by_name[0]
         for index in range(seen.world.n)
     ]
+
+    own = exercise.mistakes
 
     def ask(table: Sequence[Mistake], about: Any, where: str) -> None:
         refuse(table, about, f"{seen}: {where}", exercise.question)
 
     for one in ones:
-        ask((*exercise.forms, *rows.FORM), one, f"rank {one.rank} ")
+        ask((*own.form, *rows.FORM), one, f"rank {one.rank} ")
     ask(rows.LUCK, seen, "")
     for one in ones:
         if not one.right:
-            ask((*exercise.mistakes, *rows.VALUES), one, f"on rank {one.rank} {one.first_by_name}\n")
+            ask((*own.values, *rows.VALUES), one, f"on rank {one.rank} {one.first_by_name}\n")
     for one in ones:
-        ask((*exercise.after, *rows.AFTER), one, f"on rank {one.rank} ")
+        ask((*own.after, *rows.AFTER), one, f"on rank {one.rank} ")

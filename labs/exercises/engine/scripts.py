@@ -7,7 +7,7 @@
     seen      the looks of all ranks of a world after one step, with the messages of that step
 
 Between the two yields a step is watched: its messages go over a network on which nothing is right by luck
-(late_wire.py), and the traces that it leaves in the process are noted (aftermath.py).
+and the traces that it leaves in the process are noted (both in around_a_call.py).
 
 A job that fails as a whole is played again in parts, because a wrong value in an earlier world tells more than an error
 in a later one.  If the report does not say in which world a job hangs, the worlds with one name are played by
@@ -23,41 +23,59 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import Aftermath
 from labs.exercises.engine.answer import NOT_DONE, Wrong, show
-from labs.exercises.engine.case import SETTLED, Case, Outcome
-from labs.exercises.engine.late_wire import Late
+from labs.exercises.engine.around_a_call import Aftermath, Late, Outcome
 from labs.exercises.engine.launching import NEVER_ENDS, blame_luck, job, noted
 from labs.kit.launch import Results
 from labs.kit.record import KINDS, Event, Recording, mark
 
 Functions = Sequence[Callable[..., Any]]
+SETTLED = 0.05  # s after which a backend's thread has released the tensors that it sent, even on a busy machine
 
 
 @dataclass(frozen=True)
-class World(Case):
-    """The case that a script is played on; subclasses add the inputs of each rank.
+class World:
+    """The case that a script is played on, on `ranks` ranks; subclasses add awkward inputs of each rank.
 
+    only: the name of the mistake if this world alone is wrong.
     group: the global ranks that take part, or () for all of them.
     refusable: whether an error is a right answer, too.
     held: whether only the bytes held are looked at, and not the values.
     traced: whether the bytes that Python and NumPy hold are measured, too.
+    seconds: the processor time of its job, if it takes more than others.
     steps: how many steps the script plays.
     step: the number of the step that is looked at.
     """
 
+    seed: int
+    ranks: int
     _: KW_ONLY
+    dtype: torch.dtype = torch.float64
+    only: str = ""
     group: tuple[int, ...] = ()
     refusable: bool = False
     held: bool = False
     traced: bool = False
+    seconds: float | None = None
     steps: int = 1
     step: int = 0
 
     whole: ClassVar[str] = "the tensor"  # the name of the unit in which bytes held are counted
+
+    def generator(self, rank: int = 0, step: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(4096 * self.seed + 64 * step + rank)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def who(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}"
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -209,7 +227,7 @@ def play_worlds(
     """
     ranks = worlds[0].ranks
     try:
-        results = job(play_all, script, functions, list(worlds), ranks=ranks)
+        results = job(play_all, script, functions, list(worlds), ranks=ranks, seconds=worlds[0].seconds)
     except Wrong as wrong:
         if wrong.untouched or wrong.answer.mistake in (NEVER_ENDS, NOT_DONE):
             raise

@@ -1,17 +1,16 @@
-"""A value on one rank: the received one, the expected one, and the summands that it is made of."""
+"""A value on one rank, received and expected: when they are equal, and of which summands a wrong one is made."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import instead, show
-from labs.exercises.engine.case import close, isclose, largest_of
-from labs.exercises.engine.mixture import mixture
 from labs.exercises.engine.scripts import Seen
 
-Expected = Sequence[Mapping[str, Any]]  # {name: value}, for each member
+Values = Sequence[Mapping[str, Any]]  # {name: value}, for each member
 
 
 class One:
@@ -29,7 +28,7 @@ class One:
         seen: Seen,
         index: int,
         name: str,
-        expected_by_name: Expected,
+        expected_by_name: Values,
         tolerance: float = 0,
         summands: Sequence[Tensor] = (),
         pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None,
@@ -123,7 +122,7 @@ def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
     return matches
 
 
-def as_if_everywhere(other: Callable[[Any], Expected], tolerance: float = 1e-5) -> Callable[[One], bool]:
+def as_if_everywhere(other: Callable[[Any], Values], tolerance: float = 1e-5) -> Callable[[One], bool]:
     """Return a function that tells whether all ranks received all values of `other(world)`."""
 
     def matches(one: One) -> bool:
@@ -135,3 +134,45 @@ def as_if_everywhere(other: Callable[[Any], Expected], tolerance: float = 1e-5) 
         )
 
     return matches
+
+
+# ---- equal numbers, and sums ----------------------------------------------------------------------------
+
+
+def largest_of(tensors: Iterable[Tensor]) -> float:
+    """Return the largest magnitude in any of the tensors, such as the summands of a sum; 0 if they are empty."""
+    return max((float(x.abs().max()) for x in tensors if x.numel()), default=0.0)
+
+
+def isclose(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> Tensor:
+    """Return for each element whether it is right: within `tolerance` of itself and of the largest; integers exactly.
+
+    largest: the largest magnitude among the numbers that were summed to these, since they may have cancelled out.
+    """
+    if not expected.is_floating_point():
+        return found == expected
+    if largest is None:
+        largest = largest_of([expected])
+    return torch.isclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance * largest)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> bool:
+    """Return whether the shape is right and all elements are close."""
+    return found.shape == expected.shape and bool(isclose(found, expected, tolerance, largest).all())
+
+
+def mixture(found: Tensor, sources: list[Tensor]) -> Tensor | None:
+    """Return the numbers c with found = Σ c_i sources_i, where all are vectors of one length.
+
+    Return None if there are no such numbers, or too few elements to tell.
+    """
+    matrix, right = torch.stack(sources, 1).double(), found.double()
+    if len(right) <= len(sources) or not right.isfinite().all():
+        return None
+    solution = torch.linalg.lstsq(matrix, right).solution
+    exact = torch.allclose(matrix @ solution, right, rtol=1e-3, atol=1e-3 * float(right.abs().max() + 1e-12))
+    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 become 0
+
+
+def all_are(part: Tensor, value: float) -> bool:
+    return torch.allclose(part, torch.full_like(part, value), atol=2e-3, rtol=2e-3)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends, Sent, in_another_dtype
-from labs.exercises.engine.mixture import all_are
+from labs.exercises.engine.common_mistakes import Memory, Sends, Sent, in_another_dtype
 from labs.exercises.engine.on_axes import OnMesh
-from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, checked
+from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Seen
-from labs.exercises.engine.value import One, as_if
+from labs.exercises.engine.value import One, all_are, as_if
 from labs.mesh import Mesh
 
 
@@ -128,23 +127,18 @@ def some_more(size: float) -> float:
 PLACE = "Which piece does the optimizer of this rank step, and who else steps it?"
 EXERCISE = Exercise(
     worlds,
-    expected=lambda world: world.each(world.mean),
-    summands=lambda world, i: list(world.gradients[:, :, i % world.shape[1]].flatten(0, 1) / world.n),
-    tolerance={F64: 1e-10, F32: 1e-5, BF16: 3e-2},
+    Expected(
+        lambda world: world.each(world.mean),
+        summands=lambda world, i: list(world.gradients[:, :, i % world.shape[1]].flatten(0, 1) / world.n),
+        tolerance={F64: 1e-10, F32: 1e-5, BF16: 3e-2},
+    ),
+    question="Which gradients went into this piece, and how often?",
     sends=lambda world: Sends(
         least=world.n * (0.9 * world.sent - 64), enough=lambda rank: some_more(world.sent),
     ),
     # Enough for all that is received, a piece, and one more piece; another copy of the gradient would make 2.5.
-    wide=lambda draw: draw.world(Grid, 4, shape=(2, 2), size=(40_000,), dtype=F32), most=2.25, rest=0.5,
-    question="Which gradients went into this piece, and how often?",
-    forms=(
-        Mistake("nothing is sharded", PLACE, lambda one: cut(one, 1),
-                symptom="right, but each rank holds the whole gradient"),
-        Mistake("sharded along the wrong axis", "Over which axis is a parameter cut, and over which is it copied?",
-                lambda one: cut(one, one.world.shape[0])),
-        Mistake("sharded over all ranks", "How many ranks hold the same piece?", lambda one: cut(one, one.n)),
-    ),
-    mistakes=(
+    memory=Memory(lambda draw: draw.world(Grid, 4, shape=(2, 2), size=(40_000,), dtype=F32), during=2.25, after=0.5),
+    mistakes=Mistakes((
         Mistake("another rank's piece", PLACE,
                 as_if(lambda w: (w.each(w.mean.roll(shift, 0)) for shift in range(1, w.shape[1])))),
         Mistake("the other replicas are missing",
@@ -162,14 +156,18 @@ EXERCISE = Exercise(
         Mistake("divided by one axis only", "How many gradients were added up, over both axes?",
                 times(lambda r, s: {r, s} if min(r, s) > 1 else set()),
                 symptom="as if the learning rate were larger, by the size of the other axis"),
-    ),
-    after=(
+    ), form=(
+        Mistake("nothing is sharded", PLACE, lambda one: cut(one, 1),
+                symptom="right, but each rank holds the whole gradient"),
+        Mistake("sharded along the wrong axis", "Over which axis is a parameter cut, and over which is it copied?",
+                lambda one: cut(one, one.world.shape[0])),
+        Mistake("sharded over all ranks", "How many ranks hold the same piece?", lambda one: cut(one, one.n)),
+    ), after=(
         Mistake("not the same bits on every replica",
                 "Does every replica add up in the same order? Replicas that differ by a bit drift apart.", unlike),
         Mistake("a view keeps the whole gradient", "When is memory freed if a view of it is left?",
                 lambda one: one.done.facts["shared"] and one.world.shape[1] > 1 and "returned a view of the gradient"),
-    ),
-    sending=(
+    ), sent=(
         Mistake("reduced in the wrong dtype", "Who needs the extra digits?", in_another_dtype),
         Mistake("whole gradients cross the replicas",
                 "Which axis goes first, so that the other one has less to carry?", too_much_crossed,
@@ -178,7 +176,7 @@ EXERCISE = Exercise(
                 "What does the rank send that hands the sum to all other replicas, and what does a ring share out "
                 "evenly?", lambda sent: any(e.op == "broadcast" for e in sent.events) and sent.too_much),
         Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
-    ),
+    )),
     questions={
         "not a tensor": PLACE,
         "another shape": PLACE,

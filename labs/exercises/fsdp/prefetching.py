@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, first, says
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
@@ -260,7 +259,6 @@ PLAY = Play(
     tables=(
         (step_of, STEP),
         (wrong(Chain.expected, {F64: 1e-10}), (Mistake("other numbers", RETURNS, lambda one: True),)),
-        (on_each_rank, AFTERMATH),
     ),
     question=NOW,
     raised=RAISED,

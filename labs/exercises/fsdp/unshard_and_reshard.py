@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, show
-from labs.exercises.engine.common_mistakes import SENT, VALUES, Sends, Sent, in_another_dtype
+from labs.exercises.engine.common_mistakes import SENT, VALUES, Memory, Sends, Sent, in_another_dtype
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, checked, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look, World
@@ -195,7 +194,7 @@ PLAY = Play(
             *VALUES,
         )),
         (each_after("reshard"), (NOT_FREED, OTHER_MEMORY, ANOTHER)),
-        (on_each_rank, (SHARD_CHANGED, *AFTERMATH)),
+        (on_each_rank, (SHARD_CHANGED,)),
         (budgeted(lambda world: Sends(
             # Each rank's rows leave it at least once: other ranks may pass them on.
             least=world.nbytes, enough=lambda rank: 1.02 * (world.n - 1) * world.brought + 64,
@@ -229,7 +228,7 @@ PLAY = Play(
         "something is kept from the call": "Which of your variables still refers to what was gathered?",
         "full copies are kept": "One copy travels, and the layer computes with another: what is the third?",
     },
-    wide=wide, most=2.75,  # two copies of the group, and some pieces; a third copy would make 3
+    memory=Memory(wide, during=2.75),  # two copies of the group, and some pieces; a third copy would make 3
 )
 # fmt: on
 

@@ -6,24 +6,42 @@ from the program that XLA has compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from labs.exercises.engine.answer import Wrong
-from labs.exercises.engine.launching import job
+from labs.exercises.engine import in_acts as acts
+from labs.exercises.engine.answer import Mistake, Wrong
+from labs.exercises.engine.in_acts import Play, as_found, first_wrong, on_one_rank
+from labs.exercises.engine.on_ranks import Draw
+from labs.exercises.engine.scripts import Look, World
 from labs.kit.extras import jax_devices
 from labs.xla.hlo import Collective
 
 N = 4
 
 
-COMPILING = 60.0  # s of processor time, in which a job compiles three programs
-
-
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Devices(World):
+    """A world of one rank, whose process has virtual devices.
+
+    given: further arguments of the function that runs the learner's.
+    """
+
+    ranks: int = 1
+    seconds: float = 60.0  # three programs are compiled
+    devices: int = N
+    given: tuple[int, ...] = ()
+    words: str = f"{N} devices"
+
+    def __str__(self) -> str:
+        return self.words
 
 
 @dataclass
@@ -77,14 +95,45 @@ class Run:
         return ""
 
 
-def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any], *given: int, devices: int = N) -> Run:
+def run_on_devices(
+    world: Devices, fn: Callable[..., Any], run: Callable[..., Run | str], mistakes: Sequence[Mistake]
+) -> Iterator[Look | None]:
+    """Play `run`; the facts are the first mistake, and the bytes that the program sends."""
+    yield None
+    found = jax_devices.with_devices(world.devices, run, (fn, world.seed, *world.given), {})
+    if isinstance(found, str):
+        yield Look({}, first_wrong(KIND, [("", found)]))
+    else:
+        sent = {"sent": sum(one.sent for one in found.sent), "weights": found.weights}
+        yield Look({}, first_wrong(mistakes, [("", found)]) or sent)
+
+
+# fmt: off
+KIND = (
+    Mistake("nothing is returned", "What does the docstring say is returned?", lambda found: found == "None"),
+    Mistake("a different kind of answer", "What does the docstring say is returned?",
+            lambda found: f"it returns {found}"),
+)
+# fmt: on
+
+
+def play(
+    worlds: Callable[[Draw], dict[int, list[Devices]]],
+    run: Callable[..., Run | str],
+    mistakes: Sequence[Mistake],
+    question: str,
+    raised: Sequence[Mistake] = (),
+) -> Play:
+    """Return an exercise whose function `run` runs on virtual devices, and whose rows are about the Run."""
+    script = partial(run_on_devices, run=run, mistakes=mistakes)
+    return Play(worlds, script, ((on_one_rank, as_found((*KIND, *mistakes))),), question, raised=raised)
+
+
+def checked(play: Play, fn: Callable[..., Any], seed: int) -> dict[str, int]:
+    """Return the bytes sent and those of the weights; raise Wrong for the first mistake, or if there is no JAX."""
     if told := jax_devices.jax_missing():
         raise Wrong(told, "Has it been added to the course's own Python?")
-    run = job(jax_devices.with_devices, devices, script, (fn, *given), {}, ranks=1, seconds=COMPILING)[0]
-    if isinstance(run, str):
-        mistake = "nothing is returned" if run == "None" else "a different kind of answer"
-        raise Wrong(f"it returns {run}", "What does the docstring say is returned?", mistake)
-    return run
+    return acts.checked(play, (fn,), seed).seen[-1].done[0].facts
 
 
 class OfAnotherKind(Exception):

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from labs.exercises.engine.answer import Mistake, answered, refuse, show
-from labs.exercises.gspmd._by_shard_map import Arrays, OfAnotherKind, Run, on_virtual_devices
+from labs.exercises.engine.answer import Mistake, answered, show
+from labs.exercises.engine.on_ranks import Draw
+from labs.exercises.gspmd._by_shard_map import Arrays, Devices, OfAnotherKind, Run, checked, play
 
 PIPELINES = ((4, 5), (3, 2))  # stages and micro-batches, of which there are more than stages, and fewer
 
@@ -124,14 +125,22 @@ PIPED = (
 # fmt: on
 
 
+def worlds(draw: Draw) -> dict[int, list[Devices]]:
+    words = "{1} micro-batches, {0} stages"
+    return {
+        sizes[0]: [draw.world(Devices, 1, devices=sizes[0], given=sizes, words=words.format(*sizes))]
+        for sizes in PIPELINES
+    }
+
+
+PLAY = play(worlds, in_stages, PIPED, "Which micro-batch is at which stage in a tick?")
+
+
 @answered
 def pipelined(fn: Callable[..., Any], seed: int) -> str:
     """Check `fn(stage, own, x) -> y` on each device of the axis "pp", of which the last one's y counts.
 
     Returns the text of the ✓ line.
     """
-    for stages, microbatches in PIPELINES:
-        run = on_virtual_devices(in_stages, fn, seed, stages, microbatches, devices=stages)
-        where = f"{microbatches} micro-batches, {stages} stages: "
-        refuse(PIPED, run, where, "Which micro-batch is at which stage in a tick?")
+    checked(PLAY, fn, seed)
     return "right on 4 stages, and on 3 with fewer micro-batches; so is the way back, which JAX has made of it"

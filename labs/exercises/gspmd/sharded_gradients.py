@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from labs.exercises.engine.answer import Mistake, Wrong, answered, refuse, says, show
-from labs.exercises.gspmd._by_shard_map import Arrays, N, OfAnotherKind, Run, on_virtual_devices
+from labs.exercises.engine.answer import Mistake, answered, says, show
+from labs.exercises.gspmd._by_shard_map import Arrays, Devices, N, OfAnotherKind, Run, checked, play
 
 
 def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
@@ -76,10 +76,6 @@ SHAPES = (
             "Print the shape of what you hand to loss: have you gathered it, and with tiled=True?",
             says("TypeError: (dot_general requires|add got incompatible shapes)")),
 )
-# fmt: on
-
-
-# fmt: off
 SHARDED = (
     Mistake("whole gradients, and no shards", "Which rows of the gradient does this device's optimizer need?", whole),
     Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
@@ -96,6 +92,8 @@ SHARDED = (
             lambda run: run.bytes_of("all-gather") > run.weights * (N - 1) / N and
             f"a device sends {run.bytes_of('all-gather')} bytes to gather weights of {run.weights}"),
 )
+PLAY = play(lambda draw: {N: [draw.world(Devices, 1)]}, in_shards, SHARDED,
+            "What is added up, over which devices, and divided by what?", raised=SHAPES)
 # fmt: on
 
 
@@ -105,10 +103,8 @@ def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
 
     Returns the text of the ✓ line, with the bytes sent.
     """
-    try:
-        run = on_virtual_devices(in_shards, fn, seed)
-    except Wrong as wrong:
-        raise wrong.with_row(SHAPES) from None
-    refuse(SHARDED, run, f"on {N} devices ", "What is added up, over which devices, and divided by what?")
-    sent, n = sum(one.sent for one in run.sent), run.weights
-    return f"right on {N} devices; each sends {sent} bytes for weights of {n}: gathered once, reduce-scattered once"
+    facts = checked(PLAY, fn, seed)
+    return (
+        f"right on {N} devices; each sends {facts['sent']} bytes for weights of {facts['weights']}: gathered once, "
+        "reduce-scattered once"
+    )

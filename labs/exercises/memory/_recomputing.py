@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, first, instead, refuse, show
-from labs.exercises.engine.case import close
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import F32, F64, Draw
 from labs.exercises.engine.scripts import Look
+from labs.exercises.engine.value import close
 from labs.exercises.memory._trained_twice import WITHOUT_GRAPH, Model, Twice, parameters
 
 TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the largest one
@@ -229,7 +228,7 @@ AT_ANOTHER_DEPTH = (
 
 
 # fmt: off
-TABLES = ((on_one_rank, (*as_found((*CHANGED, *NUMBERS)), AFTERMATH[0])),)
+TABLES = ((on_one_rank, as_found((*CHANGED, *NUMBERS))),)
 # fmt: on
 
 

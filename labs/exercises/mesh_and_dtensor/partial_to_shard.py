@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends, alone, made_of
-from labs.exercises.engine.on_ranks import BF16, F32, I32, I64, Draw, Exercise, Given, checked
+from labs.exercises.engine.common_mistakes import Memory, Sends, alone, made_of
+from labs.exercises.engine.on_ranks import BF16, F32, I32, I64, Draw, Exercise, Expected, Given, Mistakes, checked
 from labs.exercises.engine.value import One, as_if
 
 BUDGET = (64, 96)  # the shape of the tensor whose bytes stand in the line of success
@@ -118,28 +118,29 @@ def padded(one: One) -> bool:
 # fmt: off
 EXERCISE = Exercise(
     worlds,
-    expected=lambda world: pieces(world, world.total),
-    summands=lambda world, index: [pieces(world, x)[index] for x in world.xs],
-    sends=sends,
-    wide=lambda draw: draw.given(4, (256, 128), dtype=F32, args={"dim": 1}),
-    most=4.5, rest=0.25,  # room for a padded copy of the summand, and for what is received
-    question="Of which summands, and of which of their elements, is this made?",
-    forms=(
-        Mistake("the whole sum instead of a piece",
-                "Partial() to Replicate() is another row of the table. Which part is this rank's?",
-                of_shape(lambda one: one.received.shape == one.world.shape)),
-        Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
-                of_shape(padded), symptom="right where the dim divides; elsewhere the last pieces end in zeros"),
-        Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
+    Expected(
+        lambda world: pieces(world, world.total),
+        summands=lambda world, index: [pieces(world, x)[index] for x in world.xs],
     ),
-    mistakes=(
+    question="Of which summands, and of which of their elements, is this made?",
+    sends=sends,
+    # There is room for a padded copy of the summand, and for what is received.
+    memory=Memory(lambda draw: draw.given(4, (256, 128), dtype=F32, args={"dim": 1}), during=4.5, after=0.25),
+    mistakes=Mistakes((
         Mistake("one's own summand", "Where are the others' summands?", made_of(alone),
                 symptom="no error, and numbers that are too small: a summand was taken for the tensor"),
         Mistake("the pieces are rotated", "Which piece is rank r's?", as_if(rotated)),
         Mistake("cut in the order of memory",
                 "Which elements lie side by side in memory, and which side by side along the dim?",
                 lambda one: dim_of(one.world) > 0 and (as_if(in_memory_order)(one) or sums_at_other_places(one))),
-    ),
+    ), form=(
+        Mistake("the whole sum instead of a piece",
+                "Partial() to Replicate() is another row of the table. Which part is this rank's?",
+                of_shape(lambda one: one.received.shape == one.world.shape)),
+        Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
+                of_shape(padded), symptom="right where the dim divides; elsewhere the last pieces end in zeros"),
+        Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
+    )),
     questions={
         "another shape": "How does torch.chunk cut this many elements into N pieces?",
         "averaged instead of summed": "What do the summands make: a sum, or a mean?",

@@ -11,9 +11,8 @@ The job has 6 ranks, as ("dp",) of 6 or ("replicate", "shard") of 2 × 3.  The b
 must be those of the strategy, by the formulas of labs.cost, and the new weights those of one process.
 """
 
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -24,12 +23,10 @@ from torch import Tensor
 from labs.dtensor import Partial, Placement, Replicate
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import redistribute
-from labs.exercises.engine import case as shared
-from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
-from labs.exercises.engine.answer import Mistake, Wrong, answered, refuse, show
-from labs.exercises.engine.case import Outcome, close
-from labs.exercises.engine.launching import job, noted
-from labs.kit.record import mark
+from labs.exercises.engine.answer import Mistake, answered
+from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank, wrong
+from labs.exercises.engine.on_ranks import F64
+from labs.exercises.engine.scripts import Look, Seen, World
 from labs.mesh import Mesh
 
 MESHES = {"dp": (6,), "hsdp": (2, 3)}
@@ -48,54 +45,43 @@ EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Case(shared.Case):
-    strategy: str = ""
+class Obeyed(World):
+    """A world with two weights: each strategy trains one in a step, the other in the next, and gathers both there."""
+
+    steps: int = 2 * len(AXES)
+
+    @property
+    def strategy(self) -> str:
+        return list(AXES)[self.step // 2]
+
+    @property
+    def gathers(self) -> bool:
+        return self.step % 2 == 1
+
+    @property
+    def when(self) -> str:
+        return f", {self.strategy}"
+
+    def numbers(self, *place: int) -> list[Tensor]:
+        generator = self.generator(*place)
+        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in SHAPES]
 
     def weights(self) -> list[Tensor]:
-        generator = self.generator()
-        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in SHAPES]
+        return self.numbers()
 
     def gradients(self, rank: int) -> list[Tensor]:
-        generator = self.generator(rank, step=1)
-        return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in SHAPES]
+        return self.numbers(rank, 1)
+
+    def __str__(self) -> str:
+        return self.who
 
 
-@dataclass
-class Obeyed(Outcome):
-    """The outcome on a rank, per strategy: the bytes of the first weight's P, G and S, and the whole new weights."""
-
-    table: Any = None
-    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    weights: dict[str, list[Tensor]] = field(default_factory=dict)
-
-
-@answered
-def placements(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn() -> {strategy: (P, G, S)}`: the placements of each kind, per strategy.
-
-    The placements are along ("dp",), and those of HSDP along ("replicate", "shard").
-    """
-    case = Case(random.Random(seed).randrange(2**40), N)
-    results = job(obey_all, fn, case, ranks=N)
-    for rank, outcome in enumerate(results):
-        refuse(AFTERMATH, outcome, f"on rank {rank} ")
-    for step, strategy in enumerate(AXES):
-        table = results[0].table
-        refuse(FORM, Form(strategy, table), f"{strategy}: ")
-        sent = max(results.recording.sent(rank, step) for rank in range(N))
-        held = results[0].held[strategy]
-        refuse(OBEYED, Seen(strategy, table[strategy], (*held, sent)), f"{strategy}: ")
-        for rank, outcome in enumerate(results):
-            for found, expected in zip(outcome.weights[strategy], updated(case), strict=True):
-                if not close(found, expected, 1e-12):
-                    raise Wrong(f"{strategy}: rank {rank} ends with different weights than one process", OBEY)
-    return "five strategies, each obeyed by a job: it holds and sends what the strategy does"
-
-
-def updated(case: Case) -> list[Tensor]:
-    """Return the weights after a step on one process."""
-    gradients = zip(*(case.gradients(rank) for rank in range(N)), strict=True)
-    return [stepped(w, torch.stack(all_).mean(0)) for w, all_ in zip(case.weights(), gradients, strict=True)]
+def updated(world: Obeyed) -> list[dict[str, Tensor]]:
+    """Return the weights after a step on one process, in the steps in which they are gathered."""
+    gradients = zip(*(world.gradients(rank) for rank in range(N)), strict=True)
+    pairs = zip(world.weights(), gradients, strict=True)
+    new = {f"weight {i}": stepped(w, torch.stack(all_).mean(0)) for i, (w, all_) in enumerate(pairs)}
+    return [new if world.gathers else {}] * N
 
 
 def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
@@ -103,21 +89,27 @@ def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
     return weight - 0.1 * gradient / (gradient.abs() + 1e-8)
 
 
-def obey_all(fn: Callable[..., Any], case: Case) -> Obeyed:
-    """Return the outcome of a step of each strategy by the learner's table."""
-    with Aftermath() as aftermath:
-        found = Obeyed(table=noted(case, fn))
-    aftermath.write_to(found)
-    meshes = {
-        axes: mesh_of(axes) for axes in MESHES
-    }  # made before the first step, since ranks agree on a mesh by messages
+def obey_all(world: Obeyed, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Train for a step by each row of the learner's table; the facts are what the judge needs of the row."""
+    meshes = {axes: mesh_of(axes) for axes in MESHES}  # made before the first step, since ranks agree by messages
+    table = None
     for strategy, axes in AXES.items():
-        mark("step")
-        if obeyable(strategy, found.table):
-            found.held[strategy], found.weights[strategy] = obey(case, meshes[axes], found.table[strategy])
-        mark("end")
-    found.table = found.table if isinstance(found.table, dict) else show(found.table)
-    return found
+        first, second = zip(world.weights(), world.gradients(world.index()), strict=True)
+        yield None
+        table, mesh = table or fn(), meshes[axes]
+        facts = first_wrong(FORM, [("", Form(strategy, table))])
+        if facts:
+            yield Look({}, facts)
+            break
+        facts["held"], *block = obey(*first, mesh, table[strategy])
+        facts["sharded"] = [[p.is_shard() for p in kind] for kind in table[strategy]]
+        facts["G is whole"] = all(p.is_replicate() for p in table[strategy][1])
+        yield Look({}, facts)
+        yield None
+        _, *other = obey(*second, mesh, table[strategy])
+        yield Look({"weight 0": gathered(*block, mesh), "weight 1": gathered(*other, mesh)})
+    while True:  # a table that cannot be obeyed is judged by the step before
+        yield Look()
 
 
 @cache
@@ -125,28 +117,28 @@ def mesh_of(axes: str) -> Mesh:
     return Mesh(MESHES[axes], ("dp",) if axes == "dp" else ("replicate", "shard"))
 
 
-def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[tuple[int, ...], list[Tensor]]:
-    """Train for one step by these placements; return the bytes held of the first weight, and the whole weights."""
+def gathered(block: Tensor, layout: Spec, mesh: Mesh) -> Tensor:
+    return redistribute(block, layout, (Replicate(),) * mesh.ndim, mesh)
+
+
+def obey(
+    weight: Tensor, gradient: Tensor, mesh: Mesh, kinds: Sequence[Sequence[Placement]]
+) -> tuple[list[int], Tensor, Spec]:
+    """Train a weight for one step by these placements; return the bytes held of P, G and S, and its new block."""
     P, G, S = (tuple(kind) for kind in kinds)
-    whole, summand = (Replicate(),) * mesh.ndim, (Partial(),) * mesh.ndim
-    held, after = (), []
-    for weight, gradient in zip(case.weights(), case.gradients(mesh.rank), strict=True):
-        layout = Spec(tuple(weight.shape), mesh.shape, P)
-        block = weight[layout.block(mesh.get_coordinate()).slices].clone()
-        for _ in ("forward", "backward"):
-            redistribute(block, layout, whole, mesh)
-        # The last axis goes first: a cut along it makes the summands along the other axes smaller.
-        last = (*summand[:-1], G[-1])
-        mine = redistribute(gradient / N, layout.but(summand), last, mesh)
-        mine = redistribute(mine, layout.but(last), G, mesh)
-        held = held or (block.nbytes, mine.nbytes, 2 * prod(layout.but(S).block(mesh.get_coordinate()).shape) * 8)
-        mine = redistribute(mine, layout.but(G), S, mesh)
-        own = redistribute(block, layout, S, mesh)
-        block = redistribute(stepped(own, mine), layout.but(S), P, mesh)
-        if weight.shape == SHAPES[0]:
-            mark("end")  # only the numbers matter from here on
-        after.append(redistribute(block, layout, whole, mesh))
-    return held, after
+    place, summand = mesh.get_coordinate(), (Partial(),) * mesh.ndim
+    layout = Spec(tuple(weight.shape), mesh.shape, P)
+    block = weight[layout.block(place).slices].clone()
+    for _ in ("forward", "backward"):
+        gathered(block, layout, mesh)
+    # The last axis goes first: a cut along it makes the summands along the other axes smaller.
+    last = (*summand[:-1], G[-1])
+    mine = redistribute(gradient / N, layout.but(summand), last, mesh)
+    mine = redistribute(mine, layout.but(last), G, mesh)
+    held = [block.nbytes, mine.nbytes, 2 * prod(layout.but(S).block(place).shape) * 8]
+    mine = redistribute(mine, layout.but(G), S, mesh)
+    own = redistribute(block, layout, S, mesh)
+    return held, redistribute(stepped(own, mine), layout.but(S), P, mesh), layout
 
 
 @dataclass(frozen=True)
@@ -161,10 +153,6 @@ class Form:
         return self.table.get(self.strategy) if isinstance(self.table, dict) else None
 
 
-def obeyable(strategy: str, table: Any) -> bool:
-    return not any(row.matches(Form(strategy, table)) for row in FORM)
-
-
 def is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
@@ -172,7 +160,7 @@ def is_list(value: Any) -> bool:
 AXES_OF = {"dp": 'one axis, ("dp",)', "hsdp": 'two axes, ("replicate", "shard")'}
 # fmt: off
 FORM = (
-    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
+    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None),
     Mistake("not a table", "A row for each strategy: under which name?", lambda form: not isinstance(form.table, dict)),
     Mistake("a strategy is missing", "Which five strategies belong in it, and under which names?",
             lambda form: form.kinds is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}"),
@@ -199,17 +187,17 @@ FORM = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The bytes of P, G and S that a rank holds, and those that it sends: received and expected."""
+class Totals:
+    """The bytes of P, G and S that a rank holds, and those that it sends: received and expected.
 
-    strategy: str
-    kinds: Sequence[Sequence[Placement]]
-    received: tuple[int, ...]
+    sharded: for P, G and S, whether each axis cuts them.
+    """
 
-    @property
-    def expected(self) -> tuple[float, ...]:
-        return tuple(times * prod(SHAPES[0]) * 8 for times in EXPECTED[self.strategy])
+    def __init__(self, seen: Seen) -> None:
+        self.strategy, facts = seen.world.strategy, seen.done[0].facts
+        self.sharded, self.G_is_whole = facts["sharded"], facts["G is whole"]
+        self.received = *facts["held"], max(seen.sent.values())
+        self.expected = [times * prod(SHAPES[0]) * 8 for times in EXPECTED[self.strategy]]
 
     def off(self, index: int) -> float:
         """Return the received bytes ÷ the expected ones, and exactly 1 if they agree."""
@@ -228,12 +216,13 @@ class Seen:
         return next((index for index in range(4) if self.off(index) != 1), None)
 
 
-def kind_is(index: int, more: bool) -> Callable[[Seen], str | bool]:
+def totals(seen: Seen) -> Iterator[tuple[str, Totals]]:
+    if not seen.world.gathers:
+        yield "", Totals(seen)
+
+
+def kind_is(index: int, more: bool) -> Callable[[Totals], str | bool]:
     return lambda seen: seen.wrong == index and (seen.off(index) > 1) == more and seen.describe(index)
-
-
-def sharded(seen: Seen, index: int) -> list[bool]:
-    return [placement.is_shard() for placement in seen.kinds[index]]
 
 
 OBEY = "Follow a gradient through the step: where does it become the mean, and along which axes?"
@@ -241,14 +230,14 @@ OBEY = "Follow a gradient through the step: where does it become the mean, and a
 OBEYED = (
     Mistake("nothing is sharded", "Of what does a rank of this strategy keep only a part?",
             lambda seen: seen.strategy != "DDP" and seen.wrong is not None
-            and not any(any(sharded(seen, index)) for index in range(3)) and seen.describe(seen.wrong)),
+            and not any(map(any, seen.sharded)) and seen.describe(seen.wrong)),
     Mistake("sharded over the wrong axis",
             "Along which axis do the ranks hold the same, and along which do they share?",
-            lambda seen: seen.strategy == "HSDP" and any(sharded(seen, index) == [True, False] for index in range(3))
+            lambda seen: seen.strategy == "HSDP" and [True, False] in seen.sharded
             and seen.describe(seen.wrong),
             symptom="HSDP that gathers across nodes, where it should gather inside of them"),
     Mistake("sharded over both axes", "If nothing is there twice, what is the axis of replicas for?",
-            lambda seen: any(sharded(seen, index) == [True, True] for index in range(3))
+            lambda seen: [True, True] in seen.sharded
             and seen.describe(seen.wrong)),
     Mistake("P is sharded", "What does the next forward begin with, in this strategy?", kind_is(0, more=False)),
     Mistake("P is whole", "What does a rank of this strategy keep of the parameters between two uses?",
@@ -259,9 +248,30 @@ OBEYED = (
     Mistake("S is whole", "Which elements does each rank's optimizer update?", kind_is(2, more=True)),
     Mistake("the gradient is reduced to everybody",
             "Each rank's optimizer uses a part of the mean gradient. Who needs the sum of all of it?",
-            lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
+            lambda seen: seen.G_is_whole and kind_is(3, more=True)(seen),
             symptom="ZeRO 1 that sends half as much again as DDP"),
     Mistake("more is sent than this strategy sends", OBEY, kind_is(3, more=True)),
     Mistake("the mean is never there", "When, and along which axes, are the summands added up?",
             kind_is(3, more=False)),
 )
+PLAY = Play(
+    lambda draw: {N: [draw.world(Obeyed, N)]},
+    obey_all,
+    tables=(
+        (on_one_rank, as_found(FORM)),
+        (totals, OBEYED),
+        (wrong(updated, {F64: 1e-12}), (Mistake("", OBEY, lambda one: True),)),
+    ),
+    question=OBEY,
+)
+# fmt: on
+
+
+@answered
+def placements(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn() -> {strategy: (P, G, S)}`: the placements of each kind, per strategy.
+
+    The placements are along ("dp",), and those of HSDP along ("replicate", "shard").
+    """
+    checked(PLAY, (fn,), seed)
+    return "five strategies, each obeyed by a job: it holds and sends what the strategy does"

@@ -4,7 +4,6 @@ An operation is tried on every layout that its inputs can have along one axis of
 of whole tensors, and a rank must send no more than with the course's own row, which allows every layout that is right.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,11 +19,10 @@ from labs.dtensor.algebra import Rule, Way, ways
 from labs.dtensor.operation import prepare
 from labs.dtensor.placement import Spec
 from labs.dtensor.rules import RULES
-from labs.exercises.engine import case as shared
-from labs.exercises.engine.aftermath import AFTERMATH, Aftermath
-from labs.exercises.engine.answer import Mistake, answered, refuse, show
-from labs.exercises.engine.case import Outcome, close
-from labs.exercises.engine.launching import job, noted
+from labs.exercises.engine.answer import Mistake, answered, show
+from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_each_rank
+from labs.exercises.engine.scripts import Look, World
+from labs.exercises.engine.value import close
 from labs.kit.watch.communication import CommunicationWatch
 from labs.mesh import Mesh
 
@@ -63,54 +61,45 @@ TRIED = [(name, layout) for name, operation in OPERATIONS.items() for layout in 
 
 
 @dataclass(frozen=True)
-class Case(shared.Case):
+class Tables(World):
+    """A world in which all operations are tried with the rows of a table."""
+
     def inputs(self, name: str) -> list[Tensor]:
         generator = self.generator()
         return [torch.randn(shape, generator=generator, dtype=self.dtype) for shape in OPERATIONS[name].shapes]
 
-
-@dataclass
-class Computed(Outcome):
-    """The outcome on a rank.
-
-    table: the learner's table.
-    received: (the whole result, or a sentence that says why there is none; bytes sent), in the order of TRIED.
-    enough: the bytes sent with the course's rows, in the same order.
-    """
-
-    table: Any = None
-    received: Sequence[tuple[Tensor | str, int]] = ()
-    enough: Sequence[int] = ()
+    def __str__(self) -> str:
+        return self.who
 
 
 # ---- on a rank -------------------------------------------------------------------------------------------
 
 
-def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
-    """Return the outcome of all operations with the learner's rows, and the bytes that the course's rows send."""
-    with Aftermath() as aftermath:
-        done = Computed(table=noted(case, fn))
-    aftermath.write_to(done)
-    if not any(row.matches(Form(name, done.table)) for name in OPERATIONS for row in FORM):
-        done.received, done.enough = list(by_rows(done.table, case)), enough(case)
-    done.table = done.table if isinstance(done.table, dict) else show(done.table)
-    return done
+def compute_all(world: Tables, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Try all operations with the learner's rows; the facts are the first mistake of this rank."""
+    yield None
+    table = fn()
+    facts = first_wrong(FORM, ((f"{name}: ", Form(name, table)) for name in OPERATIONS))
+    if not facts:
+        results, enough = list(by_rows(table, world)), sent_by_the_course(world)
+        facts = first_wrong(ROWS, (("", Tried(world, name, table[name], results, enough)) for name in OPERATIONS))
+    yield Look({}, facts)
 
 
 @cache
-def enough(case: Case) -> list[int]:
+def sent_by_the_course(world: Tables) -> list[int]:
     """Return the bytes that the course's rows send, which are the same for every table that is tried in a job."""
     course = {name: (each.letters, each.linear) for name, each in OPERATIONS.items()}
-    return [sent for _, sent in by_rows(course, case)]
+    return [sent for _, sent in by_rows(course, world)]
 
 
-def by_rows(table: Mapping[str, Any], case: Case) -> Iterator[tuple[Tensor | str, int]]:
+def by_rows(table: Mapping[str, Any], world: Tables) -> Iterator[tuple[Tensor | str, int]]:
     """Yield (whole result, or a sentence that says why there is none; bytes sent) for all that is TRIED."""
     mesh = Mesh((RANKS,), ("a",))
     RULES.update({name: Rule(*table[name], tensors=len(each.shapes)) for name, each in OPERATIONS.items()})
     prepare.cache_clear()  # it holds results of the rows before these
     for name, layout in TRIED:
-        inputs = [laid_out(x, mesh, placement) for x, placement in zip(case.inputs(name), layout, strict=True)]
+        inputs = [laid_out(x, mesh, placement) for x, placement in zip(world.inputs(name), layout, strict=True)]
         with CommunicationWatch() as watch:
             try:
                 y = OPERATIONS[name].do(*inputs)
@@ -159,7 +148,7 @@ class Form:
 
 # fmt: off
 FORM = (
-    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
+    Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None),
     Mistake("not a table", "A row for each operation: under which name?",
             lambda form: not isinstance(form.table, dict)),
     Mistake("an operation is missing", "Which five operations belong in it, and under which names?",
@@ -175,18 +164,22 @@ FORM = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class Seen:
-    """An operation whose row was tried.
+class Tried:
+    """An operation whose row was tried on all layouts.
 
     wrong: a sentence about wrong numbers, or "".
     more: a sentence about bytes that need not be sent, or "".
     """
 
-    name: str
-    row: tuple[str, str]
-    wrong: str
-    more: str
+    def __init__(self, world: Tables, name: str, row: Any, results: Sequence[Any], enough: Sequence[int]) -> None:
+        self.name, self.row, self.wrong, self.more = name, tuple(row), "", ""
+        expected = OPERATIONS[name].do(*world.inputs(name))
+        for (other, layout), (found, sent), due in zip(TRIED, results, enough, strict=True):
+            words = f"{name} of {' and '.join(map(repr, layout))}: "
+            if other == name and not self.wrong and (isinstance(found, str) or not close(found, expected, 1e-9)):
+                self.wrong = words + (found if isinstance(found, str) else "the numbers are not those of whole tensors")
+            if other == name and not self.more and sent > due:
+                self.more = f"{words}a rank sent {sent:,} bytes; {due:,} are enough"
 
     def ways(self, more: bool) -> list[Way]:
         """Return the ways that the learner's row has too many, if `more`; otherwise those that it lacks."""
@@ -219,48 +212,19 @@ ROWS = (
     Mistake("not linear, where it is", "Which of its inputs could be a summand, if the others are whole?",
             lambda seen: seen.more),
 )
+PLAY = Play(
+    lambda draw: {RANKS: [draw.world(Tables, RANKS)]},
+    compute_all,
+    tables=((on_each_rank, as_found((*FORM, *ROWS))),),
+    question="What does each rank need of the others?",
+)
 # fmt: on
-
-
-def worded(name: str, layout: tuple[Placement, ...]) -> str:
-    return f"{name} of {' and '.join(map(repr, layout))}"
 
 
 @answered
 def rules(fn: Callable[..., Any], seed: int) -> str:
     """Check `fn() -> {operation: (letters, linear)}`: rows for five operations that labs.dtensor refuses."""
-    case = Case(random.Random(seed).randrange(2**40), RANKS)
-    results = job(compute_all, fn, case, ranks=RANKS, record=None)
-    for rank, outcome in enumerate(results):
-        refuse(AFTERMATH, outcome, f"on rank {rank} ")
-    for name in OPERATIONS:
-        refuse(FORM, Form(name, results[0].table), f"{name}: ")
-    for name in OPERATIONS:
-        steps = [step for step, (other, _) in enumerate(TRIED) if other == name]
-        wrong = next(filter(None, (wrong_numbers(results, case, step) for step in steps)), "")
-        more = next(filter(None, (too_much(results, step) for step in steps)), "")
-        refuse(ROWS, Seen(name, tuple(results[0].table[name]), wrong, more), "")
+    checked(PLAY, (fn,), seed)
     return (
         f"five rows, each on all layouts of its inputs, {len(TRIED)} in all: whole tensors' numbers, and no byte wasted"
     )
-
-
-def wrong_numbers(results: Any, case: Case, step: int) -> str:
-    """Return a sentence about the first rank with wrong numbers, or ""."""
-    name, layout = TRIED[step]
-    expected = OPERATIONS[name].do(*case.inputs(name))
-    for rank, outcome in enumerate(results):
-        found, _ = outcome.received[step]
-        if isinstance(found, str) or not close(found, expected, 1e-9):
-            problem = found if isinstance(found, str) else "the numbers are not those of whole tensors"
-            return f"{worded(name, layout)}: on rank {rank} {problem}"
-    return ""
-
-
-def too_much(results: Any, step: int) -> str:
-    """Return a sentence about the first rank that sends more than the course's row does, or ""."""
-    for rank, outcome in enumerate(results):
-        mine, expected = outcome.received[step][1], outcome.enough[step]
-        if mine > expected:
-            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {expected:,} are enough"
-    return ""

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, first, show
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import Draw
@@ -215,7 +214,7 @@ MISTAKES = (
             lambda tier: tier.threads > 0
             and f"there are {tier.threads} more than before your function was called"),
 )
-PLAY = Play(worlds, script, ((on_one_rank, (*as_found(MISTAKES), *AFTERMATH)),), "Which parameter is on its way now?")
+PLAY = Play(worlds, script, ((on_one_rank, as_found(MISTAKES)),), "Which parameter is on its way now?")
 # fmt: on
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, instead, show
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
@@ -298,7 +297,7 @@ HELD = (
             held(lambda most, one, two: most > 16 + WORK
                  and f"{most:.2f} bytes per parameter are held during a step")),
 )
-PLAY = Play(worlds, script, ((on_one_rank, (*as_found(UPDATED), *HELD, *AFTERMATH)),), question=WHO)
+PLAY = Play(worlds, script, ((on_one_rank, (*as_found(UPDATED), *HELD)),), question=WHO)
 # fmt: on
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from labs import pp
 from labs.exercises.engine.answer import Mistake, Wrong, first, refuse, show
-from labs.exercises.engine.case import close
 from labs.exercises.engine.launching import job
 from labs.exercises.engine.on_paper import Sheet, each_judged
+from labs.exercises.engine.value import close
 from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
 from labs.kit.drawing.pipeline_gantt import schedule
 from labs.pp.checker import nth

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from labs import pp
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, Wrong, answered, says, show
+from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank
-from labs.exercises.engine.mixture import all_are
 from labs.exercises.engine.on_ranks import BF16, F64, Draw
 from labs.exercises.engine.scripts import Look, Seen
-from labs.exercises.engine.value import One
+from labs.exercises.engine.value import One, all_are
 from labs.exercises.pipeline._desk import Desk
 from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, by_itself, flat, mean_loss, total, whole
 
@@ -230,7 +229,6 @@ PLAY = Play(
                         "weights"),
             replace(AFTERMATH[0], matches=lambda done: (name := done.facts["changed"] or done.left)
                     and f"after the call, {name} is not what it was"),
-            *AFTERMATH[1:],
         )),
         (gradients, (
             Mistake("no gradient, or one that is not a number",

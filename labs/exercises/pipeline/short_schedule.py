@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from labs import pp
 from labs.exercises.engine.answer import Wrong, show
-from labs.exercises.engine.case import close
 from labs.exercises.engine.challenge import Challenge, Function, Judged, job
+from labs.exercises.engine.value import close
 from labs.exercises.pipeline._listed import run
 from labs.exercises.pipeline._stacked import TOLERANCE, Stacked
 from labs.pp.checker import alive, microbatches_of, stages_of

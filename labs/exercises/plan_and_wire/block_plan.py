@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from labs.exercises.engine import differentiated as ways
 from labs.exercises.engine.answer import Mistake, answered, says
 from labs.exercises.engine.common_mistakes import returned
-from labs.exercises.engine.on_ranks import Draw, checked
+from labs.exercises.engine.on_ranks import Draw, Mistakes, checked
 from labs.exercises.engine.scripts import Functions
 from labs.exercises.engine.value import One
 from labs.mesh import Mesh, smaller_group
@@ -224,17 +224,7 @@ PLANS = (  # the errors of a rank that obeys the plan
 EXERCISE = ways.both_ways(
     worlds,
     question=STYLE,
-    raised=PLANS,
-    forms=(
-        Mistake("a matrix is not split", "Which part of it does this rank compute with?",
-                returned(lambda found, expected: found.numel() > expected.numel()),
-                symptom="right, but each rank holds and multiplies a whole matrix"),
-        Mistake("columns where rows belong, or rows where columns do",
-                "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-                returned(lambda found, expected: found.shape != expected.shape),
-                symptom="a plan of columns alone: right, but with a gather after each matrix"),
-    ),
-    mistakes=(
+    mistakes=Mistakes((
         Mistake("a shard is taken for the whole",
                 "Which tokens does this rank have when attention begins, and which does it have to see?",
                 lambda one: one.world.step == 0 and one.world.sequence_parallel and not ways.gathered(one.seen),
@@ -244,13 +234,20 @@ EXERCISE = ways.both_ways(
                 lambda one: "norm" in one.name and adds_up(one),
                 symptom="with sequence parallelism, norms that drift apart"),
         ways.SUMMED_TOO,
-    ),
-    sending=(
+    ), form=(
+        Mistake("a matrix is not split", "Which part of it does this rank compute with?",
+                returned(lambda found, expected: found.numel() > expected.numel()),
+                symptom="right, but each rank holds and multiplies a whole matrix"),
+        Mistake("columns where rows belong, or rows where columns do",
+                "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
+                returned(lambda found, expected: found.shape != expected.shape),
+                symptom="a plan of columns alone: right, but with a gather after each matrix"),
+    ), sent=(
         Mistake("x crosses the border once for each matrix",
                 "Several matrices read the same x. How often must it, or its gradient, travel?",
                 lambda sent: sent.too_much,
                 symptom="the right numbers, and more than twice the bytes"),
-    ),
+    ), raised=PLANS),
 )
 # fmt: on
 

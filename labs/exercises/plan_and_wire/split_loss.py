@@ -12,8 +12,8 @@ from torch import Tensor
 from labs.dtensor.placement import piece
 from labs.exercises.engine import differentiated as ways
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends
-from labs.exercises.engine.on_ranks import F32, F64, Draw, checked
+from labs.exercises.engine.common_mistakes import Memory, Sends
+from labs.exercises.engine.on_ranks import F32, F64, Draw, Mistakes, checked
 from labs.exercises.engine.value import One, as_if
 
 
@@ -135,9 +135,9 @@ def from_one(world: Loss) -> Iterator[ways.Numbers]:
 # fmt: off
 EXERCISE = ways.both_ways(
     worlds,
-    wide=lambda draw: Loss(0, 4, dtype=F32, tokens=256, vocabulary=512), kept=4.5, most=9, rest=1,
     question="Of which sums over the vocabulary is the loss made, and what does each rank add to them?",
-    mistakes=(
+    memory=Memory(lambda draw: Loss(0, 4, dtype=F32, tokens=256, vocabulary=512), during=9, after=1, between=4.5),
+    mistakes=Mistakes((
         Mistake("summed over the tokens", "By what is the sum over all tokens divided?",
                 as_if(lambda w: w.times(w.tokens))),
         Mistake("relative to each rank's own highest logit",
@@ -161,8 +161,7 @@ EXERCISE = ways.both_ways(
                 "softmax, minus one at the target: over which columns, and on which rank?",
                 lambda one: one.world.step == 1,
                 symptom="a loss that agrees with one process at step 0, and at no other"),
-    ),
-    sending=(
+    ), sent=(
         ways.TOO_MANY,
         Mistake("logits are gathered", "Which numbers of a token do the other ranks need, if not all of its logits?",
                 lambda sent: ways.gathered(sent) and max(sent.seen.sent.values()) > 2 * sent.expected.enough(0)
@@ -171,7 +170,7 @@ EXERCISE = ways.both_ways(
                     "the head"),
         Mistake("more than three numbers per token",
                 "Which numbers about a token does every rank need from all others?", lambda sent: sent.too_much),
-    ),
+    )),
 )
 # fmt: on
 

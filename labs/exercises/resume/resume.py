@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, instead, says, show
+from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.in_acts import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, Seen
@@ -183,7 +183,7 @@ PLAY = Play(
     worlds,
     script,
     tables=(
-        (on_each_rank, (*as_found(MISTAKES), *AFTERMATH)),
+        (on_each_rank, as_found(MISTAKES)),
         (as_a_whole, (
             Mistake("ranks exchange what they remember", "Which of the other ranks' numbers does this one go on with?",
                     sent, symptom="right, but a save takes longer the more ranks there are, and rank 0 the more "

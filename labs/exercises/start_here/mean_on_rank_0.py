@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends, alone, made_of
-from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Given, checked
+from labs.exercises.engine.common_mistakes import Memory, Sends, alone, made_of
+from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Given, Mistakes, checked
 from labs.exercises.engine.value import as_if
 
 LARGE = 1 << 16
@@ -44,22 +44,19 @@ def on_rank_0(value: Tensor, world: Given) -> list[Tensor | None]:
 # fmt: off
 EXERCISE = Exercise(
     worlds,
-    expected=lambda world: on_rank_0(mean(world), world),
-    summands=lambda world, i: [x / world.n for x in world.xs] if i == 0 else [],
-    tolerance={F64: 1e-12, F32: 1e-5, BF16: 1e-2},
+    Expected(
+        lambda world: on_rank_0(mean(world), world),
+        summands=lambda world, i: [x / world.n for x in world.xs] if i == 0 else [],
+        tolerance={F64: 1e-12, F32: 1e-5, BF16: 1e-2},
+    ),
+    question="Which numbers went into this one, and how often?",
     sends=lambda world: Sends(
         least=world.nbytes * (world.n - 1), enough=lambda rank: world.nbytes * (rank > 0),
         messages=lambda rank: rank > 0, ops=("send", "recv"),
     ),
     # Enough for a list of all messages, a stack of them, and the mean, because it is a first exercise.
-    wide=lambda draw: draw.given(4, (LARGE,), dtype=F32), most=9, rest=1,
-    question="Which numbers went into this one, and how often?",
-    forms=(
-        Mistake("another rank has the mean", "Who sends, who receives, and which of them is rank 0?",
-                lambda one: one.index == 0 and one.received is None
-                and any(one.near(done.values[""], one.expected) for done in one.seen.done)),
-    ),
-    mistakes=(
+    memory=Memory(lambda draw: draw.given(4, (LARGE,), dtype=F32), during=9, after=1),
+    mistakes=Mistakes((
         Mistake("rank 0 hears nobody", "Which line brings the others' numbers to rank 0?", made_of(alone),
                 symptom="one rank's own loss in the log, taken for the mean"),
         Mistake("rank 0 is left out", "Which numbers are on rank 0 from the start?",
@@ -67,11 +64,14 @@ EXERCISE = Exercise(
         Mistake("only one of the other ranks counts", "Who sent each message, and what becomes of the one before it?",
                 made_of(lambda times, _: len(times) > 2 and (times[1:].abs() > 1e-3).sum() == 1)),
         Mistake("the first element for all", "What is the shape of x?", as_if(lambda w: on_rank_0(mean(w).mean(), w))),
-    ),
-    after=(
+    ), form=(
+        Mistake("another rank has the mean", "Who sends, who receives, and which of them is rank 0?",
+                lambda one: one.index == 0 and one.received is None
+                and any(one.near(done.values[""], one.expected) for done in one.seen.done)),
+    ), after=(
         Mistake("not a new tensor", "Who else writes into this memory, in the next step?",
                 lambda one: one.done.facts["shared"] and "returned x itself"),
-    ),
+    )),
     questions={
         "summed instead of averaged": "By what do you divide the sum?",
         "something is returned where nothing is due": "What do the other ranks know about the mean?",

@@ -11,7 +11,8 @@ from labs.dtensor import Partial, Replicate
 from labs.dtensor.redistribute import Line
 from labs.exercises.engine import differentiated as ways
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_ranks import F32, Draw, checked
+from labs.exercises.engine.common_mistakes import Memory
+from labs.exercises.engine.on_ranks import F32, Draw, Mistakes, checked
 from labs.exercises.engine.scripts import Functions
 from labs.exercises.engine.value import One, as_if
 from labs.tp import conjugate as borders
@@ -89,9 +90,9 @@ def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:
 # fmt: off
 EXERCISE = ways.both_ways(
     worlds,
-    wide=lambda draw: Border(0, 4, dtype=F32, shape=(128, 256)), kept=0, most=6, rest=1,
     question="Follow x through the split layer, and its gradient back: where is it whole, and where a summand?",
-    mistakes=(
+    memory=Memory(lambda draw: Border(0, 4, dtype=F32, shape=(128, 256)), during=6, after=1, between=0),
+    mistakes=Mistakes((
         Mistake("copy sends forward", "Every rank has all of x already: what could it lack?",
                 of_copy(lambda w: w.times(w.width), 0)),
         ways.summands("What does each rank have where a split layer ends?"),
@@ -100,7 +101,7 @@ EXERCISE = ways.both_ways(
                 of_copy(Border.alone, 1),
                 symptom="the loss goes down more slowly: the layers in front get only a part of their gradient"),
         ways.SUMMED_TOO,
-    ),
+    )),
 )
 # fmt: on
 

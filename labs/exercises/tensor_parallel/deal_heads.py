@@ -6,9 +6,8 @@ from itertools import chain
 from operator import index
 from typing import Any, NamedTuple
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, show
-from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank
+from labs.exercises.engine.in_acts import Play, as_a_whole, checked
 from labs.exercises.engine.launching import noted
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, Seen, World
@@ -178,7 +177,6 @@ PLAY = Play(
                     symptom="copies of k and v that drift apart, where there are fewer of them than ranks"),
             Mistake("summed over the wrong ranks", SHARE, other_sharers),
         )),
-        (on_each_rank, AFTERMATH),
         (as_a_whole, (
             Mistake("it sends", "What do the four numbers not tell you?",
                     lambda seen: seen.events and f"it calls {seen.events[0].op}"),

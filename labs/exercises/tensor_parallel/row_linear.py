@@ -9,7 +9,8 @@ from torch import Tensor
 
 from labs.exercises.engine import differentiated as ways
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_ranks import F32, Draw, checked
+from labs.exercises.engine.common_mistakes import Memory
+from labs.exercises.engine.on_ranks import F32, Draw, Mistakes, checked
 from labs.exercises.engine.value import One, as_if
 
 
@@ -82,14 +83,12 @@ def on_one_rank_alone(one: One) -> str | bool:
 BIAS = ways.of("bias")
 EXERCISE = ways.both_ways(
     worlds,
-    wide=lambda draw: Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128), kept=1.2, most=7, rest=1,
     question="Which summand of y does this rank make, and who adds what to it?",
-    forms=(
-        Mistake("the bias on one rank alone",
-                "The copies of the bias must stay equal: which gradient does each of them get?", on_one_rank_alone,
-                symptom="the right output, and copies of the bias that drift apart"),
+    memory=Memory(
+        lambda draw: Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128),
+        during=7, after=1, between=1.2,
     ),
-    mistakes=(
+    mistakes=Mistakes((
         Mistake("the bias is added on every rank", "How many ranks add it, before the sum?",
                 bias_added(lambda ranks: ranks),
                 symptom="a model with biases that is right on one rank, and wrong on more"),
@@ -101,7 +100,11 @@ EXERCISE = ways.both_ways(
                 lambda one: one.name == BIAS and as_if(lambda w: w.times(1 / w.width))(one),
                 symptom="the right output, and biases that learn N times too slowly"),
         ways.SUMMED_TOO,
-    ),
+    ), form=(
+        Mistake("the bias on one rank alone",
+                "The copies of the bias must stay equal: which gradient does each of them get?", on_one_rank_alone,
+                symptom="the right output, and copies of the bias that drift apart"),
+    )),
 )
 # fmt: on
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Sends
 from labs.exercises.engine.on_axes import OnMesh, ring
-from labs.exercises.engine.on_ranks import F32, F64, Draw, Exercise, checked
+from labs.exercises.engine.on_ranks import F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import One, as_if
 
@@ -79,13 +79,15 @@ def instead(*kinds: str, **how: str) -> Callable[[One], bool]:
 WHO = "What does each rank along this axis have: the same, another part of the parameter, or a summand?"
 EXERCISE = Exercise(
     worlds,
-    expected=lambda world: world.combined(world.expected),
-    script=script,
-    summands=lambda world, i: [],
-    tolerance={F64: 1e-10, F32: 1e-5},
-    sends=lambda world: Sends(least=0, enough=lambda rank: 1.02 * world.sent + 64),
+    Expected(
+        lambda world: world.combined(world.expected),
+        summands=lambda world, i: [],
+        tolerance={F64: 1e-10, F32: 1e-5},
+    ),
     question=WHO,
-    mistakes=(
+    script=script,
+    sends=lambda world: Sends(least=0, enough=lambda rank: 1.02 * world.sent + 64),
+    mistakes=Mistakes((
         Mistake("returned, and not in place", "Which tensor does the optimizer read?",
                 lambda one: one.done.facts["returned"]),
         Mistake("the summands of tp are not added up",
@@ -111,7 +113,7 @@ EXERCISE = Exercise(
         Mistake("added up along dp, and not divided in place",
                 "Is the sum divided, and does that change the tensor that was given, or make another one?",
                 instead(dp="sum")),
-    ),
+    )),
     questions={
         "too many bytes": "Along which axis is there nothing to add up?",
         "an all-reduce where a part is enough": "Along which axis is there nothing to add up?",

@@ -12,7 +12,7 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Sends
 from labs.exercises.engine.on_axes import OnMesh
-from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, checked
+from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look, same_numbers
 from labs.exercises.engine.value import as_if
 from labs.parallel import AXES
@@ -86,12 +86,11 @@ def script(world: Gradients, fn: Callable[..., Any]) -> Iterator[Look | None]:
 ONCE = "On how many ranks is this gradient, and how often should its squares count?"
 EXERCISE = Exercise(
     worlds,
-    expected=lambda world: world.counted(),
-    script=script,
-    tolerance={F64: 1e-6},
-    sends=lambda world: Sends(least=0, enough=lambda rank: 2 * NUMBER * len(AXES)),
+    Expected(lambda world: world.counted(), tolerance={F64: 1e-6}),
     question=ONCE,
-    mistakes=(
+    script=script,
+    sends=lambda world: Sends(least=0, enough=lambda rank: 2 * NUMBER * len(AXES)),
+    mistakes=Mistakes((
         Mistake("this rank's gradients only", "What does the rank know of the others' gradients?",
                 as_if(lambda w: w.counted(*AXES, along=())),
                 symptom="each stage clipped by its own norm: the direction of the gradient is lost"),
@@ -112,11 +111,10 @@ EXERCISE = Exercise(
         Mistake("norms are added up, and not their squares", "What is the length of (3, 4): 5, or 7?",
                 lambda one: float(one.received) > float(one.expected)
                 and as_if(lambda w: w.on_each(w.squares.sum(-1).sqrt().sum() ** 2))(one)),
-    ),
-    sending=(
+    ), sent=(
         Mistake("the gradients travel", "Which one number does a rank need to tell of them?",
                 lambda sent: sent.too_much),
-    ),
+    )),
     questions={
         "rounded on the way": "In which dtype are the squares added up?",
     },

@@ -12,7 +12,7 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Sends, Sent
 from labs.exercises.engine.on_axes import OnMesh, ring
-from labs.exercises.engine.on_ranks import F32, F64, Draw, Exercise, checked
+from labs.exercises.engine.on_ranks import F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look, same_numbers
 from labs.exercises.engine.value import One, as_if
 
@@ -121,19 +121,11 @@ def reduced_whole(sent: Sent) -> str | None:
 AXES = "Which axis has the rest of this matrix's rows, and which other sequences?"
 EXERCISE = Exercise(
     worlds,
-    expected=expected,
-    script=script,
-    tolerance={F64: 1e-10, F32: 1e-4},
-    sends=lambda world: Sends(least=world.n * (0.9 * world.sent - 64), enough=lambda rank: 1.02 * world.sent + 64),
+    Expected(expected, tolerance={F64: 1e-10, F32: 1e-4}),
     question=AXES,
-    forms=(
-        Mistake("not a pair", "Which two does the docstring name?",
-                lambda one: one.name == GRADIENT and one.received is None),
-        Mistake("the gradient of more than the piece", "Which rows does this rank's optimizer step?",
-                lambda one: one.name == GRADIENT and isinstance(one.received, Tensor)
-                and one.received.numel() > one.expected.numel() and f"returned {one.description}"),
-    ),
-    mistakes=(
+    script=script,
+    sends=lambda world: Sends(least=world.n * (0.9 * world.sent - 64), enough=lambda rank: 1.02 * world.sent + 64),
+    mistakes=Mistakes((
         Mistake("y is only a summand", "Each rank along tp has multiplied a part of x by a part of the rows. And then?",
                 ys(lambda w: w.ys())),
         Mistake("y is averaged", "Is x @ w a sum over its rows, or a mean?", ys(lambda w: w.ys().mean(1, True))),
@@ -156,13 +148,18 @@ EXERCISE = Exercise(
                 "Along tp each rank has other rows. What would a mean of their gradients be?",
                 lambda one: any(gradients(make)(one) for make in (lambda w: w.gradients().mean((0, 1), True),
                                                                   lambda w: w.gradients().mean(1, True)))),
-    ),
-    sending=(
+    ), form=(
+        Mistake("not a pair", "Which two does the docstring name?",
+                lambda one: one.name == GRADIENT and one.received is None),
+        Mistake("the gradient of more than the piece", "Which rows does this rank's optimizer step?",
+                lambda one: one.name == GRADIENT and isinstance(one.received, Tensor)
+                and one.received.numel() > one.expected.numel() and f"returned {one.description}"),
+    ), sent=(
         Mistake("the whole gradient is reduced", "Which rows of it does this rank need?", reduced_whole,
                 symptom="right, but twice the bytes along dp"),
         Mistake("more than this part is gathered", "Which rows does this rank multiply by?", lambda sent: sent.too_much,
                 symptom="right, but each rank gathers the whole matrix: what tp has split is put together again"),
-    ),
+    )),
 )
 # fmt: on
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine import in_acts as acts
 from labs.exercises.engine.answer import Mistake, Wrong, first, first_fit
-from labs.exercises.engine.case import close
-from labs.exercises.engine.mixture import COEFFICIENTS, Made, mixture
+from labs.exercises.engine.mixture import COEFFICIENTS, Made
 from labs.exercises.engine.scripts import Functions
-from labs.exercises.engine.value import One
+from labs.exercises.engine.value import One, close, mixture
 from labs.exercises.zero._flat_layers import Layers
 
 # fmt: off

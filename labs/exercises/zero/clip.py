@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
@@ -219,7 +218,6 @@ PLAY = Play(
                                 lambda done: done.facts["replaced"] and "a gradient is right, but another tensor"),)),
         (wrong(norms, {F64: OF_NORM}, summands=lambda *_: [torch.ones(())]), NORM),  # the norm 0 has a tolerance, too
         (as_a_whole, SENT),
-        (on_each_rank, AFTERMATH),
     ),
     question="By what has each gradient been multiplied, and is it the same on all ranks?",
 )

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, first, show
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
@@ -147,7 +146,6 @@ PLAY = Play(
             *rows.VALUES,
         )),
         (each_after("drop"), (NOT_FREED, *STATE)),
-        (on_each_rank, AFTERMATH),
         # The least is one gather of each layer: a function that sends less than all visits need holds more instead.
         (budgeted(lambda world: pieces.travel(world, world.gathered, sum(world.sizes) * world.dtype.itemsize)), (
             Mistake("the compute dtype is ignored",
@@ -158,11 +156,14 @@ PLAY = Play(
     ),
     question="What does each rank bring, and where does it go?",
     questions=pieces.QUESTIONS | {"rounded on the way": "In which dtype do the numbers travel?"},
-    wide=wide(Gathered, dtype=BF16, rest=F32, steps=3),
-    most=pieces.BUFFERS, rest=pieces.SLACK,
-    holds=pieces.held(
-        ("copies of full parameters are kept", "Which of your variables still refers to what was gathered?"),
-        ("more than a layer at a time", "How many copies of the layer are there while you gather it?"),
+    memory=rows.Memory(
+        wide(Gathered, dtype=BF16, rest=F32, steps=3),
+        during=pieces.BUFFERS,
+        after=pieces.SLACK,
+        mistakes=pieces.held(
+            ("copies of full parameters are kept", "Which of your variables still refers to what was gathered?"),
+            ("more than a layer at a time", "How many copies of the layer are there while you gather it?"),
+        ),
     ),
 )
 # fmt: on

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
@@ -114,16 +113,18 @@ PLAY = Play(
                     lambda one: one.world.step % 2 and one.called == "divided by the wrong number" and one.description),
             *pieces.GRADIENT,
         )),
-        (on_each_rank, AFTERMATH),
         (budgeted(lambda world: pieces.travel(world, *[world.gradients * world.micro_batches] * 2)), rows.SENT),
     ),
     question="Which gradients went into this one, and how often?",
     questions=pieces.QUESTIONS,
-    wide=wide(Layers, micro_batches=2, steps=3),
-    most=LAYERS / 4 + pieces.BUFFERS, rest=LAYERS / 4 + pieces.SLACK,
-    holds=pieces.held(
-        ("the whole gradient is kept elsewhere", "Which of your variables still refers to the whole gradient?"),
-        ("freed only at the end of backward", "How many layers' gradients are there when the last one comes?"),
+    memory=rows.Memory(
+        wide(Layers, micro_batches=2, steps=3),
+        during=LAYERS / 4 + pieces.BUFFERS,
+        after=LAYERS / 4 + pieces.SLACK,
+        mistakes=pieces.held(
+            ("the whole gradient is kept elsewhere", "Which of your variables still refers to the whole gradient?"),
+            ("freed only at the end of backward", "How many layers' gradients are there when the last one comes?"),
+        ),
     ),
 )
 # fmt: on

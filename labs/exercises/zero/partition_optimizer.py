@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered, show
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F32, Draw
@@ -195,7 +194,6 @@ PLAY = Play(
             Mistake("an optimizer of too few elements", "Who updates the other elements?",
                     lambda its: sum(its.elements) < its.own and elements(its)),
         )),
-        (on_each_rank, AFTERMATH),
         (budgeted(lambda world: pieces.travel(world, 2 * world.gradients, 2 * world.gradients * (world.step > 0))), (
             # Worlds with one micro-batch come first, and were right.
             Mistake("synchronised at every micro-batch",
@@ -206,9 +204,13 @@ PLAY = Play(
     ),
     question="Which gradients went into this one, and how often?",
     questions=pieces.QUESTIONS,
-    wide=wide(Trained, optimizer="AdamW", steps=4),
     # The gradients, which are whole in stage 1; and the shard's two moments, its gradient, and perhaps a copy of it.
-    most=2 * LAYERS + pieces.BUFFERS, rest=2 * LAYERS + pieces.SLACK, holds=pieces.held(COPIES, COPIES),
+    memory=rows.Memory(
+        wide(Trained, optimizer="AdamW", steps=4),
+        during=2 * LAYERS + pieces.BUFFERS,
+        after=2 * LAYERS + pieces.SLACK,
+        mistakes=pieces.held(COPIES, COPIES),
+    ),
 )
 # fmt: on
 

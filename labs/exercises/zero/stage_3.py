@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.engine.aftermath import AFTERMATH
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
@@ -203,7 +202,6 @@ PLAY = Play(
     tables=(
         (each_step, EVENTS),
         (wrong(expected, {F64: 1e-10}), (Mistake("not one process's parameters", "", not_right),)),
-        (on_each_rank, AFTERMATH),
     ),
     question="In which order does backward pass through the layers, and what does each hand to the next?",
 )
