@@ -163,30 +163,14 @@ def unchanged(one: One) -> bool:
     return same_numbers(one.received, one.done.facts["before"])
 
 
-def right_on_one(one: One) -> str | None:
-    """Return a sentence if exactly one rank is right, and this one still has its input; else None."""
-    right = [rank for rank, done in one.seen.ranks if one.near(done.values[""], one.expected)]
-    if unchanged(one) and len(right) == 1:
-        return f"Rank {right[0]} has it; rank {one.rank} has what it brought."
-    return None
-
-
 # fmt: off
 NOTHING = Mistake("nothing arrived", "Which line writes into the tensor that you were given?",
                   lambda one: unchanged(one) and f"Rank {one.rank} still has what it brought.")
-# fmt: on
-
-
-# fmt: off
 WHOLE = Mistake("whole tensors travel",
                 "How large is what you hand to your neighbour, and which part of it is needed there?",
                 lambda sent: any(event.bytes_in == sent.world.nbytes for event in sent.seen.messages)
                 and sent.world.nbytes > sent.world.dtype.itemsize and sent.too_much,
                 symptom="the right answer, for N/2 to N times the bytes")
-# fmt: on
-
-
-# fmt: off
 TURNS = Mistake("too many rounds", "Could every rank send and receive at the same moment?",
                 too_many_rounds(lambda n: 2 * (n - 1)))
 # fmt: on

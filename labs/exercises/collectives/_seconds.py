@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from labs.exercises.engine.on_paper import AsIf, Sheet, as_if
+from labs.exercises.engine.on_paper import Sheet
 
 Count = Callable[[int], float]  # a number of rounds or tensors for a number of ranks
 
@@ -31,13 +31,3 @@ def words(size: int, ranks: int, latency: float, bandwidth: float) -> str:
 def doublings(ranks: int) -> int:
     """Return ceil(log2 ranks)."""
     return (ranks - 1).bit_length()
-
-
-def multiplied(way: Callable[..., float]) -> AsIf:
-    """Return a function that tells whether bytes are multiplied by the bandwidth, and not divided."""
-    return as_if(lambda size, ranks, latency, bandwidth: way(size, ranks, latency, 1 / bandwidth))
-
-
-ONCE = "Who pays the latency again, in the second round?"
-FREE = "A message of no bytes arrives after how many seconds?"
-UNITS = "Bytes, and bytes per second: how do they become seconds?"

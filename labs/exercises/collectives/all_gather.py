@@ -15,7 +15,6 @@ from labs.exercises.collectives._by_hand import (
     TURNS,
     WHOLE,
     in_place,
-    right_on_one,
     ring,
     sent_line,
     wide,
@@ -46,7 +45,6 @@ ALL_GATHER = Exercise(
     sends=ring(1),
     memory=Memory(wide, during=1),
     mistakes=Mistakes((
-        Mistake("right on one rank only", "How do the others learn it?", right_on_one),
         NOTHING,
         Mistake("a piece is missing", "", lambda one: one.received.isnan().any() and "A piece never arrived there."),
         Mistake("a piece in another's place", "Whose piece has just arrived, and where does that one belong?",

@@ -16,7 +16,6 @@ from labs.exercises.collectives._by_hand import (
     WHOLE,
     InPlace,
     in_place,
-    right_on_one,
     ring,
     sent_line,
     too_many_rounds,
@@ -51,7 +50,6 @@ ALL_REDUCE = Exercise(
     sends=ring(2),
     memory=Memory(wide, during=1),
     mistakes=Mistakes((
-        Mistake("right on one rank only", "How do the others learn it?", right_on_one),
         NOTHING,
         Mistake("pieces that nobody gathered", "Who knows the sum of the other pieces?", own_piece_only),
     ), sent=(

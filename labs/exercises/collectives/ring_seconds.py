@@ -1,10 +1,9 @@
 """ring_seconds: how long an all-reduce takes around a ring."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from labs.exercises.collectives._seconds import FREE, ONCE, UNITS, Count, doublings, multiplied, sheets
+from labs.exercises.collectives._seconds import Count, sheets
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import as_if, on_paper
 
@@ -34,20 +33,7 @@ RING = (
             as_if(ring, rounds=lambda n: n - 1, tensors=lambda n: (n - 1) / n)),
     Mistake("whole tensors travel", "How large is what leaves in one round?",
             as_if(ring, tensors=lambda n: 2 * (n - 1))),
-    Mistake("the bytes of one round only", "A piece leaves in every round. How many pieces is that?",
-            as_if(ring, tensors=lambda n: 1 / n)),
-    Mistake("the latency is left out", FREE, as_if(ring, rounds=lambda n: 0)),
-    Mistake("the latency paid only once", ONCE,
-            as_if(partial(ring, rounds=lambda n: 1), partial(ring, rounds=lambda n: 2))),
-    Mistake("the latency of one half only",
-            "How many rounds are there in a reduce_scatter, and how many in an all_gather?",
-            as_if(ring, rounds=lambda n: n - 1)),
-    Mistake("a tree's rounds, and not a ring's", "Whom can a rank in a ring reach in one round?",
-            as_if(ring, rounds=lambda n: 2 * doublings(n))),
     Mistake("N rounds, and not N − 1", "With two ranks, how often does a rank send?",
             as_if(ring, rounds=lambda n: 2 * n, tensors=lambda n: 2)),
-    Mistake("two tensors, however few the ranks", "With two ranks, how much does a rank send?",
-            as_if(ring, tensors=lambda n: 2)),
-    Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(ring)),
 )
 # fmt: on

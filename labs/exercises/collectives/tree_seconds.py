@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from labs.exercises.collectives._seconds import FREE, ONCE, UNITS, Count, doublings, multiplied, sheets
+from labs.exercises.collectives._seconds import Count, doublings, sheets
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import as_if, on_paper
 
@@ -41,10 +41,5 @@ TREE = (
     Mistake("pieces travel as in a ring, and not whole tensors",
             "What does a rank in the tree hand on: a piece, or all that it has?",
             as_if(tree, tensors=lambda n: 2 * doublings(n) / n)),
-    Mistake("the latency is left out", FREE, as_if(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
-    Mistake("the latency paid only once", ONCE, as_if(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
-    Mistake("the bytes of one round only", "A whole tensor is sent in every round. How many tensors is that?",
-            as_if(tree, tensors=lambda n: 1)),
-    Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(tree)),
 )
 # fmt: on

@@ -18,10 +18,6 @@ def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, fl
 OUT = (
     Mistake("activations are shared by the ranks", "Each rank has its own sequences. Who keeps their activations?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept // ranks, bucket, long))),
-    Mistake("activations are left out, too", "What does backward read, and who has estimated it?",
-            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, 0, bucket, long))),
-    Mistake("all of it, and not what is beyond the estimate", "Which bytes stand in 2Ψ + 18Ψ/N already?",
-            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + 2 * n + 18 * n // ranks)),
     Mistake("the bucket has other numbers than the parameters", "In which dtype are gradients reduced?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 2 * bucket,
                   lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + 4 * bucket)),
@@ -31,14 +27,8 @@ OUT = (
     Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long)),
             symptom="out of memory in the first backward, though the states would fit twice"),
-    Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?",
-            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, bucket // ranks, long))),
     Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?",
             as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + bucket)),
-    Mistake("16 bits are taken for granted", "How many bytes has a parameter in float32, and how many are estimated?",
-            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, (1 + long) * bucket, False))),
-    Mistake("in float32 only the parameters are others", "2 + 4 + 12 bytes of a share: are there two kinds of G?",
-            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + others[-1] * 2 * n // ranks)),
 )
 # fmt: on
 

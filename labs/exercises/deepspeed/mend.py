@@ -16,22 +16,10 @@ def mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
     return train // (micro * accumulation), None if rest else rounded
 
 
-def or_if_too_few(number: int) -> Callable[..., Mended]:
-    """Return an answer that gives this number of micro-batches if there are fewer sequences than micro × ranks."""
-
-    def fn(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
-        was, rounded = mended(train, micro, accumulation, ranks)
-        return was, number if train < micro * ranks else rounded
-
-    return fn
-
-
 # fmt: off
 CONTRADICT = (
     Mistake("another batch on another number of ranks", "Fewer ranks, as many micro-batches: what becomes of the step?",
             as_if(lambda train, micro, each, ranks: (train // (micro * each), each))),
-    Mistake("the wrong way round", "Half the ranks: are there more micro-batches for each, or fewer?",
-            as_if(lambda train, micro, each, ranks: (was := train // (micro * each), each * ranks // was))),
     Mistake("rounded, and the batch is another one", "Multiply the three again. Is it the batch?",
             as_if(lambda train, micro, each, ranks: (train // (micro * each), train // (micro * ranks))),
             symptom="a loss curve that leaves the old one after a move to other machines"),
@@ -39,13 +27,7 @@ CONTRADICT = (
             as_if(lambda train, micro, each, ranks: (train // (micro * each), train / (micro * ranks))),
             symptom="DeepSpeed refuses the file, or rounds what stands in it"),
     Mistake("none at all, where there are too few sequences", "Fewer sequences than micro × ranks: who goes without?",
-            as_if(or_if_too_few(0))),
-    Mistake("one at least, and the batch is larger", "Fewer sequences than micro × ranks: is one each train?",
-            as_if(or_if_too_few(1))),
-    Mistake("rounded up", "Multiply the three again. Is it the batch?",
-            as_if(lambda train, micro, each, ranks: (train // (micro * each), -(-train // (micro * ranks))))),
-    Mistake("the accumulation is left out", "With which number of ranks do the three agree?",
-            as_if(lambda *job: (job[0] // job[1], mended(*job)[1]))),
+            as_if(lambda *job: (mended(*job)[0], 0 if job[0] < job[1] * job[3] else mended(*job)[1]))),
     Mistake("the ranks that are here, and not those it was for", "With which number of ranks do the three agree?",
             as_if(lambda *job: (job[-1], mended(*job)[1]))),
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Memory, Sends, Sent, in_another_dtype
+from labs.exercises.engine.common_mistakes import Memory, Sends, Sent
 from labs.exercises.engine.on_axes import OnMesh
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Seen
@@ -48,12 +48,11 @@ class Grid(OnMesh):
         """Return the piece of each rank, from [replicas, shards, elements of a piece]."""
         return list(numbers.to(self.dtype).expand(*self.shape, -1).flatten(0, 1))
 
-    def along(self, axis: int) -> Iterator[list[Tensor]]:
-        """Yield the pieces of all ranks if gradients are averaged along one axis alone, and if they are summed."""
-        brought = self.gradients if axis else self.gradients.diagonal(0, 1, 2).movedim(-1, 1)  # the rank's own piece
-        if self.shape[1 - axis] > 1:
-            yield self.each(brought.mean(axis))
-            yield self.each(brought.sum(axis))
+    def within_replicas(self) -> Iterator[list[Tensor]]:
+        """Yield the pieces of all ranks if gradients are averaged over the shards alone, and if they are summed."""
+        if self.shape[0] > 1:
+            yield self.each(self.gradients.mean(1))
+            yield self.each(self.gradients.sum(1))
 
     @property
     def crossing(self) -> float:
@@ -139,17 +138,10 @@ EXERCISE = Exercise(
     # Enough for all that is received, a piece, and one more piece; another copy of the gradient would make 2.5.
     memory=Memory(lambda draw: draw.world(Grid, 4, shape=(2, 2), size=(40_000,), dtype=F32), during=2.25, after=0.5),
     mistakes=Mistakes((
-        Mistake("another rank's piece", PLACE,
-                as_if(lambda w: (w.each(w.mean.roll(shift, 0)) for shift in range(1, w.shape[1])))),
-        Mistake("the other replicas are missing",
-                "When is the sum over the replicas available, and at which line do you read it?",
-                as_if(lambda w: w.each(w.gradients.sum(1) / w.n))),
         Mistake("never averaged over the replicas",
                 "Who steps the same piece with a different gradient, and how long do the copies stay equal?",
-                as_if(lambda world: world.along(1)),
+                as_if(Grid.within_replicas),
                 symptom="the loss goes down on every rank, and the replicas drift apart"),
-        Mistake("never averaged over the shards", "Whose data has this gradient seen?",
-                as_if(lambda world: world.along(0))),
         Mistake("averaged twice", "Who divides, by how many, and how often?",
                 times(lambda r, s: {1 / r, 1 / s, 1 / (r * s)}),
                 symptom="as if the learning rate were smaller, by the size of an axis"),
@@ -161,20 +153,13 @@ EXERCISE = Exercise(
                 symptom="right, but each rank holds the whole gradient"),
         Mistake("sharded along the wrong axis", "Over which axis is a parameter cut, and over which is it copied?",
                 lambda one: cut(one, one.world.shape[0])),
-        Mistake("sharded over all ranks", "How many ranks hold the same piece?", lambda one: cut(one, one.n)),
     ), after=(
         Mistake("not the same bits on every replica",
                 "Does every replica add up in the same order? Replicas that differ by a bit drift apart.", unlike),
-        Mistake("a view keeps the whole gradient", "When is memory freed if a view of it is left?",
-                lambda one: one.done.facts["shared"] and one.world.shape[1] > 1 and "returned a view of the gradient"),
     ), sent=(
-        Mistake("reduced in the wrong dtype", "Who needs the extra digits?", in_another_dtype),
         Mistake("whole gradients cross the replicas",
                 "Which axis goes first, so that the other one has less to carry?", too_much_crossed,
                 symptom="more bytes between the nodes than DDP with a shard would send"),
-        Mistake("one replica sends for all",
-                "What does the rank send that hands the sum to all other replicas, and what does a ring share out "
-                "evenly?", lambda sent: any(e.op == "broadcast" for e in sent.events) and sent.too_much),
         Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
     )),
     questions={

@@ -24,35 +24,13 @@ def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
     return min(elements, key=elements.__getitem__)
 
 
-def of_the_largest(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    """Return the letter along which the largest tensor is cut."""
-    return max((size, own[dim]) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None)[1]
-
-
-def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    """Return the letter as if tensors that lack it had to move, too, where nothing is known of them."""
-    elements = moved(dims, cut, sizes)
-    for letter in elements:
-        elements[letter] += sum(
-            size for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is None and letter not in own
-        )
-    return min(elements, key=elements.__getitem__)
-
-
 # fmt: off
 MET = (
     Mistake("what is large moves", "One of them stays where it is, the other travels. Which one should travel?",
             as_if(lambda *job: max(elements := moved(*job), key=elements.__getitem__)),
             symptom="few tokens, and yet every weight is gathered; or the other way round"),
-    Mistake("only the largest tensor counts", "Two tensors have the other letter. How much do they weigh together?",
-            as_if(of_the_largest)),
-    Mistake("tensors are counted, and not what is in them", "Is it as much work to move a bias as to move a weight?",
-            as_if(lambda dims, cut, sizes: met(dims, cut, [1] * len(dims)))),
-    Mistake("what is not known to be cut counts, too", "Nothing is known of it yet. Does it have to move?",
-            as_if(with_the_unknown)),
     Mistake("always the first letter", "What if the batch is very small?", as_if(lambda *job: next(iter(moved(*job)))),
             symptom="FSDP for any batch, and never anything else"),
-    Mistake("always the last letter", "What if the batch is very large?", as_if(lambda *job: [*moved(*job)][-1])),
     Mistake("of equals, not the first", "Both cost the same. Which one does the docstring ask for?",
             as_if(lambda *job: min(reversed(elements := moved(*job)), key=elements.__getitem__))),
 )

@@ -36,23 +36,11 @@ def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
     return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
 
 
-def to_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    """Return the cuts as if only the first of the other tensors with the letter got one."""
-    found, expected = list(cut), passed_on(dims, cut)
-    for at, dim in enumerate(expected):
-        if cut[at] is None and dim is not None:
-            found[at] = dim
-            break
-    return found
-
-
 # fmt: off
 PASSED = (
     Mistake("only from inputs to the result", "Only the result's layout is known. What does that say of its inputs?",
             as_if(lambda dims, cut: [*cut[:-1], passed_on(dims, cut)[-1]]),
             symptom="a gradient that is wanted in shards is made whole first, since nobody told its product"),
-    Mistake("only to inputs", "Which of these tensors comes out?",
-            as_if(lambda dims, cut: [*passed_on(dims, cut)[:-1], cut[-1]])),
     Mistake("by the number of the dim", "Rows of the result: which dim of the second factor do they come from?",
             as_if(by_number), symptom="after a transposed matrix everything is cut along the wrong dim"),
     Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?",
@@ -62,9 +50,6 @@ PASSED = (
     Mistake("what was known is gone", "Is the layout that was given no longer true?",
             as_if(lambda dims, cut: [None if known is not None else dim
                                      for known, dim in zip(cut, passed_on(dims, cut), strict=True)])),
-    Mistake("only the first that has the letter", "Which other tensors have the letter?", as_if(to_the_first)),
-    Mistake("tensors without the letter are left out", "How is the caller to know whose number this is?",
-            as_if(lambda dims, cut: [dim for dim in passed_on(dims, cut) if dim is not None])),
     Mistake("letters, and not numbers of dims", "What does the docstring say is returned?",
             as_if(lambda dims, cut: [None if dim is None else own[dim]
                                      for own, dim in zip(dims, passed_on(dims, cut), strict=True)])),

@@ -101,15 +101,7 @@ def other_gradients(one: Twice) -> str | None:
 
 # fmt: off
 BY_NAME = "Who finds parameters by their names, after a checkpoint has been saved?"
-# fmt: on
-
-
-# fmt: off
 OUTPUT = "What should a forward with checkpoints compute, if not the same as without?"
-# fmt: on
-
-
-# fmt: off
 CHANGED = (
     Mistake("parameters are renamed", BY_NAME, partial(other_parameters, renamed=True)),
     Mistake("other parameters", BY_NAME, other_parameters),
@@ -123,10 +115,6 @@ CHANGED = (
             changed(lambda before, after: before.dtype != after.dtype or not torch.equal(before, after),
                     "the parameter {!r} was {}, and is {}, with different numbers")),
 )
-# fmt: on
-
-
-# fmt: off
 NUMBERS = (
     Mistake("different outputs under no_grad", OUTPUT, lambda one: one.under_no_grad and other_loss(one)),
     Mistake("different outputs", OUTPUT, other_loss),
@@ -136,19 +124,12 @@ NUMBERS = (
     Mistake("gradients are missing", "Which graph does backward follow from the layer's output?", missing),
     Mistake("the random numbers are not kept", "Which units has the second run dropped?",
             lambda one: one.world.dropout and other_gradients(one)),
-    Mistake("one forward overwrites another's state",
-            "Between the two runs of one call, where does what belongs to it live?",
-            lambda one: one.world.waiting > 1 and other_gradients(one)),
     Mistake("different gradients", "What does the second run see that the first one did not?", other_gradients),
     Mistake("the second run disturbs the random numbers",
             "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
             lambda one: not torch.equal(one.now.random, one.expected.random)
             and "after a step, torch's random numbers go on from a different place than without recomputation"),
 )
-# fmt: on
-
-
-# fmt: off
 # These rows look at the text of what was raised.
 RAISED = (
     Mistake("the second run builds no graph", "In which grad mode does autograd call what unpacks a tensor?",
@@ -190,10 +171,6 @@ def runs_once(one: SimpleNamespace) -> str | None:
 
 # fmt: off
 DEPTH = "With 8 layers it keeps to the budget. Which of this model's layers does it choose?"
-# fmt: on
-
-
-# fmt: off
 COSTS = (
     Mistake("nothing is recomputed", "What has changed in the model itself? Print it before and after.", in_vain),
     Mistake("computed more than twice", "How often does each layer run its forward in a step?",
@@ -203,8 +180,6 @@ COSTS = (
             and f"Python and numpy hold {one.elsewhere:,} bytes more than before"),
     Mistake("too much is kept", "What is kept from forward to backward, and what of it could be computed again?",
             over(lambda one: one.left > one.world.most)),
-    Mistake("freed too late", "The highest moment of all is what counts. When is a layer's memory given back?",
-            over(lambda one: not one.late)),
     Mistake("not freed after use", "Who still holds a layer's activations when its backward is over?",
             over(lambda one: one.come > 0.6)),
     Mistake("too much at once in backward", "At what moment of backward is everything there again?",
@@ -212,22 +187,13 @@ COSTS = (
     Mistake("too much is computed again",
             "Which operations are expensive to compute, and which only expensive to keep?", both(dear)),
 )
-# fmt: on
-
-
-# fmt: off
 AT_ANOTHER_DEPTH = (
-    Mistake("right only with more than one layer", DEPTH, lambda one: one.world.only and dear(one)),
     Mistake("too much is computed again at another depth", DEPTH, dear),
     Mistake("nothing is recomputed where the input needs no gradient",
             "If the input needs no gradient, which parameters' gradients need the kept tensors?",
             lambda one: one.world.frozen and runs_once(one)),
     Mistake("nothing is recomputed", "Where does backward find what the first run has made?", runs_once),
 )
-# fmt: on
-
-
-# fmt: off
 TABLES = ((on_one_rank, as_found((*CHANGED, *NUMBERS))),)
 # fmt: on
 

@@ -84,7 +84,6 @@ def numbers(*shape: int) -> dict[str, int]:
 
 # fmt: off
 MISTAKES = (
-    Mistake("numbers, and not bytes", "How many bytes does a number in float32 take?", as_if(numbers)),
     Mistake("16 bit, and not 32", "How many bytes does a number in float32 take?",
             as_if(lambda *shape: {name: 2 * n for name, n in numbers(*shape).items()})),
     Mistake("only one sequence", "How many tokens are in a batch of B sequences?",
@@ -111,13 +110,8 @@ MISTAKES = (
     Mistake("y is counted once, where it is there twice",
             "What does the matrix product o keep, and in which order do the numbers of y lie in memory?",
             term("attention", lambda B, T, D, H, K, F: B * T * attended(D, H, K))),
-    Mistake("y is counted twice, where it is there once",
-            "With one head, or with one token: what is there to bring side by side?",
-            term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) + D))),
     Mistake("rotary for each sequence, and not once", "Does the angle of a position depend on the sequence?",
             term("rotary", lambda B, T, D, H, K, F: B * T * 2 * (D // H))),
-    Mistake("rotary for each head, and not once", "Does the angle of a position depend on the head?",
-            term("rotary", lambda B, T, D, H, K, F: T * 2 * D)),
     Mistake("only half of rotary", "How many numbers are the cosines and the sines of a position?",
             term("rotary", lambda B, T, D, H, K, F: T * (D // H))),
     Mistake("the same input twice", "gate and up are made of one tensor. How often is it in memory?",

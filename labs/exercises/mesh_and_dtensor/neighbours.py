@@ -92,11 +92,6 @@ def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], s
     return matches
 
 
-def beyond(sheet: Sheet, found: Place) -> bool:
-    """Return whether a group has a rank that does not exist."""
-    return any(rank >= prod(sheet.arguments[0]) for group in found[1] for rank in group)
-
-
 def beside(rank: int, group: list[int]) -> list[int]:
     """Return a run of consecutive ranks, as long as the axis."""
     first = rank // len(group) * len(group)
@@ -113,30 +108,20 @@ MISTAKES = (
     Mistake("the first axis is made of neighbours", "Rank 1 stands beside rank 0: along which axis?",
             part_as_if(0, lambda shape, rank: columns_first(shape, rank)[0]),
             symptom="the right groups, on the wrong axes: what should stay inside a node leaves it"),
-    Mistake("the coordinate is reversed", "Which axis does the first number of a coordinate belong to?",
-            part_as_if(0, lambda shape, rank: right(shape, rank)[0][::-1])),
-    Mistake("it counts from 1", "What is the coordinate of rank 0?",
-            part_as_if(0, lambda shape, rank: [n + 1 for n in right(shape, rank)[0]])),
     Mistake("the place of the process, and not of the rank that was asked for",
             "Whose place does the caller want to know?", part_as_if(0, lambda shape, rank: [0] * len(shape))),
     Mistake("not one number for each axis",
             "How many axes does the mesh have, and so how many numbers does a coordinate have?",
             differs(0, lambda found, expected: len(found) != len(expected))),
     Mistake("a different coordinate", "", differs(0, lambda found, expected: True)),
-    Mistake("not one group for each axis", "Of how many groups is a rank a member?",
-            differs(1, lambda found, expected: len(found) != len(expected))),
     Mistake("the axes are exchanged", "Along an axis, which number of the coordinate changes?",
             part_as_if(1, lambda shape, rank: right(shape, rank)[1][::-1])),
     Mistake("always a run of neighbours", "How far apart are two ranks that follow each other along an axis?",
             groups_as_if(beside)),
-    Mistake("places instead of ranks", "Which rank is at this place of the axis?",
-            groups_as_if(lambda rank, group: list(range(len(group))))),
     Mistake("the rank itself is missing", "Who takes part in a collective?",
             groups_as_if(lambda rank, group: [n for n in group if n != rank])),
     Mistake("not in the order of the axis", "Who is first along the axis?",
             differs(1, lambda found, expected: [sorted(group) for group in found] == expected)),
-    Mistake("ranks that do not exist", "What is the largest rank of this mesh?",
-            lambda seen: any(beyond(*each) for each in seen.written) and seen.description),
     Mistake("a different group", "Along an axis one number of the coordinate changes. Which ranks are those?",
             differs(1, lambda found, expected: True)),
 )

@@ -6,7 +6,7 @@ contiguous; in a group of some ranks; and in two calls in a row.  The summand mu
 send the bytes of a reduce-scatter, including its padding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -74,12 +74,6 @@ def sends(world: Given) -> Sends:
     return Sends((world.n - 1) * world.nbytes, lambda rank: (world.n - 1) / world.n * padded + 16 * world.n)
 
 
-def rotated(world: Given) -> Iterator[list[Tensor]]:
-    """Return an iterator over the ways in which every rank has another rank's piece."""
-    cut = pieces(world, world.total)
-    return (cut[shift:] + cut[:shift] for shift in range(1, world.n))
-
-
 def in_memory_order(world: Given) -> list[Tensor | None]:
     """Return runs of the flat sum in place of pieces along the dim; None if a run is too short."""
     cut, flat = pieces(world, world.total), world.total.flatten()
@@ -129,14 +123,10 @@ EXERCISE = Exercise(
     mistakes=Mistakes((
         Mistake("one's own summand", "Where are the others' summands?", made_of(alone),
                 symptom="no error, and numbers that are too small: a summand was taken for the tensor"),
-        Mistake("the pieces are rotated", "Which piece is rank r's?", as_if(rotated)),
         Mistake("cut in the order of memory",
                 "Which elements lie side by side in memory, and which side by side along the dim?",
                 lambda one: dim_of(one.world) > 0 and (as_if(in_memory_order)(one) or sums_at_other_places(one))),
     ), form=(
-        Mistake("the whole sum instead of a piece",
-                "Partial() to Replicate() is another row of the table. Which part is this rank's?",
-                of_shape(lambda one: one.received.shape == one.world.shape)),
         Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
                 of_shape(padded), symptom="right where the dim divides; elsewhere the last pieces end in zeros"),
         Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),

@@ -228,9 +228,6 @@ def kind_is(index: int, more: bool) -> Callable[[Totals], str | bool]:
 OBEY = "Follow a gradient through the step: where does it become the mean, and along which axes?"
 # fmt: off
 OBEYED = (
-    Mistake("nothing is sharded", "Of what does a rank of this strategy keep only a part?",
-            lambda seen: seen.strategy != "DDP" and seen.wrong is not None
-            and not any(map(any, seen.sharded)) and seen.describe(seen.wrong)),
     Mistake("sharded over the wrong axis",
             "Along which axis do the ranks hold the same, and along which do they share?",
             lambda seen: seen.strategy == "HSDP" and [True, False] in seen.sharded

@@ -129,22 +129,15 @@ class Parameter:
     def master(self) -> Tensor:
         return self.kept["master"].detach()
 
-    def by_adamw(
-        self, number: Callable[[int], int] = lambda t: t, sign: int = 1, quicker: float = 1, **other: Any
-    ) -> Tensor:
-        """Return the master as AdamW computes it in float64; or a wrong one, by other arguments than the defaults.
-
-        number: `number(t)` is the step number that update t uses.
-        sign, quicker: factors of the gradient in the mean, and of the learning rate.
-        other: settings in place of the world's.
-        """
+    def by_adamw(self, number: Callable[[int], int] = lambda t: t) -> Tensor:
+        """Return the master as AdamW computes it in float64, if update t has the number `number(t)`."""
         master = self.start.double()
         mean, square = torch.zeros_like(master), torch.zeros_like(master)
         for t in range(1, self.t + 1):
-            settings, gradient = self.world.settings(t) | other, self.world.gradients(t)[self.number]
-            (one, two), lr = settings["betas"], quicker * settings["lr"]
+            settings, gradient = self.world.settings(t), self.world.gradients(t)[self.number]
+            (one, two), lr = settings["betas"], settings["lr"]
             if gradient is not None:
-                mean.lerp_(sign * gradient.double(), 1 - one)
+                mean.lerp_(gradient.double(), 1 - one)
                 square.lerp_(gradient.double() ** 2, 1 - two)
                 scale = (square / (1 - two ** number(t))).sqrt() + settings["eps"]
                 master.mul_(1 - lr * settings["weight_decay"]).sub_(lr * mean / (1 - one ** number(t)) / scale)
@@ -198,9 +191,9 @@ def goes(matches: Callable[[Parameter], bool]) -> Callable[[Parameter], str | No
     )
 
 
-def went(**other: Any) -> Callable[[Parameter], str | None]:
-    """Return a function that describes a master that follows `by_adamw(**other)` instead."""
-    return goes(lambda one: one.follows(one.by_adamw(**other)))
+def counted(number: Callable[[int], int]) -> Callable[[Parameter], str | None]:
+    """Return a function that describes a master that follows `by_adamw(number)` instead."""
+    return goes(lambda one: one.follows(one.by_adamw(number)))
 
 
 def apart(one: Parameter) -> str | None:
@@ -258,27 +251,15 @@ UPDATED = (
     Mistake("a different shape", WHO, kept(lambda x, one: x.shape != one.p.shape, "is {}, the parameter {}")),
     Mistake("the master begins with other numbers", "What numbers does the parameter have, before the first step?",
             kept(lambda x, one: one.t == 0 and not torch.equal(x, one.start), BEGINS, "master")),
-    Mistake("the mean begins with other numbers", "What is the mean of no gradients?",
-            kept(lambda x, one: one.t == 0 and bool(x.any()), BEGINS, "mean")),
-    Mistake("the square begins with other numbers", "What is the mean of no squares?",
-            kept(lambda x, one: one.t == 0 and bool(x.any()), BEGINS, "square")),
     Mistake("two of them share their memory", "What happens to the mean when the square is written?",
             lambda one: len({one.kept[name].data_ptr() for name in NAMES}) < len(NAMES) and bool(one.p.numel())
             and "two of the three tensors have the same memory"),
-    Mistake("not a number", "What do you divide by, and can that be 0?",
-            lambda one: not one.master.isfinite().all() and "its master is not finite"),
-    Mistake("the master stands still", "Which line changes the master?",
-            goes(lambda one: torch.equal(one.master, one.start))),
     Mistake("small steps are lost", TYPES, goes(lambda one: torch.equal(one.master.to(one.p.dtype), one.master)),
             symptom="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
-    Mistake("the gradient is followed uphill", "In which direction does the loss grow?", went(sign=-1)),
-    Mistake("every step counts as the first", "What is the number of this step?", went(number=lambda t: 1),
+    Mistake("every step counts as the first", "What is the number of this step?", counted(lambda t: 1),
             symptom="too quick at first: the correction of the means never ends"),
     Mistake("the steps are counted from a different number", "What is the number of the first step?",
-            went(number=lambda t: t + 1)),
-    Mistake("no weight decay", "Which of the settings reach adamw?", went(weight_decay=0.0)),
-    *(Mistake("a different learning rate", "How often is a step taken, and with which settings?",
-              went(quicker=factor)) for factor in (0.5, 2.0)),
+            counted(lambda t: t + 1)),
     Mistake("the master goes another way", "Which gradient, and which settings, does adamw see?",
             goes(lambda one: True)),
     Mistake("the parameter does not follow", "With which numbers does the next forward compute?",
@@ -287,9 +268,6 @@ UPDATED = (
     Mistake("the parameter is not its master, rounded", "What is the parameter made from?", apart),
 )
 HELD = (
-    Mistake("something is kept from every step", "Which name still refers to it when you have returned?",
-            held(lambda most, one, two: two > one + 0.1
-                 and f"{one:.2f} bytes per parameter after one step, {two:.2f} after two")),
     Mistake("more than 16 bytes per parameter", "2 + 2 + 12: what else is there when the step is over?",
             held(lambda most, one, two: two > 16.1 and f"{two:.2f} bytes per parameter are held when the step is over"),
             symptom="18 or 20 bytes per parameter, where 16 were expected"),

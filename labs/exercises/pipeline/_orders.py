@@ -60,10 +60,6 @@ def disordered(seen: Seen) -> str | None:
 # fmt: off
 SPLIT = Mistake("the backward is split", "Which two instructions is this schedule made of?",
                 lambda seen: seen.like("[IW]"))
-# fmt: on
-
-
-# fmt: off
 BUBBLE = (
     Mistake("one micro-batch at a time", "What could a rank do until the gradient of its first micro-batch comes back?",
             too_long(lambda seen: max(map(max, seen.alive)) <= 1),
@@ -73,17 +69,9 @@ BUBBLE = (
     Mistake("the bubble is too large",
             "How many forwards must rank r have done when the first gradient can come back to it?", too_long()),
 )
-# fmt: on
-
-
-# fmt: off
 ALL_FIRST = Mistake("all forwards first", "A backward frees what its forward has kept. When could the first one begin?",
                     too_many(lambda seen: not early(seen)),
                     symptom="memory that grows with the number of micro-batches")
-# fmt: on
-
-
-# fmt: off
 CROWD = (
     Mistake("the same warm-up on every rank",
             "How long does a gradient take to come back to rank r, and how long to the last rank?",

@@ -61,16 +61,10 @@ MISTAKES = (
     Mistake("only the totals are compared",
             "When is the last gradient there, and can its all-reduce have begun before that?",
             as_if(lambda backward, reduce: max(0, sum(reduce) - sum(backward)))),
-    Mistake("only the last all-reduce", "Is the wire free, when the last gradient is there?",
-            as_if(lambda backward, reduce: [0, *reduce][-1])),
     Mistake("all-reduces side by side", "There is one wire: when is it free for the next all-reduce?",
             as_if(side_by_side)),
-    Mistake("the whole time, and not the waiting", "Which part of that would be there without any all-reduce, too?",
-            as_if(lambda backward, reduce: waits(backward, reduce) + sum(backward))),
     Mistake("an all-reduce before its gradient", "What is there to be sent, before the layer's backward is over?",
             as_if(lambda backward, reduce: max(0.0, waits([0.0, *backward], [*reduce, 0.0])))),
-    Mistake("from the other end", "In which order do the layers stand in these lists?",
-            as_if(lambda backward, reduce: waits(backward[::-1], reduce[::-1]))),
 )
 # fmt: on
 

@@ -60,27 +60,16 @@ MISTAKES = (
             symptom="out of memory in a pipeline that should fit: its activations were divided by pp"),
     Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
             as_if(lambda *job: bytes_held(*job, alive=job[6]))),
-    Mistake("more micro-batches alive than there are", "How many can be alive, if a step has only three of them?",
-            as_if(lambda *job: bytes_held(*job, alive=job[3]))),
     Mistake("activations that tensor parallelism does not split", "With sequence parallelism, what does a rank keep?",
             as_if(lambda *job: bytes_held(*job, a_over=job[3]))),
     Mistake("activations that the pipeline does not split", "How many of the layers has this rank?",
             as_if(lambda *job: bytes_held(*job, a_over=job[2]))),
-    Mistake("activations that data parallelism splits",
-            "They are those of a micro-batch of one rank along dp. Does it have fewer, if there are more such ranks?",
-            as_if(lambda *job: bytes_held(*job, a_over=job[2] * job[3] * job[4]))),
-    Mistake("the first micro-batch is not counted", ALIVE,
-            as_if(lambda *job: bytes_held(*job, alive=min(job[3] - 1, job[6])))),
     Mistake("the state of more than this rank's part", "Which part of the parameters do tp and pp leave on a rank?",
             as_if(*(lambda n, a, *sizes, over=over: state(n / over(*sizes[:2]), *sizes[2:4]) + bytes_held(0, a, *sizes)
                     for over in (lambda tp, pp: 1, lambda tp, pp: tp, lambda tp, pp: pp)))),
-    Mistake("ZeRO shares everything at every stage", "What does stage 1 share, and what stage 2?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: bytes_held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
     Mistake("ZeRO shares too little", "What does stage 2 share besides, and what stage 3?",
             as_if(*(lambda n, a, tp, pp, dp, zero, m, stages=stages: bytes_held(n, a, tp, pp, dp, stages[zero], m)
                     for stages in ((0, 1, 1, 1), (0, 1, 2, 2), (0, 0, 0, 3), (0, 0, 2, 3), (0, 1, 1, 3))))),
-    Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: bytes_held(n, a, tp, pp, dp, 0, m))),
     Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
             as_if(*(lambda n, a, tp, pp, dp, zero, m, least=least: bytes_held(n, a, tp, pp, dp, max(zero, least), m)
                     for least in (1, 2, 3)))),
@@ -88,7 +77,6 @@ MISTAKES = (
             as_if(*(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
                     state(n / (tp * pp), dp, zero, sizes) + bytes_held(0, a, tp, pp, dp, zero, m)
                     for sizes in ((12, 2, 2), (2, 12, 2))))),
-    Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: bytes_held(*job) / 1e9)),
 )
 # fmt: on
 

@@ -48,9 +48,8 @@ def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str =
                 "batch": batch % dp == 0,
                 "micro": pp <= batch / dp,
             }
-            extra = {"even": layers % pp == 0, "powers": not any(n & (n - 1) for n in (tp, pp, dp))}
-            extra |= {"two": tp & (tp - 1) == 0, "within": node % tp == 0, "micro, always": pp < max(2, batch / dp)}
-            extra |= {"less tp": tp < node, "less pp": pp < layers, "more micro": pp < batch / dp}
+            extra = {"powers": not any(n & (n - 1) for n in (tp, pp, dp)), "two": tp & (tp - 1) == 0}
+            extra |= {"less tp": tp < node, "less pp": pp < layers}
             if all(holds for name, holds in conditions.items() if name != but) and extra.get(but, True):
                 found.append((tp, pp, dp))
     return found
@@ -78,14 +77,8 @@ MISTAKES = (
             as_if(meshes, but="batch")),
     Mistake("fewer micro-batches than stages", "A rank along dp has batch / dp sequences. Who works meanwhile?",
             as_if(meshes, but="micro")),
-    Mistake("all stages must have as many layers", "Can 80 layers be dealt out to 3 stages? May some have one more?",
-            as_if(meshes, but="even")),
     Mistake("powers of two only", "24 GPUs are 3 nodes: which size would a pipeline of one stage a node have?",
             as_if(*(partial(meshes, but=but) for but in ("powers", "two")))),
-    Mistake("tp must divide the node", "What does the docstring say tp must divide, and what it must not be above?",
-            as_if(meshes, but="within")),
-    Mistake("as many micro-batches as stages are too few", "What is the least number of micro-batches that is allowed?",
-            as_if(*(partial(meshes, but=but) for but in ("micro, always", "more micro")))),
     Mistake("the largest is left out", "At most so many: is that one among them?",
             as_if(*(partial(meshes, but=but) for but in ("less tp", "less pp")))),
     Mistake("tp, pp and dp in another order", "In which order does the docstring name the three sizes?",

@@ -55,24 +55,15 @@ def daly(save: float, machine: float, machines: int) -> float:
 
 # fmt: off
 FAILS = "If each of a thousand machines fails once in a thousand days, how often does a job on all of them fail?"
-ROOT = "A save takes 2 s, and a failure comes every 400 s: what is lost if you save every 10 s, and if every 400 s?"
 MISTAKES = (
     Mistake("the failures of one machine only", FAILS, as_if(lambda save, machine, machines: young(save, machine, 1)),
             symptom="a large job that saves as seldom as a small one, and loses more and more to each failure"),
-    Mistake("more machines that fail less often", FAILS,
-            as_if(lambda save, machine, machines: young(save, machine * machines, 1))),
-    Mistake("the number of machines is outside of the root", FAILS,
-            as_if(lambda save, machine, machines: young(save, machine, 1) / machines)),
     Mistake("without the 2", "A failure comes at any time between two saves: how much work is lost, on average?",
             as_if(lambda *job: young(*job) / sqrt(2))),
     Mistake("the 2 is outside of the root", "Where does Young's formula have its 2?",
             as_if(lambda *job: sqrt(2) * young(*job))),
-    Mistake("no root is taken", ROOT, as_if(lambda *job: young(*job) ** 2)),
-    Mistake("only the time between two failures", ROOT, as_if(lambda save, machine, machines: machine / machines)),
     Mistake("Daly's formula, and not Young's", "Which of the two does the docstring ask for?",
             as_if(daly, lambda *job: young(*job) - job[0])),
-    Mistake("the save is counted, too", "From where to where is it: from the end of a save, or from its beginning?",
-            as_if(lambda *job: young(*job) + job[0])),
     *(Mistake(f"{unit}, and not seconds", "In which unit are save and machine given, and the answer?",
               as_if(lambda *job, seconds=seconds: young(*job) / seconds))
       for unit, seconds in (("minutes", 60), ("hours", 3600))),

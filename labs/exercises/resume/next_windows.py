@@ -3,7 +3,6 @@
 The check asks within an epoch, at its end, and where the last windows of an epoch fill no batch.
 """
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,15 +62,13 @@ def take(
     read: int,
     rank: int,
     ranks: int,
-    steps: Callable[[float], int] = math.floor,
     places: Callable[[int, int, int, int], slice] = part,
 ) -> list[int]:
     """Return the windows that this rank reads next, or those of a mistake.
 
-    steps: rounds the number of an epoch's steps
     places: returns the places of a rank's part
     """
-    epoch, step = divmod(read // batch, steps(len(order(0)) / batch))
+    epoch, step = divmod(read // batch, len(order(0)) // batch)
     return order(epoch)[places(step, batch, rank, ranks)]
 
 
@@ -94,14 +91,6 @@ def not_over(order: Order, batch: int, read: int, rank: int, ranks: int) -> list
     return order(epoch)[part(step - epoch * steps, batch, rank, ranks)]
 
 
-def in_blocks(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """Return the windows as if each rank had a block of the epoch, and read on in it."""
-    windows, size = len(order(0)), batch // ranks
-    epoch, step = divmod(read // batch, windows // batch)
-    first = rank * (windows // ranks) + step * size
-    return order(epoch)[first : first + size]
-
-
 # fmt: off
 PARTS = "Rank r reads the r-th of equal parts: of 8 windows, at which places are those of rank 1 of 2?"
 TAIL = "10 windows in an epoch, 4 in a batch: how many steps are that, and in which epoch is the third step?"
@@ -112,37 +101,19 @@ MISTAKES = (
     Mistake("the order of epoch 0 in every epoch", "For which epoch is order asked, once epoch 0 is over?",
             as_if(lambda order, *job: take(lambda epoch: order(0), *job)),
             symptom="the same order again and again, as from a DistributedSampler without set_epoch"),
-    Mistake("the epochs are counted from 1", "What is the number of the first epoch?",
-            as_if(lambda order, *job: take(lambda epoch: order(epoch + 1), *job))),
-    Mistake("the last batch once more", "Have these been read already?",
-            as_if(lambda order, batch, read, *rank: take(order, batch, max(0, read - batch), *rank))),
-    Mistake("a batch is left out", "Who has read the windows just before these?",
-            as_if(lambda order, batch, read, *rank: take(order, batch, read + batch, *rank))),
     Mistake("read is taken for what this rank has read", "Who has read these: one rank, or all of them together?",
             as_if(lambda order, batch, read, rank, ranks: take(order, batch, read * ranks, rank, ranks)),
             symptom="after a restart windows are left out, more of them the more ranks there are"),
-    Mistake("read is divided among the ranks", "How many windows do all ranks together read in a step?",
-            as_if(lambda order, batch, read, rank, ranks: take(order, batch, read // ranks, rank, ranks))),
     Mistake("windows that fill no batch are counted", TAIL, as_if(by_windows, joined),
             symptom="right in the first epoch; from the second on, other windows than without a restart"),
-    Mistake("an epoch has a step too many", TAIL, as_if(take, steps=math.ceil)),
     Mistake("an epoch that is over", "All steps of epoch 0 have been taken. In which epoch is the next one?",
             as_if(not_over), symptom="a batch that is empty, or too short, where an epoch ends"),
     Mistake("all ranks read the same", PARTS,
             as_if(take, places=lambda step, batch, rank, ranks: part(step, batch, 0, ranks)),
             symptom="N ranks that learn no more than one"),
-    Mistake("the whole batch on every rank", PARTS,
-            as_if(take, places=lambda step, batch, rank, ranks: part(step, batch, 0, 1))),
-    Mistake("as many windows on each rank as in a batch", "How many windows do all ranks together read in a step?",
-            as_if(take, places=lambda step, batch, rank, ranks: part(step + rank, batch, 0, 1))),
     Mistake("dealt out one by one", PARTS,
             as_if(take, places=lambda step, batch, rank, ranks: slice(step * batch + rank, (step + 1) * batch, ranks)),
             symptom="the right batch, but on other ranks than before: losses that differ in their last digits"),
-    Mistake("a block of the epoch for each rank", "Which windows are in the next batch, whichever rank reads them?",
-            as_if(in_blocks)),
-    Mistake("only one window", "How many windows of a batch are this rank's?", as_if(lambda *job: take(*job)[:1])),
-    Mistake("places in the order, and not windows", "What does order(epoch) say of a place?",
-            as_if(lambda order, *job: take(lambda epoch: range(len(order(epoch))), *job))),
     Mistake("in another order", "In which order are they read?",
             answer_is(lambda found, expected: isinstance(found, list) and sorted(map(str, found)) == sorted(map(str,
             expected)))),

@@ -9,7 +9,6 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Memory, Sends, alone, made_of
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Given, Mistakes, checked
-from labs.exercises.engine.value import as_if
 
 LARGE = 1 << 16
 ENOUGH = 2  # × x, beside x itself: the sum, and room for a message
@@ -63,11 +62,7 @@ EXERCISE = Exercise(
                 made_of(lambda times, _: abs(times[0]) < 1e-3 and bool((times[1:].abs() > 1e-3).all()))),
         Mistake("only one of the other ranks counts", "Who sent each message, and what becomes of the one before it?",
                 made_of(lambda times, _: len(times) > 2 and (times[1:].abs() > 1e-3).sum() == 1)),
-        Mistake("the first element for all", "What is the shape of x?", as_if(lambda w: on_rank_0(mean(w).mean(), w))),
     ), form=(
-        Mistake("another rank has the mean", "Who sends, who receives, and which of them is rank 0?",
-                lambda one: one.index == 0 and one.received is None
-                and any(one.near(done.values[""], one.expected) for done in one.seen.done)),
     ), after=(
         Mistake("not a new tensor", "Who else writes into this memory, in the next step?",
                 lambda one: one.done.facts["shared"] and "returned x itself"),

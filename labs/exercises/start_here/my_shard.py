@@ -39,7 +39,6 @@ def one_more_for_the_first(elements: int, ranks: int, rank: int) -> tuple[int, i
 
 # fmt: off
 MISTAKES = (
-    Mistake("the last elements are nobody's", "Who holds the remainder of the division?", as_if(rounded_down)),
     Mistake("the last rank is given a longer shard than the others",
             "How long is the longest shard, if all but the last ones are equally long?",
             as_if(lambda n, ranks, rank: (rank * (n // ranks), n) if rank == ranks - 1

@@ -102,15 +102,8 @@ EXERCISE = Exercise(
                   as_if(lambda w, axis=axis: (w.counted(*own, along=tuple(a for a in AXES if a != axis))
                                               for own in ((), (axis,)))))
           for axis in ("pp", "shard", "tp")),
-        Mistake("the mean over the ranks", "Is a part of a sum of squares a mean?",
-                as_if(lambda w: [norm / w.n**0.5 for norm in w.counted()])),
-        Mistake("the square of the norm", "What is the length of (3, 4)?",
-                as_if(lambda w: [norm**2 for norm in w.counted()])),
         Mistake("the squares are too large for their dtype", "In which dtype are the squares added up?",
                 lambda one: float(one.received) == float("inf")),
-        Mistake("norms are added up, and not their squares", "What is the length of (3, 4): 5, or 7?",
-                lambda one: float(one.received) > float(one.expected)
-                and as_if(lambda w: w.on_each(w.squares.sum(-1).sqrt().sum() ** 2))(one)),
     ), sent=(
         Mistake("the gradients travel", "Which one number does a rank need to tell of them?",
                 lambda sent: sent.too_much),

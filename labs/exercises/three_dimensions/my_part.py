@@ -56,10 +56,9 @@ def read_by(*axes: str) -> Callable[..., Any]:
     return sequences
 
 
-def first_and(second: Callable[[int, int], int], job: tuple[Any, ...], name: str) -> tuple[int, int]:
-    """Return the first number of an answer, and a second one computed from both."""
+def without_the_end(job: tuple[Any, ...], name: str) -> tuple[int, int]:
     first, end = right(*job)[name]
-    return first, second(first, end)
+    return first, end - 1
 
 
 def sheets(seed: int) -> list[Sheet]:
@@ -88,23 +87,10 @@ MISTAKES = (
             symptom="a loss that goes down, of a model whose ranks compute parts of different sequences"),
     Mistake("ranks along tp read different sequences", READS,
             part_as_if("sequences", read_by("replicate", "shard", "tp"))),
-    Mistake("stages read different sequences",
-            "The last stage has the targets of the sequences that the first one has read: which are they?",
-            part_as_if("sequences", read_by("pp", "replicate", "shard"))),
     Mistake("replicas read the same sequences", "What do two replicas do that one could not do alone?",
             part_as_if("sequences", read_by("shard")), symptom="as many GPUs, and a batch of half the size"),
-    Mistake("shards read the same sequences",
-            "FSDP is data parallelism: it shards what is held. Which ranks share the work?",
-            part_as_if("sequences", read_by("replicate"))),
-    Mistake("shard before replicate", "Which of the two axes comes first on the mesh?",
-            part_as_if("sequences", read_by("shard", "replicate"))),
-    Mistake("a piece for each replica", "What do replicas have copies of?",
-            part_as_if("piece", lambda sizes, rank, *_: rank // sizes[3] % (sizes[1] * sizes[2]))),
-    *(Mistake(f"{name}: start and length instead of first and end", "What does the second number say?",
-              part_as_if(name, lambda *job, name=name: first_and(lambda first, end: end - first, job, name)))
-      for name in ("layers", "sequences", "heads")),
     *(Mistake(f"{name}: the last instead of the end", "Which number does range(first, end) end before?",
-              part_as_if(name, lambda *job, name=name: first_and(lambda first, end: end - 1, job, name)))
+              part_as_if(name, lambda *job, name=name: without_the_end(job, name)))
       for name in ("layers", "sequences", "heads")),
     Mistake("other layers", "Which ranks have the same layers?", part_is("layers")),
     Mistake("other heads", "Along which axis is a layer split, and how many ranks are there along it?",

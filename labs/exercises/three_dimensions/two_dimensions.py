@@ -128,7 +128,6 @@ EXERCISE = Exercise(
     mistakes=Mistakes((
         Mistake("y is only a summand", "Each rank along tp has multiplied a part of x by a part of the rows. And then?",
                 ys(lambda w: w.ys())),
-        Mistake("y is averaged", "Is x @ w a sum over its rows, or a mean?", ys(lambda w: w.ys().mean(1, True))),
         Mistake("y is added up over the data's ranks",
                 "Which axis has other sequences: does their y belong to this one?",
                 lambda one: any(ys(make)(one) for make in (lambda w: w.ys().sum((0, 1), True),
@@ -142,12 +141,6 @@ EXERCISE = Exercise(
                 and (not one.done.facts["changed"] or "dy, which it was given, has changed")),
         Mistake("summed instead of averaged", "By what must the sum be divided?",
                 gradients(lambda w: w.gradients().sum(0, True))),
-        Mistake("divided by all ranks", "How many gradients of this piece were added up?",
-                gradients(lambda w: w.gradients().sum(0, True) / w.n)),
-        Mistake("gradients of other rows are mixed in",
-                "Along tp each rank has other rows. What would a mean of their gradients be?",
-                lambda one: any(gradients(make)(one) for make in (lambda w: w.gradients().mean((0, 1), True),
-                                                                  lambda w: w.gradients().mean(1, True)))),
     ), form=(
         Mistake("not a pair", "Which two does the docstring name?",
                 lambda one: one.name == GRADIENT and one.received is None),

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
@@ -49,17 +48,12 @@ MISTAKES = (
     Mistake("not three factors, A, B and C", "Which are the keys of the answer?",
             answer_is(lambda found, expected: isinstance(found, dict) and found.keys() != expected.keys())),
     Mistake("A: the other way round", A, instead("A", lambda pp, r, s, tp, m: 1 / m)),
-    Mistake("A: the data's ranks count, too", "Gradients are averaged over those: does that change with their number?",
-            instead("A", lambda pp, r, s, tp, m: m * r * s)),
     Mistake("A: nothing is wrong", A, instead("A", lambda *_: 1)),
     Mistake("B: the other way round", B, instead("B", lambda pp, r, s, tp, m: r * s)),
     Mistake("B: one of the data's axes only", "Along which axes do ranks read different sequences?",
             instead("B", lambda pp, r, s, tp, m: 1 / s, lambda pp, r, s, tp, m: 1 / r)),
-    Mistake("B: all ranks", "Along which axes is the mean taken?", instead("B", lambda *sizes: 1 / prod(sizes[:4]))),
     Mistake("B: nothing is wrong", B, instead("B", lambda *_: 1)),
     Mistake("C: the other way round", C, instead("C", lambda pp, r, s, tp, m: pp)),
-    Mistake("C: as if one rank had it", "All ranks of the last stage have a loss: how many are these?",
-            instead("C", lambda *sizes: 1 / prod(sizes[:4]))),
     Mistake("C: nothing is wrong", C, instead("C", lambda *_: 1)),
     *(Mistake(f"{name}: another factor", question, part_is(name))
       for name, question in {"A": A, "B": B, "C": C}.items()),

@@ -156,14 +156,7 @@ LENGTH = "How long is (3, 4), and how long are (3) and (4)?"
 NORMS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "the norm of one rank's shards only":
         ("Where are the other elements of the gradient?", lambda x: x.sum(1, keepdim=True).sqrt()),
-    "clipped by the norm of each shard":
-        ("If each part of a vector is scaled by a different factor, where does the vector point?", lambda x: x.sqrt()),
-    "clipped by the norm of each layer":
-        ("The global norm is the length of how many vectors?", lambda x: x.sum(0).sqrt()),
     "norms are added, and not their squares": (LENGTH, lambda x: x.sum(1).sqrt().sum()),
-    "the norms of all shards are added": (LENGTH, lambda x: x.sqrt().sum()),
-    "the norms of a rank's shards are added": (LENGTH, lambda x: x.sqrt().sum(1).square().sum().sqrt()),
-    "the norms of the layers are added": (LENGTH, lambda x: x.sum(0).sqrt().sum()),
     "the root is missing": ("What is the length of (3, 4)?", lambda x: x.sum()),
     "the squares are averaged over the ranks":
         ("Is the square of the whole length the sum of the ranks' squares, or their mean?",
@@ -176,10 +169,8 @@ GRADIENT = (
             lambda one: (one.received is None) != (one.expected is None)),
     Mistake("zero divided by zero", "By what do you divide, when all gradients are zero?",
             lambda one: not one.received.isfinite().all()),
-    Mistake("nothing is clipped", "Which line writes into .grad?", as_if_by(lambda world: 1)),
     Mistake("small gradients are made larger", "What should happen to gradients shorter than max_norm?",
             as_if_by(lambda world: max(1, world.times))),
-    Mistake("scaled twice", "How often does your loop meet each gradient?", as_if_by(lambda world: world.factor**2)),
     *(Mistake(name, question, as_if_by(lambda world, of=of: world.by(of(world.squares))))
       for name, (question, of) in NORMS.items()),
     ROUNDED,

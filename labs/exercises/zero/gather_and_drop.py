@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine.answer import Mistake, answered, first, show
+from labs.exercises.engine.answer import Mistake, answered, show
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look
@@ -108,13 +108,6 @@ def expected(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]
     return [{f"layer {i} (gather {number})": wholes[i] for number, (i, _) in enumerate(world.visits)}] * world.n
 
 
-def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
-    """Return the values if each rank filled all pieces with its own shard."""
-    return [
-        {name: x.chunk(world.n)[r].repeat(world.n) for name, x in expected(world)[r].items()} for r in world.members
-    ]
-
-
 # fmt: off
 STATE = (
     Mistake("the compute dtype is ignored", "In which dtype was full, before it was dropped?",
@@ -138,10 +131,6 @@ PLAY = Play(
             Mistake("the parameters of the step before",
                     "What has the optimizer changed since, and who has told the others?",
                     as_if(lambda world: (expected(world, step) for step in range(world.step)))),
-            Mistake("a piece is missing", "Who has the other pieces, and how do they get here?",
-                    lambda one: first(f"Nobody has written piece {c}."
-                                      for c, piece in enumerate(one.received.chunk(one.n)) if piece.isnan().any())),
-            Mistake("one's own shard everywhere", "Whose shard belongs where?", as_if(own_everywhere)),
             replace(pieces.ROTATED, question="Whose shard belongs where?"),
             *rows.VALUES,
         )),

@@ -56,23 +56,10 @@ def held(
     return tuple(b * n / (ranks if cut(stage, first) else 1) for b, first in zip(size, (3, 2, 1), strict=True))
 
 
-def rounded_down(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
-    n, shard = sum(layers), sum(layers) // ranks
-    return tuple(b * (shard if stage >= first else n) for b, first in zip(size, (3, 2, 1), strict=True))
-
-
-def shards_padded(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) -> Bytes:
-    """Return the bytes if only the kinds that are sharded have padding."""
-    whole, padded = held(0, layers, ranks, size), held(stage, layers, ranks, size)
-    return tuple(p if stage >= first else w for w, p, first in zip(whole, padded, (3, 2, 1), strict=True))
-
-
 # fmt: off
 MISTAKES = (
     Mistake("the padding is left out", "A layer of 10 elements on 4 ranks: how many elements are in each rank's shard?",
             as_if(held, elements=lambda stage, layers, ranks: sum(layers))),
-    Mistake("the remainder of a division is lost", "Who holds the last elements of 10, if 4 ranks hold 2 each?",
-            as_if(rounded_down)),
     Mistake("all layers are padded as one, and not each by itself",
             "What gets zeros at its end: each layer, or the whole model?",
             as_if(held, elements=lambda stage, layers, ranks: by_layer(stage, [sum(layers)], ranks))),
@@ -81,17 +68,11 @@ MISTAKES = (
                                                                   for n in layers))),
     Mistake("padding under DDP, where none is needed", "What does DDP cut?",
             as_if(held, elements=lambda stage, layers, ranks: by_layer(1, layers, ranks))),
-    Mistake("the padding is left out of what is whole",
-            "On 4 ranks, 10 elements become 12. How many of these does a rank hold that holds all of them?",
-            as_if(shards_padded)),
     Mistake("a stage leaves the earlier ones' kinds whole", "In stage 2, is S whole again?",
             as_if(held, cut=int.__eq__)),
     Mistake("P is cut first, not S", "Which kind does stage 1 shard?",
             as_if(held, cut=lambda stage, first: stage >= 4 - first)),
-    Mistake("every stage shards every kind", "What is whole in stage 1?",
-            as_if(held, cut=lambda stage, first: stage > 0)),
     Mistake("elements, and not bytes", "What is size for?", as_if(lambda *job: held(*job[:3], (1, 1, 1)))),
     Mistake("what all ranks hold together, and not one of them", "How many ranks does the question ask about?",
             as_if(lambda *job: tuple(b * job[2] for b in held(*job)))),
-    Mistake("the order is wrong", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),
 )

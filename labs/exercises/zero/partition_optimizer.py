@@ -164,16 +164,12 @@ PLAY = Play(
         )),
         (as_a_whole, rows.LUCK),
         (wrong(expected, TOLERANCE), (
-            Mistake("nothing is updated", "What does the optimizer update?",
-                    as_if(lambda world: after(world, world.step - 1))),
             Mistake("nobody gathers the parameters", "How do the other ranks learn the piece that you have updated?",
                     lambda one: as_if(own_piece_only)(one) and "It has updated its own piece, and nothing else."),
             pieces.ROTATED,
             Mistake("the gradient of the step before is added again",
                     "What is in the shard's .grad when the step begins?",
                     as_if(lambda world: after(world, world.step, adding=True))),
-            Mistake("wrong from the second step on", "What is left from the step before?",
-                    lambda one: one.world.step > 1 and "Step 1 was right."),
             Mistake("", "Which gradient does your optimizer see?", lambda one: one.world.optimizer != "SGD"
                     and f"Piece {first_wrong(one)} is the first that is wrong."),
         )),
@@ -191,14 +187,8 @@ PLAY = Play(
             Mistake("nothing is sharded", WHICH, lambda its: its.replicated and elements(its)),
             Mistake("the whole optimizer state is kept", WHICH,
                     lambda its: sum(its.elements) > its.own and elements(its)),
-            Mistake("an optimizer of too few elements", "Who updates the other elements?",
-                    lambda its: sum(its.elements) < its.own and elements(its)),
         )),
         (budgeted(lambda world: pieces.travel(world, 2 * world.gradients, 2 * world.gradients * (world.step > 0))), (
-            # Worlds with one micro-batch come first, and were right.
-            Mistake("synchronised at every micro-batch",
-                    "When do the other ranks need your gradients, if the optimizer steps once?",
-                    lambda sent: sent.world.micro_batches > 1 and sent.too_much),
             *rows.SENT,
         )),
     ),

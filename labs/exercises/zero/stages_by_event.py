@@ -58,8 +58,6 @@ BY_EVENT = (
     Mistake("a stage does something where nothing is left to do",
             "What has this stage done already before this event, or what does it do later?",
             at_a_stage(lambda found, expected: not expected)),
-    Mistake("a gather is missing", "What does a rank need at this event that it does not hold?",
-            at_a_stage(lambda found, expected: not found and expected == "all_gather")),
     Mistake("", "What does a rank hold at this event, and which part of it does it need from now on?",
             at_a_stage(lambda found, expected: True)),
 )
