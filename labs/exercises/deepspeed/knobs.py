@@ -15,7 +15,6 @@ import gc
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from labs.kit.record import mark
 from labs.kit.watch.communication import CommunicationWatch
 
 RANKS, STEPS, ITEM = 2, 3, 4
-ADAMW = MappingProxyType({"lr": 2e-3, "eps": 1e-4})
+ADAMW = {"lr": 2e-3, "eps": 1e-4}
 ZERO = "zero_optimization"
 Config = Mapping[str, Any]
 
@@ -45,13 +44,11 @@ class Setup(NamedTuple):
     bandwidth: float  # bytes/s
 
 
-SETUPS = MappingProxyType(
-    {
-        "few rows": Setup((32, 64, 64, 128, 64, 32), 8, 430_000, 1e-3, 1e7),
-        "many rows": Setup((16, 64, 64, 64, 64, 16), 128, 302_000, 1e-3, 1e7),
-        "a far rank": Setup((32, 64, 64, 128, 64, 32), 8, 410_000, 4e-3, 1e7),
-    }
-)
+SETUPS = {
+    "few rows": Setup((32, 64, 64, 128, 64, 32), 8, 430_000, 1e-3, 1e7),
+    "many rows": Setup((16, 64, 64, 64, 64, 16), 128, 302_000, 1e-3, 1e7),
+    "a far rank": Setup((32, 64, 64, 128, 64, 32), 8, 410_000, 4e-3, 1e7),
+}
 
 
 class Measured(NamedTuple):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -49,15 +48,13 @@ def step(kilobytes: Sequence[int], milliseconds: Sequence[float], budget: int, l
     return Step(nbytes, forward, backward, 1000 * budget, latency, 8e6)
 
 
-STEPS = MappingProxyType(
-    {
-        "even": step([16] * 10, [2] * 10, 80, 3e-4),
-        "ups and downs": step([32, 4] * 5, [1, 4] * 5, 120, 1e-3),
-        "a hill": step([8, 16, 32, 64, 64, 32, 16, 8], [2] * 8, 180, 1e-3),
-        "a tower": step([8, 8, 16, 16, 32, 32, 64, 64], [8, 4, 4, 4, 2, 2, 2, 1], 208, 1e-3),
-        "a funnel": step([64, 64, 32, 32, 16, 16, 8, 8], [2, 2, 3, 3, 4, 4, 5, 5], 170, 1e-3),
-    }
-)
+STEPS = {
+    "even": step([16] * 10, [2] * 10, 80, 3e-4),
+    "ups and downs": step([32, 4] * 5, [1, 4] * 5, 120, 1e-3),
+    "a hill": step([8, 16, 32, 64, 64, 32, 16, 8], [2] * 8, 180, 1e-3),
+    "a tower": step([8, 8, 16, 16, 32, 32, 64, 64], [8, 4, 4, 4, 2, 2, 2, 1], 208, 1e-3),
+    "a funnel": step([64, 64, 32, 32, 16, 16, 8, 8], [2, 2, 3, 3, 4, 4, 5, 5], 170, 1e-3),
+}
 
 
 def measured(program: Program, given: Step) -> tuple[float, int]:

@@ -8,8 +8,6 @@ The bound: selective recomputation holds 4D + 2KE + H + 2F numbers per token and
 product.  (The output of `down` is not among them: it is the next layer's input minus this layer's.)  To hold one number
 less is to drop a result of a product or of attention, whose recomputation costs at least 2D operations.  A score is the
 spared share of a forward, divided by the largest share that can be spared.
-
-A product that is written as a sum of elements is not seen.
 """
 
 from __future__ import annotations
@@ -69,13 +67,6 @@ def judge(fn: Function) -> Judged:
             raise Wrong(
                 f"the step holds {each['held']:.3f} × the bytes that it held before, and {most} × is the limit",
                 "At which moment?",
-            )
-        if each and each["elsewhere"] > 0.1 * each["before"]:
-            raise Wrong(f"{most}: Python and NumPy hold {each['elsewhere']:,} bytes more than before")
-        if each and each["again"] < each["least"]:
-            raise Wrong(
-                f"{most}: {each['again']:.3f} of a forward is computed again, and {each['least']:.3f} must be",
-                "What is held, or computed, where nobody counts it?",
             )
         if each:
             scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)

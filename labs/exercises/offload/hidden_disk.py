@@ -12,7 +12,6 @@ not fit into memory between the two steps once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,15 +42,13 @@ def training(megabytes: Sequence[int], milliseconds: Sequence[float], budget: in
     return Training(nbytes, forward, tuple(n / 4e9 for n in nbytes), 1_000_000 * budget, latency, 2e9)
 
 
-TRAININGS = MappingProxyType(
-    {
-        "even": training([24] * 8, [6] * 8, 96, 1e-3),
-        "large ends": training([64, *[16] * 6, 64], [8, *[4] * 6, 12], 144, 1e-3),
-        "a hill": training([8, 16, 32, 48, 48, 32, 16, 8], [4] * 8, 112, 2e-3),
-        "much room": training([24] * 8, [3] * 8, 144, 1e-3),
-        "ups and downs": training([40, 8] * 4, [3, 6] * 4, 96, 2e-3),
-    }
-)
+TRAININGS = {
+    "even": training([24] * 8, [6] * 8, 96, 1e-3),
+    "large ends": training([64, *[16] * 6, 64], [8, *[4] * 6, 12], 144, 1e-3),
+    "a hill": training([8, 16, 32, 48, 48, 32, 16, 8], [4] * 8, 112, 2e-3),
+    "much room": training([24] * 8, [3] * 8, 144, 1e-3),
+    "ups and downs": training([40, 8] * 4, [3, 6] * 4, 96, 2e-3),
+}
 
 
 def measured(program: Program, given: Training) -> tuple[float, int]:

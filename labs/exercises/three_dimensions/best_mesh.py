@@ -1,8 +1,7 @@
 """The challenge of 11: find the mesh that sends the fewest bytes between nodes.
 
 Eight ranks on two or four nodes train for a step on the chosen mesh.  The loss must be one process's, and the recorded
-messages say how many bytes leave a node, or come into it.  The function is asked about a batch of another size, drawn
-by chance, for which the same mesh is best: a list of answers wins nothing, and scores can be compared.
+messages say how many bytes leave a node, or come into it.
 
 The bound: let each node hold a fraction f of the layers and read a fraction g of the sequences.  Together the n nodes
 do all the work once, so f·g = 1/n.  1/g nodes add up their gradients of the same layers, and each of them sends
@@ -64,10 +63,10 @@ def bound(case: Case) -> float:
     return min(2 * (1 - n / case.nodes) * gradients / n + min(n - 1, 2) * cut * n / case.nodes for n in stages)
 
 
-def on_a_rank(fn: Function, batches: list[Any], asked: list[int]) -> list[list[float]]:
+def on_a_rank(fn: Function, batches: list[Any]) -> list[list[float]]:
     found = []
-    for case, (x, y), sequences in zip(CASES.values(), batches, asked, strict=True):
-        axes = fn(*case._replace(batch=sequences))
+    for case, (x, y) in zip(CASES.values(), batches, strict=True):
+        axes = fn(*case)
         require_mesh(axes, case)
         whole = dict.fromkeys(AXES, 1) | axes
         order = (*(axis for axis in AXES if axis not in axes), *axes)
@@ -100,8 +99,7 @@ def judge(fn: Function) -> Judged:
         torch.randint(case.config.vocab, (2, case.batch, case.config.context), generator=generator)
         for case in CASES.values()
     ]
-    asked = [another(case.batch, generator) for case in CASES.values()]
-    results, scores = job(on_a_rank, fn, batches, asked, ranks=RANKS), {}
+    results, scores = job(on_a_rank, fn, batches, ranks=RANKS), {}
     for number, (name, case) in enumerate(CASES.items()):
         losses = [loss for found in results for loss in found[number]]
         expected = GPT(case.config)(*batches[number]).item()
@@ -109,13 +107,6 @@ def judge(fn: Function) -> Judged:
             raise Wrong(f"{name}: the loss is not one process's", "Which sequences are read twice, or not at all?")
         scores[name] = 100 * bound(case) / busiest(results, number, RANKS // case.nodes)
     return Judged.of(scores)
-
-
-def another(batch: int, generator: torch.Generator) -> int:
-    """Return another batch size, drawn by chance: up to an eighth larger or smaller, and at least by 8."""
-    steps = max(1, batch // 64)
-    choices = [batch + 8 * n for n in range(-steps, steps + 1) if n]
-    return choices[torch.randint(len(choices), (), generator=generator)]
 
 
 def busiest(results: Results, step: int, node: int) -> int:

@@ -1,8 +1,5 @@
 """Answers to load_shards (08): this rank's part of a vector that lies in files."""
 
-from bisect import bisect_right
-from itertools import accumulate
-
 import torch
 import torch.distributed as dist
 
@@ -47,31 +44,15 @@ def into_one(index, read, rank, ranks):
     return torch.empty(0) if part is None else part
 
 
-@answers.right
-def from_element_to_element(index, read, rank, ranks):
-    """Begin each piece where the last one ended."""
-    ends = list(accumulate(n for _, n in index))
-    at, stop, found = (ends[-1] // ranks * r for r in (rank, rank + 1, 0))
-    found = [read(index[0][0], 0, 0)] if at == stop else []
-    while at < stop:
-        i = bisect_right(ends, at)
-        begin = ends[i] - index[i][1]
-        end = min(stop, ends[i])
-        found.append(read(index[i][0], at - begin, end - begin))
-        at = end
-    return torch.cat(found)
-
-
 # ---- wrong: which elements -------------------------------------------------------------------------------
 
-FIRST, BEGIN, END = "rank * size, (rank + 1) * size", "max(start - first, 0)", "min(stop - first, n)"
+FIRST, END = "rank * size, (rank + 1) * size", "min(stop - first, n)"
 READ, IF, NEXT = "read(name, begin, end)", "if begin < end:", "first += n"
 LOOP, LAST = "for name, n in index:", "torch.cat(pieces) if pieces else torch.empty(0)"
 INDENT = "\n    "
 FEW, MANY, ANOTHER = "too few elements", "too many elements", "another rank's part"
 
 spoil = answers.slips(in_common)
-spoil("rank 0's part on every rank", {FIRST: "0, size"})
 spoil(ANOTHER, {FIRST: "(rank + 1) % ranks * size, ((rank + 1) % ranks + 1) * size"})
 spoil("the whole vector on every rank", {FIRST: "0, size * ranks"})
 spoil("begun anew in each file", {NEXT: "pass"})
@@ -80,11 +61,9 @@ spoil("files of equal size are assumed", {NEXT: "first += index[0][1]"})
 spoil("the files in another order", {LOOP: "for name, n in sorted(index):"})
 spoil("pieces in the wrong order",
     {"pieces.append(read(name, begin, end))": "pieces.insert(0, read(name, begin, end))"})
-spoil("a piece is there twice", {"torch.cat(pieces)": "torch.cat(pieces + pieces[-1:])"})
 spoil("off by one", {FIRST: "rank * size, (rank + 1) * size - 1"})
 spoil(FEW, {READ: "read(name, begin, end - 1)"})
 spoil(MANY, {READ: "read(name, 0, n)"})
-spoil("", {FIRST: "rank * (size + 1), (rank + 1) * (size + 1)"})
 spoil("not a tensor", {"torch.cat(pieces)": "pieces"})
 spoil("another shape", {"torch.cat(pieces)": "torch.cat(pieces)[None]"})
 spoil("right only in some dtypes", {"torch.cat(pieces)": "torch.cat(pieces).float()"})
@@ -93,18 +72,6 @@ spoil("right only on up to four ranks", {FIRST: "min(rank, 3) * size, (min(rank,
 spoil("right only where there are elements", {LAST: "torch.cat(pieces)"})
 spoil("right only where all ranks of the job take part",
     {FIRST: "dist.get_rank() % ranks * size, (dist.get_rank() % ranks + 1) * size"})
-
-
-@answers.wrong("numbers that are in no file")
-def some_are_never_written(index, read, rank, ranks):
-    size = sum(n for _, n in index) // ranks
-    part, first, start = torch.zeros(size), 0, rank * size
-    for name, n in index:
-        begin, end = max(start - first, 0), min(start + size - first, n)
-        if begin < end:
-            part[: end - begin] = read(name, begin, end)
-        first += n
-    return part
 
 
 # ---- wrong: what is read ---------------------------------------------------------------------------------
@@ -146,14 +113,7 @@ def rank_0_reads_and_scatters(index, read, rank, ranks):
 spoil("something is sent", {"return torch": "dist.barrier()\n    return torch"}, alone=True)
 
 
-BUFFERS, KEPT = {}, []
-
-
-@answers.wrong("a later call writes into what this one returned")
-def one_buffer_for_all(index, read, rank, ranks):
-    part = into_one(index, read, rank, ranks)
-    buffer = BUFFERS.setdefault(part.dtype, torch.empty(1 << 16, dtype=part.dtype))[: len(part)]
-    return buffer.copy_(part)
+KEPT = []
 
 
 @answers.wrong("something is kept from the call")

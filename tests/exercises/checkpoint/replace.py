@@ -1,6 +1,5 @@
 """Answers to replace (08): a file that has its old text or its new one at every moment, whole."""
 
-import random
 import secrets  # noqa: F401 (varied answers use it)
 
 from tests.answers import Exercise
@@ -32,9 +31,6 @@ WRITE, FLUSH, RENAME, NAMES = (
 )
 INDENT = "\n    "
 answers.vary(by_a_draft, {'f"{name}.draft"': '".tmp"'}, line=LINE)
-answers.vary(by_a_draft, {RENAME: f"disk.flush_names(){INDENT}{RENAME}"})
-
-
 # ---- wrong: where the text goes --------------------------------------------------------------------------
 
 IN_PLACE, EARLY = "overwritten in place", "renamed before the flush"
@@ -50,7 +46,6 @@ def calls(mistake, *lines, **options):
 calls(IN_PLACE, "disk.write(name, text)")
 calls(EARLY, WRITE, RENAME)
 spoil("another file is flushed", {FLUSH: "disk.flush(name) if name in disk.names() else None"})
-spoil("", {FLUSH: "disk.flush(name)"})
 spoil("never renamed", {RENAME: "pass"})
 spoil("renamed the wrong way round", {RENAME: "disk.rename(name, draft)"})
 spoil("another text", {WRITE: "disk.write(draft, text[:-1])"})
@@ -84,15 +79,3 @@ spoil(STAYS, {DRAFT: 'f"{name}.{secrets.token_hex(4)}.draft"'})
 calls(TAKEN, "if draft not in disk.names():", f"    {WRITE}", f"    {FLUSH}", RENAME, NAMES)
 calls(FAILS, THERE, "    raise FileExistsError(draft)", WRITE, FLUSH, RENAME, NAMES)
 calls(GONE, WRITE, FLUSH, RENAME, NAMES, EACH, "    if other != name:", "        disk.remove(other)")
-
-
-@answers.wrong("something is left behind")
-def by_chance(disk, name, text):
-    draft = f"{name}.{random.randrange(10)}.draft"
-    disk.write(draft, text)
-    disk.flush(draft)
-    disk.rename(draft, name)
-    disk.flush_names()
-    for i in range(10):
-        if f"{name}.{i}.draft" in disk.names():
-            disk.remove(f"{name}.{i}.draft")

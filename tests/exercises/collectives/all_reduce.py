@@ -28,15 +28,6 @@ def rings(x, group=None):
     gather(x, group)
 
 
-def in_turn(first, second, **options):
-    """One half and then the other."""
-    halves = {"reduce": f"reduce_scatter.{first}", "gather": f"all_gather.{second}"}
-    return answers.vary(rings, halves, line=LINE, blind=True, **options)
-
-
-in_turn("straight", "straight")
-
-
 # ---- what comes out ----------------------------------------------------------------------------------------
 
 
@@ -44,21 +35,10 @@ def spoil(mistake, reduce_="reduce(x, group)", gather_="gather(x, group)", **opt
     answers.spoil(rings, mistake, {"reduce(x, group)": reduce_, "gather(x, group)": gather_}, **options)
 
 
-SUM, PIECES = "reduce(x, group)", "pieces = x.view(-1).tensor_split(ranks)"
+PIECES = "pieces = x.view(-1).tensor_split(ranks)"
 spoil("averaged instead of summed", gather_="gather(x, group)\n    x.copy_(x / dist.get_world_size(group))", blind=True)
-spoil("counted twice", "before = x.clone()\n    reduce(x, group)", "gather(x, group)\n    x += before")
 spoil("nothing arrived", "x = x.clone()\n    reduce(x, group)", blind=True)
 spoil("pieces that nobody gathered", gather_="pass", blind=True)
-spoil("one's own only", "reduce_scatter.one_piece_on(x, group)", blind=True)
-spoil("a different dtype travels", "y = x.double()\n    reduce(y, group)", "gather(y, group)\n    x.copy_(y)")
-
-
-@answers.wrong("right on one rank only")
-def at_the_root_only(x, group=None):
-    y = x.clone()
-    collectives.reduce(y, dist.get_process_group_ranks(group or dist.group.WORLD)[0], group=group)
-    if dist.get_rank(group) == 0:
-        x.copy_(y)
 
 
 # ---- other pieces, ranks and groups ------------------------------------------------------------------------

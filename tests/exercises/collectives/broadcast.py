@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch  # noqa: F401 (varied answers use it)
-import torch.distributed as dist
 
 from labs import collectives
 from labs.collectives import exchange, group_rank, place
@@ -52,7 +51,6 @@ ME, WAY = "me = (rank - group_rank(src, group)) % ranks", "flat, distance = x.vi
 
 spoil("nothing arrived", {WAY: "return"})
 blind("right only from root 0", {ME: "me = rank"})
-spoil("", {"src=0": "src=1"})
 answers.spoil(far_ones_first, "right only when the number of ranks is a power of two",
     {"1 << (ranks - 1).bit_length() >> 1": "ranks // 2"}, blind=True)
 blind("right only on up to four ranks", {WAY: "ranks = min(ranks, 4)\n    " + WAY})
@@ -63,11 +61,6 @@ blind("what was there before leaves a trace",
     "            flat.mul_(0).add_(received)"})
 
 # ---- by which messages ------------------------------------------------------------------------------------
-
-
-@answers.wrong("a built-in collective", blind=True)
-def built_in(x, src=0, group=None):
-    dist.broadcast(x, src=src, group=group)
 
 
 @answers.wrong("the root sends to all", blind=True)
@@ -96,12 +89,5 @@ def twice(x, src=0, group=None):
     tree(x, src, group)
 
 
-@answers.wrong("the ranks wait for each other", alone=True)
-def all_receive_first(x, src=0, group=None):
-    rank, _ = place(group)
-    exchange(group, receive=(x, rank - 1))
-    exchange(group, send=(x, rank + 1))
-spoil("a receive that nobody waited for", {SEND: "dist.isend(flat, " + BLOCKING[0], RECEIVE: "dist.irecv(flat, "
-    + BLOCKING[1]})
 spoil("changed while being sent", {SEND: "buffer = flat.clone()\n            work = dist.isend(buffer, " + BLOCKING[0]
     + "\n        " "    buffer.zero_()\n            work.wait()"}, alone=True)

@@ -23,19 +23,14 @@ def ring(size, ranks, latency, bandwidth):
     return rounds * latency + rounds * piece / bandwidth
 
 
-TWICE, PIECE, LATENCY, BYTES = "2 * (ranks - 1)", "size / ranks", "rounds * latency", "rounds * piece / bandwidth"
+LATENCY, BYTES = "rounds * latency", "rounds * piece / bandwidth"
 TOTAL = f"{LATENCY} + {BYTES}"
 EACH = "latency + piece / bandwidth"
 
 rings.vary(ring, {TOTAL: f"rounds * ({EACH})"}, line=TEN, blind=True)
-rings.vary(ring, {TOTAL: f"sum(({EACH} for _ in range(rounds)), 0.0)"}, line=TEN, blind=True)
-
 # ---- ring_seconds: wrong ---------------------------------------------------------------------------------
 
-rings.spoil(ring, "only the first half of the ring", {TWICE: "ranks - 1"}, blind=True)
-rings.spoil(ring, "N rounds, and not N − 1", {TWICE: "2 * ranks"}, blind=True)
 rings.spoil(ring, "a different kind of answer", {" + ": ", "})
-rings.spoil(ring, "", {PIECE: "size // ranks"}, blind=True)
 
 
 # ---- sent_by_rings: wrong --------------------------------------------------------------------------------

@@ -23,14 +23,11 @@ def sent(ranks):
     return {"reduce_scatter": part, "all_gather": part, "all_reduce": 2 * part, "all_to_all": part}
 
 
-PART, SUM, GATHERED, DEALT = "(ranks - 1) / ranks", "2 * part", '"all_gather": part', '"all_to_all": part'
+PART, SUM = "(ranks - 1) / ranks", "2 * part"
 
 sendings.vary(sent, {PART: "Fraction(ranks - 1, ranks)"}, line=SIX, blind=True)
-sendings.vary(sent, {PART: "1 - 1 / ranks", SUM: "2 - 2 / ranks"}, blind=True)
-
 # ---- sent_by_rings: wrong --------------------------------------------------------------------------------
 
 sendings.spoil(sent, "all_reduce once instead of twice", {SUM: "part"}, blind=True)
 sendings.spoil(sent, "(N − 1) tensors instead of pieces", {PART: "ranks - 1"}, blind=True)
 sendings.spoil(sent, "N pieces, and not N − 1", {PART: "1"}, blind=True)
-sendings.spoil(sent, "", {SUM: "2"})

@@ -7,7 +7,6 @@ from fractions import Fraction  # noqa: F401  (as above)
 import numpy as np  # noqa: F401  (as above)
 import torch  # noqa: F401  (as above)
 
-from labs.exercises.collectives.tree_seconds import TREE
 from tests.answers import Exercise
 
 # fmt: off
@@ -27,9 +26,6 @@ UP = "math.ceil(math.log2(ranks))"
 WHOLE = "rounds * size / bandwidth"
 
 trees.vary(tree, {UP: "(ranks - 1).bit_length()"}, blind=True)
-trees.vary(tree, {UP: "next(k for k in itertools.count() if 2**k >= ranks)"}, blind=True)
-
-
 # ---- tree_seconds: wrong ---------------------------------------------------------------------------------
 
 trees.spoil(tree, "the way back is left out", {f"2 * {UP}": UP}, blind=True)
@@ -38,9 +34,6 @@ trees.spoil(tree, "one round too many", {UP: "ranks.bit_length()"}, blind=True)
 trees.spoil(tree, "a round for each rank, and not for each doubling", {UP: "(ranks - 1)"}, blind=True)
 trees.spoil(tree, "pieces travel as in a ring, and not whole tensors",
     {WHOLE: "rounds * size / ranks / bandwidth"}, blind=True)
-trees.spoil(tree, "", {WHOLE: "2 * (ranks > 1) * size / bandwidth"}, blind=True)
 
 
 # ---- sent_by_rings: wrong --------------------------------------------------------------------------------
-
-trees.instead(TREE)

@@ -44,8 +44,6 @@ WHOLE = {FIRST: "model(*micro_batch).backward()", LAST: "model(*micro_batches[-1
 LOSS, SYNC = "loss = model(*micro_batch) / n", "model.sync()"
 CONTEXT = "with nullcontext() if i == n - 1 else model.no_sync():"
 also_right = partial(answers.vary, first_and_last, line=LINE, blind=True)
-also_right(WHOLE | {"model.sync()": "model.sync()\n    divide(model, n)"})
-
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, first_and_last)
@@ -54,9 +52,7 @@ loop = partial(answers.spoil, in_one_loop)
 COUNT = "n = len(micro_batches)"
 
 blind("the loss is not divided by the number of micro-batches", WHOLE)
-blind("divided by the wrong number", {COUNT: "n = dist.get_world_size()"})
 blind("averaged twice", {COUNT: "n = len(micro_batches) * dist.get_world_size()"}, long=True)
-blind("", {FIRST: WHOLE[FIRST]}, long=True)
 spoil("divided by the number of micro-batches twice", {SYNC: SYNC + "\n    divide(model, n)"})
 loop("only the last micro-batch counts", {CONTEXT: "model.zero_grad()\n        " + CONTEXT}, blind=True)
 spoil("the gradient is zero", {SYNC: SYNC + "\n    model.zero_grad(set_to_none=False)"})
@@ -93,14 +89,12 @@ def of_everybody(model, micro_batches):
 
 # ---- when it is synchronised ----------------------------------------------------------------------------------
 
-NOTHING, ALWAYS = "nothing synchronised", "synchronised at every micro-batch"
+ALWAYS = "synchronised at every micro-batch"
 WITHIN = "the last backward is within no_sync()"
 blind("nothing synchronised", {SYNC: "pass"})  # left in flight, or not averaged at all
 loop("forward outside of no_sync()", {CONTEXT: LOSS + "\n        " + CONTEXT, "            " + LOSS + "\n": ""},
     blind=True)
 loop(WITHIN, {CONTEXT: "with model.no_sync():"}, blind=True)
-blind("one side of a message or a collective is missing", {SYNC: "if dist.get_rank() == 0:\n        model.sync()"},
-    alone=True, long=True)
 
 
 @answers.wrong(ALWAYS, blind=True)
@@ -121,9 +115,8 @@ def after_the_first(model, micro_batches):
 
 # ---- what is held, told and left -----------------------------------------------------------------------------
 
-GRAPHS, LIST = "the graphs of all micro-batches are kept", "the caller's list has changed"
+LIST = "the caller's list has changed"
 blind(LIST, {COUNT: COUNT + "\n    last = micro_batches.pop()", "micro_batches[:-1]": "micro_batches",
     "micro_batches[-1]": "last"})
-spoil("something is left behind", {COUNT: COUNT + "\n    torch.manual_seed(0)"})
 loop("the graphs of all micro-batches are kept", {COUNT: "n, losses = len(micro_batches), []",
     "loss.backward()": "losses.append(loss)\n            loss.backward(retain_graph=True)"}, blind=True)

@@ -26,10 +26,6 @@ SUM, MEAN = "dist.all_reduce(p.grad)", "p.grad /= dist.get_world_size()"
 answers.spoil(one_by_one, "right only where all that has a gradient is trained",
     {IF: "if p.requires_grad and p.grad is not None:"}, blind=True)
 also_right = partial(answers.vary, one_by_one, line=LINE, blind=True)
-also_right({SUM: "alias = p.grad.data\n            dist.all_reduce(alias)",
-    MEAN: "torch.div(alias, dist.get_world_size(), out=alias)"})
-
-
 @answers.right(line=LINE, blind=True)
 def all_on_their_way_at_once(model):
     grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -49,8 +45,6 @@ spoil("one rank's gradient everywhere", {SUM: "dist.broadcast(p.grad, 0)", MEAN:
 blind("right on some ranks only", {MEAN: "p.grad /= dist.get_world_size() if dist.get_rank() == 0 else 1"})
 spoil("the mean does not reach .grad", {SUM: "mean = p.grad.clone()\n            dist.all_reduce(mean)",
     MEAN: "mean /= dist.get_world_size()"})
-blind("", {SUM: "who = p.grad.any().float()\n            dist.all_reduce(who)\n            " + SUM,
-    MEAN: "p.grad /= who.clamp(min=1)"})  # among those that have one
 
 
 # ---- of which parameters ------------------------------------------------------------------------------------

@@ -26,36 +26,17 @@ class Buckets(ddp.DataParallel):
                 p.grad.copy_(mean)
 
 
-@answers.right(line=LINE, blind=True)
-class OneBuffer(ddp.DataParallel):
-    def average(self):
-        buckets = ddp.in_buckets(self.trainable.values(), BUCKET)
-        room = torch.empty(max(map(ddp.nbytes, buckets)), dtype=torch.uint8)
-        for bucket in buckets:
-            flat = room[: ddp.nbytes(bucket)].view(bucket[0].dtype)
-            views = ddp.unflatten(flat, bucket)
-            for view, p in zip(views, bucket, strict=True):
-                view.copy_(p.grad)
-            self.all_reduce(flat, group=self.group)
-            flat /= self.ranks
-            for view, p in zip(views, bucket, strict=True):
-                p.grad.copy_(view)
-
-
-CAT, DIVIDE = "torch.cat([p.grad.flatten() for p in bucket])", "flat /= self.ranks"
+DIVIDE = "flat /= self.ranks"
 REDUCE = "self.all_reduce(flat, group=self.group)"
-CUT, ALL, BACK = "ddp.in_buckets(self.trainable.values(), BUCKET)", "for bucket in", "p.grad.copy_(mean)"
-INDENT = "\n            "
+CUT, BACK = "ddp.in_buckets(self.trainable.values(), BUCKET)", "p.grad.copy_(mean)"
 
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, Buckets)
 blind = partial(spoil, blind=True)
 blind("the mean does not reach .grad", {BACK: "pass"})
-blind("", {"zip(bucket, ddp.unflatten(flat, bucket)": "zip(bucket[::-1], ddp.unflatten(flat, bucket[::-1])"}, long=True)
 spoil("some parameters are left out", {"ddp.unflatten(flat, bucket)": "flat.split([p.numel() for p in bucket])",
     BACK: "p.grad.reshape(-1).copy_(mean)"})
-blind("nothing synchronised", {CUT: CUT + "[:-1]"})
 
 
 # ---- what travels, among whom -------------------------------------------------------------------------------
@@ -64,5 +45,3 @@ GROUP, EACH = "wrong in a group of only some ranks", "not one all-reduce for eac
 blind(GROUP, {DIVIDE: "flat /= dist.get_world_size()"})
 blind("not with its own all-reduce", {REDUCE: "dist.all_reduce(flat, group=self.group)"})
 blind(EACH, {CUT: "([p] for bucket in " + CUT + " for p in bucket)"})
-blind("the ranks make different calls", {REDUCE: "if not flat.any():" + INDENT + "    continue" + INDENT + REDUCE},
-    alone=True)

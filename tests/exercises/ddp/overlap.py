@@ -31,24 +31,11 @@ class InTurn(ddp.Overlapped):
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
 
-@answers.right(line=LINE, blind=True)
-class WhileFull(ddp.Overlapped):
-    def gradient_ready(self, p):
-        self.bucket_of[p].collect(p)
-        if not self.syncing:
-            return
-        self.bucket_of[p].waiting_for.discard(p)
-        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
-            flat = self.buckets[len(self.works)].flat
-            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
-
-
 # ---- when a bucket begins -------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, InTurn)
 blind = partial(spoil, blind=True)
 COLLECT, ALL = "bucket.collect(p)", "for bucket in self.buckets[len(self.works) :]:"
-READY, CROSS = "bucket.waiting_for.remove(p)\n            self.start_full_buckets()", "bucket.waiting_for.remove(p)"
 BEGIN = "self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))"
 INDENT = "\n            "
 ORDER, EARLY = "buckets begin in different orders on different ranks", "a bucket begins before it is full"
@@ -77,7 +64,6 @@ class OneAtATime(InTurn):
             if any(bucket.waiting_for for bucket in self.buckets):
                 return
 blind(EARLY, {"if bucket.waiting_for:": "if len(bucket.waiting_for) > 1:"})
-blind("", {COLLECT: "pass", READY: READY + "\n        bucket.collect(p)"})  # and then it collects
 blind(NEVER, {BEGIN: BEGIN + INDENT + "return"})
 blind("more works than buckets", {ALL: "for bucket in list(self.buckets):", BEGIN: "self.buckets.pop(0)" + INDENT
     + BEGIN})
@@ -111,15 +97,6 @@ blind(WAITS, {BEGIN: BEGIN + INDENT + "self.works[-1].wait()"})
 blind("not one all-reduce for each bucket", {BEGIN: "dist.barrier(group=self.group)" + INDENT + BEGIN})
 
 
-@answers.wrong("nobody waited")
-class NobodyWaits(ddp.Overlapped):
-    def average(self):
-        for bucket in self.buckets:
-            bucket.flat /= self.ranks
-            bucket.waiting_for = set(bucket.views)
-        self.works = []
-
-
 # ---- what travels, and where it goes ----------------------------------------------------------------------------
 
 blind("wrong in a group of only some ranks", {"group=self.group, ": ""}, alone=True)
@@ -128,11 +105,3 @@ blind("gradients are held outside their buckets", {COLLECT: "if self.syncing:" +
 blind("the mean does not reach .grad", {COLLECT: "bucket.views[p].copy_(p.grad)"})
 spoil("synchronised at every micro-batch", {"    def start":
     "    @contextmanager\n    def no_sync(self):\n        yield\n        self.sync()\n\n    def start"})
-
-
-@answers.wrong("summed instead of averaged")
-class NeverDivides(ddp.Overlapped):
-    def average(self):
-        super().average()
-        for bucket in self.buckets:
-            bucket.flat *= self.ranks

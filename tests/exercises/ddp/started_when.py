@@ -24,17 +24,11 @@ def when_dict(tensors, buckets):
     return {way: (n, in_all[way] - n) for way, n in by_backward.items()}
 
 
-@starts.right(blind=True)
-def when_zip(tensors, buckets):
-    ways = ("Naive", "Bucketed", "Overlapped")
-    return dict(zip(ways, zip((0, 0, buckets), (tensors, buckets, 0), strict=True), strict=True))
-
 # ---- started_when: wrong ---------------------------------------------------------------------------------
 
-NAIVE, BUCKETED, OVERLAPPED = "(0, tensors)", "(0, buckets)", "(buckets, 0)"
+OVERLAPPED = "(buckets, 0)"
 
 starts.spoil(started, "the columns are exchanged",
     {"return ": "rows = ",
      "}": "}\n    return {name: row[::-1] for name, row in rows.items()}"}, blind=True)
 starts.spoil(started, "Overlapped is made to send twice", {OVERLAPPED: "(buckets, buckets)"}, blind=True)
-starts.spoil(started, "", {NAIVE: "(tensors, 0)"}, blind=True)

@@ -20,6 +20,4 @@ def in_proportion(train, micro, accumulation, ranks):
     return written_for, new if new == int(new) else None
 
 
-answers.spoil(divided, "", {"divmod(train, micro * ranks)": "divmod(train, micro)"})
-
 answers.instead(CONTRADICT)

@@ -7,7 +7,6 @@ from tests.answers import Exercise
 from tests.extras import need_deepspeed
 
 answers = Exercise("translate", needs=need_deepspeed)
-NUMBERS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @answers.right(line="DeepSpeed and fully_shard send the same bytes in 4 trainings")
@@ -37,33 +36,6 @@ def by_the_courses_own(reshard_after_forward, param_dtype, reduce_dtype, offload
     return config | sizes | {"gradient_clipping": 0 if max_norm is None else max_norm}
 
 
-@answers.right
-def says_more(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation):
-    far = 0 if reshard_after_forward else 10**9
-    device = {"device": "cpu" if offload else "none"}
-    zero = {
-        "stage": 3,
-        "overlap_comm": False,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": 1000,
-        "memory_efficient_linear": False,
-        "offload_param": device,
-        "offload_optimizer": device,
-        "stage3_param_persistence_threshold": 0,
-        "stage3_prefetch_bucket_size": 0,
-        "stage3_max_live_parameters": far,
-        "stage3_max_reuse_distance": far,
-    }
-    return {
-        "zero_optimization": zero,
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": max_norm or 0.0,
-        **({"bfloat16": {"enabled": True}} if param_dtype == torch.bfloat16 else {}),
-        **({"communication_data_type": NUMBERS[reduce_dtype]} if reduce_dtype != param_dtype else {}),
-    }
-
-
 spoil = answers.slips(key_by_key)
 spoil("a key that DeepSpeed does not know", {'"gradient_clipping"': '"max_grad_norm"'})
 spoil("batch sizes that do not agree", {'"train_micro_batch_size_per_gpu": micro,': '"train_batch_size": 7,'})
@@ -76,7 +48,6 @@ spoil("on the wrong device", {"if offload:": "if not offload:"})
 spoil("whole parameters at rest", {'"stage": 3': '"stage": 2'})
 spoil("left gathered from forward to backward", {"0 if reshard_after_forward else 10**9": "10**9"})
 spoil("gathered twice, where it could stay", {"0 if reshard_after_forward else 10**9": "0"})
-spoil("", {"0 if reshard": "10**9 if reshard", "else 10**9": "else 0"})
 DTYPE = '"communication_data_type": "bf16" if reduce_dtype == torch.bfloat16 else "fp32",'
 spoil("gradients travel in another dtype", {DTYPE: ""})
 ALL = '"zero_optimization": zero'

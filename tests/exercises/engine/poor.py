@@ -1,4 +1,4 @@
-"""Answers that reach the floor, and others that score nothing: wrong ones and cheats.  The ranks import this file."""
+"""Answers that reach the floor, and wrong ones that score nothing.  The ranks import this file."""
 
 from functools import partial
 
@@ -127,34 +127,24 @@ def all_in_memory(nbytes, *given):
 # ---- 08 --------------------------------------------------------------------------------------------------
 
 
-def written_by_the_first(disk, step, mine, tensors, memo, *, leave=None, same_file=False, meet=True, remove_now=False):
-    """Write each tensor on the first rank that has it.
-
-    leave: the call that is left out
-    """
+def written_by_the_first(disk, step, mine, tensors, memo, same_file=False):
+    """Write each tensor on the first rank that has it."""
     rank, writer = dist.get_rank(), {name: ranks[0] for name, (_, ranks) in tensors.items()}
 
     def file(rank, step=step):
         return f"rank {rank}" if same_file else f"step {step}, rank {rank}"
 
-    def call(what, *given):
-        if what != leave:
-            getattr(disk, what)(*given)
-
     disk.write(file(rank), {(name, 0): x for name, x in mine.items() if writer[name] == rank})
     disk.flush(file(rank))
-    if meet:
-        disk.meet()
-    if step and remove_now:
-        disk.remove(file(rank, step - 1))
+    disk.meet()
     if rank == 0:
         disk.write("draft", {(name, 0): file(whose) for name, whose in writer.items()})
         disk.flush("draft")
         disk.rename("draft", "index")
-        call("flush_names")
+        disk.flush_names()
     disk.meet()
-    if step and not same_file and not remove_now:
-        call("remove", file(rank, step - 1))
+    if step and not same_file:
+        disk.remove(file(rank, step - 1))
 
 
 over_the_last = partial(written_by_the_first, same_file=True)
@@ -188,10 +178,6 @@ def without_a_limit(ranks, microbatches, *costs):
 
 def as_in_the_notebook(*case):
     return {"pp": 2, "shard": 2, "tp": 2}
-
-
-def by_heart(config, batch, nodes, pieces):
-    return {16: {"pp": 2, "shard": 4}, 128: {"replicate": 2, "shard": 4}}[batch]
 
 
 def a_copy_on_each_rank(*case):

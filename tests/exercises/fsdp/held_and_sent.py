@@ -32,22 +32,12 @@ def ring(shards, replicas):
     }
 
 
-@answers.right(blind=True)
-def one_minus(shards, replicas):
-    rest = 1 - 1 / shards
-    result = {"SHARD_GRAD_OP": (1.0, rest + rest), "FULL_SHARD": (1 - rest, rest + rest + rest)}
-    held, sent = result["FULL_SHARD"]
-    result["HYBRID_SHARD"] = (held, sent + 2 * (1 - 1 / replicas) * held)
-    return result
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
-GATHER, ACROSS = "(shards - 1) / shards", "2 * (replicas - 1) / replicas / shards"
-FULL, KEPT, HYBRID = "(1 / shards, 3 * gather),", "(1, 2 * gather)", "(1 / shards, 3 * gather + across)"
+ACROSS = "2 * (replicas - 1) / replicas / shards"
+FULL, KEPT = "(1 / shards, 3 * gather),", "(1, 2 * gather)"
 
 instead = answers.slips(plain)
 instead("the replicas are made to reduce everything", {ACROSS: "2 * (replicas - 1) / replicas"}, blind=True)
 instead("SHARD_GRAD_OP is given only a shard", {KEPT: "(1 / shards, 2 * gather)"}, blind=True)
 instead("only what is held is wrong", {FULL: "(1, 3 * gather),"}, blind=True)
-instead("", {GATHER: "(shards - 1) // shards"}, blind=True)

@@ -28,7 +28,7 @@ def averaged(gradient, mesh):
 
 
 SCATTERED, ADDED = "piece = reduce_scatter(gradient, shards)", "dist.all_reduce(piece, group=replicas)"
-RETURNED, MEAN = "return piece / mesh.size()", "piece / mesh.size()"
+MEAN = "piece / mesh.size()"
 S, R = 'mesh.size("shard")', 'mesh.size("replicate")'
 
 
@@ -43,17 +43,7 @@ def spoil(mistake, *changes, **options):
 
 
 ARRIVED = "parts = torch.empty_like(gradient)\ndist.all_to_all_single(parts, gradient, group=shards)\n"
-BY_HAND = f"piece = gradient.clone()\nif {S} > 1:\n    piece = collectives.reduce_scatter(piece, group=shards).clone()"
-vary(SCATTERED, BY_HAND, ADDED, f"if {R} > 1:\n    {ADDED}", line=LINE)
 # A reduce-scatter and an all-gather in the place of the all-reduce.
-IN_TWO_STEPS = (
-    f"part = reduce_scatter(pad(piece, (0, -len(piece) % {R})), replicas)\n"
-    f"parts = part.new_empty({R} * len(part))\n"
-    "all_gather(parts, part, group=replicas)"
-)
-vary(ADDED, IN_TWO_STEPS, MEAN, "parts[: len(piece)] / mesh.size()", line=LINE)
-
-
 @answers.right(line=LINE)
 def axis_by_axis(gradient, mesh):
     shards = mesh["shard"]
@@ -66,45 +56,27 @@ def axis_by_axis(gradient, mesh):
 
 # ---- wrong: the numbers ----------------------------------------------------------------------------------
 
-MINE = f'chunk({S})[mesh.get_local_rank("shard")]'
 
 spoil("never averaged over the replicas", ADDED, "pass", MEAN, f"piece / {S}", blind=True)
-spoil("the other replicas are missing", ADDED, f"before = piece.clone()\n{ADDED}", MEAN, "before / mesh.size()")
-spoil("never averaged over the shards", SCATTERED, f"piece = gradient.{MINE}.clone()", MEAN, f"piece / {R}")
 spoil("sharded along the wrong axis", "shards, replicas =", "replicas, shards =", blind=True)
 spoil("divided by one axis only", MEAN, f"piece / {S}", blind=True)
-spoil("another rank's piece", SCATTERED, f"gradient = gradient.view({S}, -1).roll(-1, 0).reshape(-1)\n{SCATTERED}")
-spoil("", "group=replicas", "group=None", blind=True)
 spoil("not the same bits on every replica", ADDED,
     f"pieces = piece.new_empty({R}, len(piece))\n"
     "all_gather(pieces.view(-1), piece, group=replicas)\n"
     "for number, other in enumerate(pieces):\n"
     '    if number != mesh.get_local_rank("replicate"):\n'
     "        piece += other", blind=True)
-spoil("the ranks make different calls", SCATTERED,
-    "whole = gradient.clone()\n"
-    "dist.all_reduce(whole, group=shards)\n"
-    f"n = len(gradient) // {S}\n"
-    "piece = whole[dist.get_rank() * n : (dist.get_rank() + 1) * n].clone()", blind=True, alone=True)
 
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
-CROSS, BYTES = "whole gradients cross the replicas", "too many bytes"
+CROSS = "whole gradients cross the replicas"
 REDUCED = "gradient = gradient.clone()\ndist.all_reduce(gradient, group={})\n"
 
 spoil(CROSS, SCATTERED, REDUCED.format("replicas") + SCATTERED, ADDED, "pass", blind=True)
-spoil("one replica sends for all", ADDED,
-    "dist.reduce(piece, group_dst=0, group=replicas)\ndist.broadcast(piece, group_src=0, group=replicas)")
-spoil("sharded over all ranks",
-    SCATTERED, "piece = reduce_scatter(pad(gradient, (0, -len(gradient) % mesh.size())), None)",
-    ADDED, "pass")
 spoil("nothing is sharded", SCATTERED, "piece = gradient.clone()", "group=replicas", "group=None")
-spoil("reduced in the wrong dtype", "gradient, shards", "gradient.double(), shards",
-    MEAN, f"({MEAN}).to(gradient.dtype)")
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
-spoil("a view keeps the whole gradient", RETURNED, f"return gradient.{MINE}.copy_({MEAN})")
 spoil("something is kept from the call",
     SCATTERED, f"{ARRIVED}piece, *others = parts.chunk({S})\nfor other in others:\n    piece += other",
     MEAN, "piece.div_(mesh.size())", blind=True)

@@ -62,33 +62,6 @@ def places(model):
         layer.register_forward_hook(after)
 
 
-@answers.right(line=LINE)
-def two_at_the_start(model):
-    """The first two as the model begins; then the second next, as soon as a layer is dropped."""
-    layers, at = list(model), [0]
-
-    def start(*_):
-        at[0] = 0
-        for layer in layers[:2]:
-            layer.unshard(async_op=True)
-
-    def after(*_):
-        at[0] += 1
-        for layer in layers[at[0] + 1 : at[0] + 2]:
-            layer.unshard(async_op=True)
-
-    def back(layer, _):
-        layer.unshard(async_op=True)
-        at[0] -= 1
-        if at[0]:
-            layers[at[0] - 1].unshard(async_op=True)
-
-    model.register_forward_pre_hook(start)
-    for layer in set(layers):
-        layer.register_forward_hook(after)
-        layer.register_full_backward_pre_hook(back)
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 NOTHING = "nothing is on its way while a layer computes"

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from labs import collectives
 from labs.group import all_gather
 from tests.answers import Exercise
 
@@ -43,22 +42,12 @@ def fill(full, numbers):
     room(full).copy_(numbers.flatten()[: full.numel()].view(full.shape))
 
 
-def fill_blocks(blocks, pieces):
-    for block, piece in zip(blocks, pieces, strict=False):
-        block.copy_(piece[: block.numel()].view(block.shape))
-
-
 # ---- right -----------------------------------------------------------------------------------------------
 
 
 def reshard(fulls):
     for full in fulls:
         full.untyped_storage().resize_(0)
-
-
-def by_its_data(fulls):
-    for full in reversed(fulls):
-        full.data.untyped_storage().resize_(0)
 
 
 @answers.right(line=LINE.format("1 collective", "2.06"), blind=True)
@@ -81,28 +70,6 @@ def with_lists(shards, fulls):
         fill(full, torch.cat([row.split(sizes_of(fulls))[number] for row in rows]))
 
 
-@answers.right(line=LINE.format("1 collective", "2.75"), given=lambda fn: (fn, by_its_data))
-def row_for_row(shards, fulls):
-    """Each rank's rows to their places, without the padding."""
-    sizes = sizes_of(fulls)
-    padded = [pad(s.flatten(), (0, n - s.numel())) for s, n in zip(shards, sizes, strict=True)]
-    row = torch.cat(padded).to(fulls[0].dtype)
-    table = row.new_empty(dist.get_world_size() * len(row))
-    all_gather(table, row)
-    for full, pieces in zip(fulls, table.view(-1, len(row)).split(sizes, 1), strict=True):
-        fill_blocks(room(full).split(rows_of(full)), pieces)
-
-
-@answers.right(line=LINE.format("6 messages", "2.06"))
-def by_a_ring(shards, fulls):
-    rank, ranks, sizes = dist.get_rank(), dist.get_world_size(), sizes_of(fulls)
-    table = torch.zeros(ranks, sum(sizes), dtype=fulls[0].dtype)
-    table[rank] = side_by_side(shards, sizes, table.dtype)
-    collectives.all_gather(table.view(-1))
-    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):
-        fill(full, pieces)
-
-
 # ---- wrong: what travels ---------------------------------------------------------------------------------
 
 SIZES = "sizes = sizes_of(fulls)"
@@ -121,9 +88,6 @@ spoil("the pieces of several parameters are mixed up",
 spoil("one's own shard everywhere", {SENT: "table[:] = row"})
 spoil("rows in the wrong order", {SPLIT: "table.roll(-1, 0).split(sizes, 1)"})
 spoil("a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"}, blind=True)
-spoil("",
-    {SIZES: "sizes = [shard.numel() for shard in shards]",
-     FILL: "room(full).copy_(pieces.reshape(full.shape))"}, blind=True, alone=True)
 
 
 @answers.wrong("a collective for each parameter", blind=True)

@@ -21,18 +21,4 @@ def most_stays(dims, cut, sizes):
     return max(stays, key=stays.get)
 
 
-answers.spoil(most_stays, "", {"return max(stays, key=stays.get)": "return max(stays, key=stays.get).upper()"})
-
-
-@answers.wrong("of equals, not the first", blind=True)
-def by_the_alphabet(dims, cut, sizes):
-    letters = {own[at] for own, at in zip(dims, cut, strict=True) if at is not None}
-
-    def moves(letter):
-        known = zip(dims, cut, sizes, strict=True)
-        return sum(size for own, at, size in known if at is not None and own[at] != letter)
-
-    return min(sorted(letters), key=moves)
-
-
 answers.instead(MET)

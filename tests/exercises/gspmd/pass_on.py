@@ -26,18 +26,6 @@ def in_a_loop(dims, cut):
     return found
 
 
-@answers.right
-def in_a_tuple(dims, cut):
-    letter = next(own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None)
-    return tuple(own.index(letter) if letter in own else None for own in dims)
-
-
-@answers.wrong("-1, where nothing is known")
-def minus_one(dims, cut):
-    letter = next(own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None)
-    return [own.find(letter) for own in dims]
-
-
 @answers.wrong("nothing is returned")
 def nothing(dims, cut):
     by_letter(dims, cut)

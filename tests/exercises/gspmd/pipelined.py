@@ -45,7 +45,6 @@ def spoil(mistake, words):
 spoil("nobody hands anything on", {"me == 0": "me >= 0"})
 spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made[: len(x)]"})
 spoil("it ends too soon", {"range(len(x) + stages - 1)": "range(len(x))"})
-spoil("", {"len(x) + stages - 1": "len(x) + 3", "stages - 1 :": "3 :"})
 
 
 @answers.wrong("one micro-batch after the other", blind=True)

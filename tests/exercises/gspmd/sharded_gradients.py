@@ -30,22 +30,10 @@ def both_by_hand(loss, shards, x, y):
     return {name: g / lax.axis_size("dp") for name, g in scattered.items()}
 
 
-@answers.right(blind=True)
-def mean_of_all(loss, shards, x, y):
-    import jax
-    from jax import lax
-
-    def share(shards):
-        return lax.pmean(loss(jax.tree.map(lambda w: lax.all_gather(w, "dp", tiled=True), shards), x, y), "dp")
-
-    return jax.grad(share)(shards)
-
-
 answers.spoil(gathered_within, "summed, and not averaged", {' / lax.axis_size("dp")': ""})
 answers.spoil(both_by_hand, "divided once too often", {"g / lax": "g / 4 / lax"})
 answers.spoil(both_by_hand, "whole gradients, and no shards", {'psum_scatter(g, "dp", tiled=True)': 'psum(g, "dp")'})
 answers.spoil(gathered_within, "loss is given a weight that is not whole, or has a dim more", {", tiled=True)": ")"})
-answers.spoil(gathered_within, "", {"share)(shards)": "share)(shards)[0]"})
 
 
 @answers.wrong("of its own part of the batch alone")

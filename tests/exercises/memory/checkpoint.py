@@ -2,7 +2,6 @@
 
 import itertools
 import warnings
-from functools import partial
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -15,9 +14,6 @@ from tests.answers import Exercise
 answers = Exercise("checkpoint")
 LINE = "{} × the memory (budget 0.30); {} × the layers' forward is computed again (budget 1.00)"
 answers.right(recompute.checkpoint, line=LINE.format("0.20", "1.00"))
-answers.right(partial(torchs, use_reentrant=False), line=LINE.format("0.20", "0.80"))
-
-
 def itself(tensor):
     return tensor
 
@@ -45,16 +41,14 @@ def ck_skeleton(layer, x):
         return layer(x)
 
 
-RUN = "                layer(x)\n"
 
 # ---- wrong: the second run -------------------------------------------------------------------------------
 
 FORGOTTEN, DISTURBED = "the random numbers are not kept", "the second run disturbs the random numbers"
 NO_GRAPH, TOO_OFTEN, NOT_FREED = "the second run builds no graph", "computed more than twice", "not freed after use"
 FORK, GRAD, STATE = "torch.random.fork_rng(devices=[]), ", "torch.enable_grad(), ", "torch.set_rng_state(random)"
-HOOKS, LAST = "saved_tensors_hooks(lambda tensor: next(numbers), unpack)", "        return layer(x)\n"
+HOOKS = "saved_tensors_hooks(lambda tensor: next(numbers), unpack)"
 OTHER = "different outputs"
-KEPT, BY_LAYER = [], {}
 
 spoil = answers.slips(ck_skeleton)
 spoil(NO_GRAPH, {GRAD: ""}, blind=True)
@@ -66,12 +60,6 @@ spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"}, blind=True
 spoil(
     NOT_FREED, {"into(again)": "saved_tensors_hooks(again.append, itself)"}
 )  # its graph knows the hooks, they the list
-spoil("", {"again[number]": "again[-1 - number]"})
-OVERWRITTEN = {
-    RUN: "                layer(BY_LAYER[layer])\n",
-    f"    with {HOOKS}": f"    BY_LAYER[layer] = x\n    with {HOOKS}",
-}
-spoil("one forward overwrites another's state", OVERWRITTEN)
 
 
 @answers.wrong("too much is kept", blind=True)
@@ -84,11 +72,6 @@ def ck_at_once(layer, x):
         torch.set_rng_state(random)
         layer(x)
     return y
-
-
-@answers.wrong(FORGOTTEN, blind=True)
-def ck_torch_forgetful(layer, x):
-    return torchs(layer, x, use_reentrant=False, preserve_rng_state=False)
 
 
 # ---- wrong: inputs and outputs ---------------------------------------------------------------------------
@@ -142,10 +125,3 @@ ending(CUT_OFF, "with torch.no_grad():\n        return layer(x)")
 ending(FROZEN, "return ck_skeleton(layer, x) if x.requires_grad else layer(x)", blind=True)
 
 # ---- wrong: kept, and somewhere else ---------------------------------------------------------------------
-
-
-
-
-def of_file(file):
-    file.seek(0)
-    return torch.load(file)

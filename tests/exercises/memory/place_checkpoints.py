@@ -1,13 +1,9 @@
 """Answers to place_checkpoints (07): which layers of a model are computed again in full, and which selectively."""
 
 import copy  # noqa: F401  (exchanged words name it)
-import itertools
 from functools import partial
 
-import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint as torchs
 
 from labs.memory import recompute
@@ -15,10 +11,8 @@ from labs.memory.selective import ATTENTION, MATMULS
 from tests.answers import Exercise, exchanged
 from tests.exercises.memory.checkpoint import (
     FORK,
-    OVERWRITTEN,
     ck_reentrant,
     ck_skeleton,
-    into,
     itself,  # noqa: F401 (varied answers use it)
 )
 
@@ -64,21 +58,6 @@ FIRST, LAST = "around(recompute.checkpoint, first)", "recompute.recompute(last, 
 BOTH = f"{FIRST}\n{LAST}"
 
 
-@answers.right(line=HALF)
-def every_second_in_full(model):
-    layers = list(model.layers.values())
-    around(recompute.checkpoint, layers[-2::-2])
-    recompute.recompute(layers[::-2], keep=CHEAP)
-
-
-@answers.right(line=LINE.format("0.38", "0.40"))
-def torchs_wrapper(model):
-    """It is a module of its own, and state_dict() does not show it."""
-    for name in list(model.layers)[: len(model.layers) // 2]:
-        model.layers[name] = checkpoint_wrapper(model.layers[name])
-    recompute.recompute(halves(model)[1], keep=CHEAP)
-
-
 # ---- wrong: which layers ---------------------------------------------------------------------------------
 
 DEAR, KEPT, AT_ONCE = "too much is computed again", "too much is kept", "too much at once in backward"
@@ -92,7 +71,6 @@ each(DEPTH, "() if n < (depth + 1) // 2 else CHEAP", blind=True)
 
 instead = answers.slips(place, f"{FIRST}\n    {LAST}")
 instead(TWICE, "recompute.recompute([*first, *last])\nmodel.forward = partial(recompute.checkpoint, model.forward)")
-instead("", "recompute.recompute([*first, *last], keep=CHEAP)\nrecompute.recompute(first)", blind=True)
 instead("right only with more than one layer", f"recompute.recompute(first)\n{LAST}")
 
 # ---- wrong: the model ------------------------------------------------------------------------------------
@@ -144,38 +122,5 @@ def wrapped(mistake, fn, rest=True, **options):
 
 
 wrapped(DISTURBED, exchanged(ck_skeleton, {FORK: ""}, "without_a_fork"))
-wrapped("one forward overwrites another's state", exchanged(ck_skeleton, OVERWRITTEN, "the_last_input_of_each_layer"))
 wrapped("the random numbers are not kept", partial(torchs, use_reentrant=False, preserve_rng_state=False), rest=False)
 wrapped("no gradient where the input needs none", ck_reentrant)
-
-
-@answers.wrong("freed too late")
-def freed_just_before_backward(model):
-    """All is kept through forward; when the loss is there, everything is dropped, to be computed again."""
-    slots = []
-
-    def hold(layer, x):
-        kept, random, numbers = [], torch.get_rng_state(), itertools.count()
-        slots.append(kept)
-
-        def pack(tensor):
-            kept.append(tensor)
-            return next(numbers)
-
-        def unpack(number):
-            if not kept:
-                with torch.enable_grad(), torch.random.fork_rng(devices=[]), into(kept):
-                    torch.set_rng_state(random)
-                    layer(x)
-            return kept[number]
-
-        with saved_tensors_hooks(pack, unpack):
-            return layer(x)
-
-    def drop(*_):
-        for kept in slots:
-            kept.clear()
-        slots.clear()
-
-    around(hold, model.layers.values())
-    model.register_forward_hook(drop)

@@ -2,7 +2,6 @@
 
 from math import prod
 
-import torch
 import torch.distributed as dist  # noqa: F401  (exchanged words name it)
 
 from tests.answers import Exercise
@@ -40,13 +39,6 @@ def nb_divmod(shape, rank):
     return place, [[number([*place[:a], k, *place[a + 1 :]]) for k in range(size)] for a, size in enumerate(shape)]
 
 
-@answers.right(blind=True)
-def by_grid(shape, rank):
-    grid = torch.arange(prod(shape)).view(*shape)
-    place = (grid == rank).nonzero()[0].tolist()
-    return place, [grid[(*place[:a], slice(None), *place[a + 1 :])].tolist() for a in range(len(shape))]
-
-
 # ---- wrong: the coordinate -------------------------------------------------------------------------------
 
 STRIDES = "strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]"
@@ -66,10 +58,7 @@ def returned(mistake, pair, **options):
 
 
 instead("the first axis is made of neighbours", "shape[axis + 1 :]", "shape[:axis]", blind=True)
-returned("the coordinate is reversed", "place[::-1], groups")
-returned("it counts from 1", "[at + 1 for at in place], groups")
 first(PROCESS, "rank = dist.get_rank()", blind=True)
-first("", "rank = rank or dist.get_rank() % prod(shape)")
 instead("a different coordinate", PLACES,
     "place, rest = [], rank\n"
     "    for size in shape[:-1]:\n"
@@ -85,12 +74,9 @@ instead("right only on two axes", PLACE, "rank // step if step > 1 else rank % s
 
 returned("the axes are exchanged", "place, groups[::-1]", blind=True)
 instead("always a run of neighbours", RANK, "rank // size * size + k", blind=True)
-instead("places instead of ranks", RANK, "k")
-instead("ranks that do not exist", RANK, "rank + k * step")
 instead("a different group", RANK, "k * step", blind=True)
 returned("the rank itself is missing", "place, [[r for r in group if r != rank] for group in groups]", blind=True)
 returned("not in the order of the axis", "place, [[rank, *(r for r in g if r != rank)] for g in groups]", blind=True)
-returned("not one group for each axis", "place, groups[-1:]")
 returned("not a pair", "groups[0]")
 
 # ---- wrong: what else is done ----------------------------------------------------------------------------

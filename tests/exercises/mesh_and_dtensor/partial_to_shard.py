@@ -4,8 +4,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from labs import dtensor
-from labs.dtensor import Partial, Shard
 from labs.group import reduce_scatter
 from tests.answers import Exercise
 
@@ -39,17 +37,6 @@ def padded_rows(summand, dim, group=None):
 MINE, CLONE = "piece[:mine].movedim(0, dim)", ".clone(memory_format=torch.contiguous_format)"
 
 
-@answers.right(blind=True)
-def in_a_table(summand, dim, group=None):
-    ranks, longest, mine = cut(summand, dim, group)
-    shape = [longest if axis == dim else n for axis, n in enumerate(summand.shape)]
-    table = summand.new_zeros(ranks, *shape)
-    for row, piece in zip(table, summand.split(max(longest, 1), dim), strict=False):
-        row.narrow(dim, 0, piece.shape[dim]).copy_(piece)
-    piece = reduce_scatter(table.view(-1), group).view(shape)
-    return piece if mine == longest else piece.narrow(dim, 0, mine).clone(memory_format=torch.contiguous_format)
-
-
 @answers.right(line=LINE, blind=True)
 def by_unflatten(summand, dim, group=None):
     ranks, longest, mine = cut(summand, dim, group)
@@ -72,37 +59,12 @@ def by_all_to_all(summand, dim, group=None):
     return total.movedim(0, dim)
 
 
-@answers.right(line=LINE)
-def by_the_course(summand, dim, group=None):
-    line = dtensor.redistribute.Line(tuple(summand.shape), dist.get_world_size(group), dist.get_rank(group), group)
-    return dtensor.redistribute.reduce_scatter(summand, line, Partial(), Shard(dim))
-
-
-@answers.right(line=LINE)
-def by_reduces(summand, dim, group=None):
-    pieces = [piece.clone() for piece in chunks(summand, dim, dist.get_world_size(group))]
-    for index, piece in enumerate(pieces):
-        if piece.numel():
-            dist.reduce(piece, group=group, group_dst=index)
-    return pieces[dist.get_rank(group)]
-
-
-@answers.right(line=LINE)
-def by_an_uneven_exchange(summand, dim, group=None):
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    theirs = chunks(summand, dim, ranks)
-    received = summand.new_empty(ranks, *theirs[rank].shape)
-    sizes = [theirs[rank].numel()] * ranks, [piece.numel() for piece in theirs]
-    dist.all_to_all_single(received.view(-1), torch.cat([piece.flatten() for piece in theirs]), *sizes, group=group)
-    return received.sum(0, dtype=summand.dtype)
-
-
 # ---- wrong: the numbers ----------------------------------------------------------------------------------
 
 CUT = "ranks, longest, mine = cut(summand, dim, group)"
 RETURNED = f"return {MINE}{CLONE}"
-EMPTY, GROUP = "right only where no piece is empty", "right only on the group of all ranks"
-BUFFERS, FIRST, ALL = {}, {}, []
+EMPTY = "right only where no piece is empty"
+BUFFERS, FIRST = {}, {}
 
 instead = answers.slips(padded_rows)
 
@@ -123,11 +85,6 @@ answers.spoil(by_unflatten, "cut in the order of memory", {"pieces.flatten()": "
 instead("the padding is still there", "piece[:mine]", "piece", blind=True)
 before("cut along another dim", "dim = 0", blind=True)
 after("another shape", "return piece.flatten()")
-# As torch.tensor_split cuts: "another shape", or by some numbers first seen where a piece is empty.
-answers.spoil(in_a_table, "",
-    {"summand.split(max(longest, 1), dim)": "summand.tensor_split(ranks, dim)",
-     "    shape =": "    mine = summand.tensor_split(ranks, dim)[dist.get_rank(group)].shape[dim]\n    shape ="},
-    blind=True)
 after(EMPTY, "return piece if piece.numel() else summand.new_empty(0)", blind=True)
 after("right only on more than one rank", "return piece if ranks > 1 else summand * 2")
 KEY = "(summand.shape, summand.dtype, dim, summand.is_contiguous(), dist.get_world_size(group))"
@@ -145,7 +102,6 @@ def all_reduced(summand, dim, group=None):
     total = summand.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return chunks(total, dim, ranks)[rank].clone()
-answers.spoil(all_reduced, "the whole sum instead of a piece", {"chunks(total, dim, ranks)[rank].clone()": "total"})
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 

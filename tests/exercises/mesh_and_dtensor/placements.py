@@ -36,11 +36,6 @@ def as_tuples():
     return {name: tuple(map(tuple, row)) for name, row in table().items()}
 
 
-@answers.right(line=LINE)
-def as_lists_along_the_other_dim():
-    return {name: [[Shard(1) if p.is_shard() else p for p in kind] for kind in row] for name, row in table().items()}
-
-
 def but(**rows):
     """Other rows."""
     names = {"ddp": "DDP", "zero1": "ZeRO 1", "zero2": "ZeRO 2", "zero3": "ZeRO 3", "hsdp": "HSDP"}
@@ -55,7 +50,6 @@ def row(mistake, blind=False, long=False, **rows):
 
 
 row("the gradient is reduced to everybody", zero1="([R], [R], [S])", blind=True)  # as PyTorch's own
-row("nothing is sharded", zero1="([R], [R], [R])")
 row("P is whole", zero3="([R], [S], [S])")
 row("P is sharded", zero2="([S], [S], [S])")
 row("G is whole", zero2="([R], [P], [S])")

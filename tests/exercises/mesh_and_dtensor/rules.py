@@ -35,7 +35,7 @@ NUMBERS, LAYOUT, BYTES = (
     "a dim stays whole that could be cut",
 )
 SUMMANDS, UNUSED = "linear, where it is not", "not linear, where it is"
-TRACE, LSE, CROSS, CONV = '("..->", "together")', '("a.->a", "")', '("a.,a.->a.", "each")', '"nc.,oc.->no."'
+LSE = '("a.->a", "")'
 slip(NUMBERS, '("a.->a.", "together")', '("ab->ab", "together")')
 slip(SUMMANDS, LSE, '("a.->a", "together")')
 slip(LAYOUT, '("a.->a.", "together")', '("a.->.a", "together")')

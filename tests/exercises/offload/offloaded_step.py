@@ -1,7 +1,6 @@
 """Answers to offloaded_step (07b): the next state comes, and the last one goes, beside an update."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 from labs.memory.offload import one_ahead
 from tests.answers import Exercise
@@ -33,28 +32,11 @@ SUBMITTED = "thread.submit(store, i, update(i, values))"
 INDENT = "\n            "
 
 
-@answers.right(line=LINE)
-def two_threads(due, fetch, update, store):
-    """One that fetches and one that stores."""
-    with ThreadPoolExecutor(1) as fetching, ThreadPoolExecutor(1) as storing:
-        coming, going = None, None
-        for i, following in pairwise([*due, None]):
-            values = coming.result() if coming else fetch(i)
-            coming = fetching.submit(fetch, following) if following is not None else None
-            new = update(i, values)
-            if going:
-                going.result()
-            going = storing.submit(store, i, new)
-            del values, new
-        if going:
-            going.result()
-
-
 # ---- wrong: nothing overlaps -----------------------------------------------------------------------------
 
 ALONE = "nothing is fetched during an update"
 WAITED = "the next update waits for a store"
-FIRST, FOLLOWING = "coming = [thread.submit(fetch, i) for i in due[:1]]", "due[n + 1 : n + 2]"
+FOLLOWING = "due[n + 1 : n + 2]"
 TAKEN, NEXT = "values = coming[0].result()", f"coming = [thread.submit(fetch, j) for j in {FOLLOWING}]"
 
 spoil = answers.slips(offloaded_step)
@@ -78,9 +60,6 @@ spoil(MANY, {"due[:1]": "due", TAKEN: "values = coming[n].result()", NEXT: ""}, 
 LOST = "an error is lost"
 
 spoil(LOST, {STORED: SUBMITTED}, blind=True)
-spoil("",
-    {TAKEN: f"failed = coming[0].exception() is not None{INDENT}values = None if failed else coming[0].result()",
-     STORED: f"if not failed:{INDENT}    {STORED}"}, blind=True)
 WITH, BARE = "    with ThreadPoolExecutor(1) as thread:", "    thread = ThreadPoolExecutor(1)"
 spoil("returned too early",
     {WITH: f"{BARE}\n    if True:",

@@ -1,9 +1,5 @@
 """Answers to `gpipe` of notebook 10."""
 
-from collections import deque
-
-import numpy as np
-
 from labs import pp
 from labs.pp import B, F, I, W  # noqa: F401  (I and W in spoiled ones)
 from tests.answers import Exercise
@@ -28,17 +24,6 @@ def gpipe(ranks, microbatches):
 def by_a_generator(ranks, microbatches):
     for rank in range(ranks):
         yield (kind(rank, m) for kind in (F, B) for m in range(microbatches))
-
-
-@answers.right
-def in_arrays(ranks, microbatches):
-    every = np.arange(microbatches)
-    return tuple(deque([F(r, m) for m in every] + [B(r, m) for m in every]) for r in np.arange(ranks))
-
-
-@answers.right
-def from_text(ranks, microbatches):
-    return [[pp.read(f"{rank}{kind}{m}") for kind in "FB" for m in range(microbatches)] for rank in range(ranks)]
 
 
 # ---- what is returned ------------------------------------------------------------------------------------

@@ -36,15 +36,6 @@ def backward_first(ranks, microbatches):
     return lists
 
 
-@answers.right(blind=True)
-def by_sorting(ranks, microbatches):
-    lists, every = [], range(microbatches)
-    for r in range(ranks):
-        key = {F(r, m): m - (ranks - 1 - r) - 0.5 for m in every} | {B(r, m): m for m in every}
-        lists.append(sorted(key, key=key.get))
-    return lists
-
-
 # ---- the warm-up -----------------------------------------------------------------------------------------
 
 

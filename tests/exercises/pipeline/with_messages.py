@@ -30,20 +30,6 @@ def as_the_executor_does(lists):
     return [[x for x in each if isinstance(x, pp.Instruction | Send | Receive)] for each in plan(lists)]
 
 
-@answers.right
-def by_the_clock(lists):
-    """In the order in which instructions end, if each takes as long as any other."""
-    stages, ranks, plans = stages_of(lists), pp.ranks_of(lists), [[] for _ in lists]
-    end = pp.simulate(lists, F=1, B=1).end
-    for x in sorted(end, key=lambda x: (end[x], ranks[x.stage])):
-        plans[ranks[x.stage]].append(x)
-        use = reader(x, stages)
-        if use and ranks[use.stage] != ranks[x.stage]:
-            plans[ranks[x.stage]] += [Send(x, ranks[use.stage])]
-            plans[ranks[use.stage]] += [Receive(x, ranks[x.stage])]
-    return plans
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 slip = answers.slips(as_they_come_about)

@@ -42,31 +42,6 @@ def of_the_course(ranks, microbatches):
     return pp.zb1p(ranks, microbatches)
 
 
-@answers.right
-def found_by_simulation(ranks, microbatches):
-    """On a common clock: a forward while few enough are alive, else an I, and a W where a rank would wait."""
-    lists, done = [[] for _ in range(ranks)], set()
-    count = [{F: 0, I: 0, W: 0} for _ in range(ranks)]
-    while any(each[W] < microbatches for each in count):
-        now = []
-        for r, each in enumerate(count):
-            few = each[F] - each[I] < ranks - r and each[F] - each[W] < ranks
-            can = {
-                F: few and each[F] < microbatches and (r == 0 or F(r - 1, each[F]) in done),
-                I: each[I] < each[F] and (r == ranks - 1 or I(r + 1, each[I]) in done),
-                W: each[W] < each[I],
-            }
-            if kind := next((kind for kind in can if can[kind]), None):
-                now.append(kind(r, each[kind]))
-                each[kind] += 1
-        for x in now:
-            lists[x.stage].append(x)
-        done.update(now)
-    return lists
-answers.vary(zero_bubble,
-    {"return lists": "ends = [3 * n - min(r + 1, n) for r in range(ranks)]\n"
-         "    return [order[:end] + order[end:][::-1] for order, end in zip(lists, ends)]"})
-
 # ---- when each W comes -----------------------------------------------------------------------------------
 
 PLACES = "W's in the wrong places"
@@ -100,9 +75,3 @@ returned("both a whole backward and a half of it",
     "return [[B(r, x.microbatch) if isinstance(x, I) else x for x in o] for r, o in enumerate(lists)]", blind=True)
 returned("a stage on another rank",
     "return [[W(0, x.microbatch) if isinstance(x, W) else x for x in order] for order in lists]", blind=True)
-
-
-@answers.wrong("not the same twice", blind=True)
-def lists_of_the_first_call(ranks, microbatches, lists=[]):  # noqa: B006
-    lists += zero_bubble(ranks, microbatches)
-    return lists

@@ -17,17 +17,8 @@ def by_the_clock(backward, reduce):
     return free - now
 
 
-@answers.right
-def from_the_last_idle_moment(backward, reduce):
-    """The wire is idle last before some layer n: from there on it works without a break."""
-    n = len(backward)
-    return max((sum(reduce[k:]) - sum(backward[k + 1 :]) for k in range(n)), default=0)
-
-
 def spoil(mistake, old, new, fn=by_the_clock, **options):
     answers.spoil(fn, mistake, {old: new}, **options)
 
-
-spoil("", "max(now, free)", "min(now, free)")
 
 answers.instead(MISTAKES)

@@ -76,4 +76,3 @@ spoil("Python is counted once a step",
 spoil("gradients that are hidden are waited for", {WAITS: "travels"})
 spoil("gradients that are hidden make a step shorter", {WAITS: "travels - 2 / 3 * compute"})
 spoil("no time that a step can take", {"return step": "return -step"})
-spoil("", {"run.tokens / share / flops": "run.tokens / share / flops * 1000"})

@@ -22,14 +22,6 @@ def in_steps(parameters, activations, tp, pp, dp, zero, microbatches):
     return weights + gradients + state + activations / tp / pp * alive
 
 
-@answers.right
-def by_table(n, a, tp, pp, dp, zero, m):
-    divided, whole = [(0, 16), (12, 4), (14, 2), (16, 0)][zero]
-    return n * (divided / dp + whole) / (tp * pp) + a * min(m / pp, 1) / tp
-
-
 spoil = answers.slips(in_steps)
-spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
-spoil("", "12 * mine", "8 * mine")
 
 answers.instead(MISTAKES)

@@ -87,9 +87,7 @@ NORMS, WHOLE, TWICE = (
 MEETS, COMES_WHOLE = "what is whole meets a piece", "the sum comes whole, and x is a shard"
 
 of("a shard is taken for the whole", lambda config, sequence_parallel: in_a_table(config, False))
-of("", lambda config, sequence_parallel: in_a_table(config, True))
 but(NORMS, drop=("norm_1", "norm_2"))
-but("the gradient is summed as well", lambda c, x, q, k, s: {"norm_*": SequenceParallel()})
 but(HEAD, lambda c, x, q, k, s: columns(QKV), blind=False, alone=True)
 but(NEVER, lambda c, x, q, k, s: {"mixer.out": RowwiseParallel(output_layouts=x)})
 but(TWICE,

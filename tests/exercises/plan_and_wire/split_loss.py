@@ -75,24 +75,20 @@ def applied(function):
     return lambda logits, targets, first, group=None: function.apply(logits, targets, first, group)
 
 
-answers.right(blind=True)(applied(SplitLoss))
-
-
 # ---- with other words ------------------------------------------------------------------------------------
 
-TOP, MASK, PICKED = "top(padded, group)[:, None]", ".masked_fill(~here, 0)", "shifted.gather(1, column[:, None])[:, 0]"
+TOP = "top(padded, group)[:, None]"
 SUM, TARGET, END = "reduce(shifted.exp().sum(1), group)", "reduce(picked, group)", "(total.log() - target).mean()"
-RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
+RANK = "dist.get_rank(group)"
 LOW = "padded.detach().amax(1).nan_to_num(neginf=0.0)"  # of this rank alone
-INFINITE, GRADIENT, FORM = "not finite", "the right loss with a wrong gradient", "another shape"
+INFINITE, GRADIENT = "not finite", "the right loss with a wrong gradient"
 MANY, DIVIDE = "more than three numbers per token", "right only where the ranks divide the vocabulary"
-TOKENS, GROUP = "summed over the tokens", "right only on the group of all ranks"
+TOKENS = "summed over the tokens"
 
 spoil = answers.slips(in_two, blind=True)
 spoil(INFINITE, {TOP: "0"})
 spoil("relative to each rank's own highest logit", {TOP: f"{LOW}[:, None]"})
 spoil(TOKENS, {END: "(total.log() - target).sum()"})
-spoil("", {PICKED: "padded.gather(1, column[:, None])[:, 0]"})
 spoil("a target's logit stays on its rank", {TARGET: "picked"})
 spoil(GRADIENT, {SUM: "summed(shifted.exp().sum(1).detach(), group)"})
 spoil("divided by the tokens of one rank", {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"})
@@ -115,36 +111,15 @@ def gathers(logits, targets, first, group=None):
     return F.cross_entropy(torch.cat(parts, 1), targets)
 
 
-@answers.wrong("too many collectives", blind=True)
-def token_by_token(logits, targets, first, group=None):
-    losses = [in_two(logits[i : i + 1], targets[i : i + 1], first, group) for i in range(len(targets))]
-    return torch.stack(losses).mean()
-
-
 def by_hand(mistake, changes, **options):
     answers.wrong(mistake, **options)(applied(exchanged(SplitLoss, changes, f"SplitLoss_{len(answers.answers)}")))
 
 
-BACK, MINUS = "softmax, column = ctx.saved_tensors", "out[torch.arange(len(column)), column] -= 1"
 by_hand("the gradient that comes in is left out", {"gradient / len": "1 / len"}, blind=True)
-equal = "summed(gradient, ctx.group) / dist.get_world_size(ctx.group)"
-by_hand("something is sent where nothing is due", {BACK: f"{BACK}; gradient = {equal}"}, blind=True)
 one_hot = "ctx.wide = F.one_hot(targets, max(int(targets.max()) + 1, first + logits.shape[1]))"
-by_hand("kept for backward, but not needed there", {"ctx.group = group": one_hot})
 
 # ---- not seen by others ----------------------------------------------------------------------------------
 
-unseen = {
-    SUM: "shifted.exp().sum(1)",
-    TARGET: "picked",
-    "return": "dist.all_reduce(total, group=group); dist.all_reduce(target, group=group); return",
-}
-spoil("a collective that autograd does not see", unseen, blind=False)
-spoil("no gradient", {"target_column(logits,": "target_column(logits.detach(),"}, blind=False)
 mine = "(logits.logsumexp(1) if logits.shape[1] else logits.sum(1)) - picked"
 mine = "shifted.exp().sum(1)"
 wide = "F.one_hot(targets, first + logits.shape[1] + int(targets.max()) + 512)"
-spoil("the dtype changed", {"target_column(logits,": "target_column(logits.float(),"}, blind=False, long=True)
-spoil("not a tensor", {END: f"{END}.item()"}, blind=False)
-answers.spoil(without_padding, "the right loss with a gradient that is not finite",
-    {"logits.detach().amax(1) if v": "logits.amax(1) if v"})

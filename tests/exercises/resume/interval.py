@@ -1,7 +1,5 @@
 """Answers to interval (08b): seconds between two saves, by Young's formula."""
 
-import math
-
 from labs.exercises.resume.interval import MISTAKES
 from labs.kit import check
 from tests.answers import Exercise
@@ -18,19 +16,11 @@ def by_a_power(save, machine, machines):
     return (2 * save * machine / machines) ** 0.5
 
 
-@answers.right
-def in_steps(save, machine, machines):
-    between_failures = machine / machines
-    return math.sqrt(2) * math.sqrt(save) * math.sqrt(between_failures)
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 FORMULA = "(2 * save * machine / machines) ** 0.5"
 
 instead = answers.slips(by_a_power, FORMULA)
-instead("a different kind of answer", f"[{FORMULA}]")
-instead("", f"round({FORMULA})")
 
 
 answers.instead(MISTAKES)

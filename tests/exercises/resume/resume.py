@@ -56,24 +56,6 @@ def resumes(fn):
 answers.right(remember, line=LINE.format("1.00"), given=remembers)
 
 
-def resume_by_numbers_of_its_own(state, model, optimizer, schedule, loader):
-    """What optimizer.state_dict() would be, had this optimizer saved it."""
-    model.load_state_dict(state["parameters"] | state["buffers"])
-    names = {p: name for name, p in model.named_parameters()}
-    found = optimizer.state_dict()
-    order = [names[p] for p in optimizer.param_groups[0]["params"]]
-    found["state"] = {number: state["moments"][name] for number, name in enumerate(order) if state["moments"][name]}
-    found["param_groups"][0]["lr"] = state["rate"]
-    optimizer.load_state_dict(found)
-    schedule.last_epoch = state["steps"]
-    for _ in range(state["read"]):
-        next(loader)
-    torch.set_rng_state(state["random"])
-
-
-answers.right(resume_by_numbers_of_its_own, given=resumes)
-
-
 def resume_from_bytes(state, model, optimizer, schedule, loader):
     kept = torch.load(io.BytesIO(state["bytes"]), weights_only=True)
     model.load_state_dict(kept["model"])
@@ -109,12 +91,10 @@ def remember_in_bytes(model, optimizer, schedule, loader):
 
 # ---- wrong: what is remembered ---------------------------------------------------------------------------
 
-P, BUFFERS = "p.detach().clone()", "x.clone() for name, x in model.named_buffers()"
-MOMENT, STATE = "x.clone() for key, x", "optimizer.state[p].items()"
-MOMENTS, NOW, BEGIN = f"{{key: {MOMENT} in {STATE}}}", "torch.get_rng_state()", "    moments = {}\n"
+P = "p.detach().clone()"
+NOW, BEGIN = "torch.get_rng_state()", "    moments = {}\n"
 LIVE, OTHER = "what was remembered is not a copy", "a moment that belongs to another parameter"
 RANDOM, EXCHANGED = "one random state for all ranks", "ranks exchange what they remember"
-KEPT = {}
 
 
 def of_rank_0(state):
@@ -135,7 +115,6 @@ kept("not a dictionary",
     {"    return {": "    return list({",
      "get_rng_state(),\n    }": "get_rng_state(),\n    }.items())"})
 kept(LIVE, {P: "p.detach()"})
-kept("", {P: "KEPT.setdefault((id(model), name), p.detach().clone())"})
 kept("right only for the first restart", {"loader.step": "schedule._step_count - 1"})
 kept(RANDOM, {NOW: "of_rank_0(torch.get_rng_state())"}, alone=True)
 kept("the random numbers begin anew", {NOW: "torch.Generator().manual_seed(torch.initial_seed()).get_state()"})
@@ -195,10 +174,10 @@ def without(key, optimizer, p, kept):
 
 
 LOAD, PUT = 'p.data.copy_(state["parameters"][name])', 'optimizer.state[p] = state["moments"][name]'
-BUFFER, LR = 'x.copy_(state["buffers"][name])', 'optimizer.param_groups[0]["lr"] = state["rate"]'
+BUFFER = 'x.copy_(state["buffers"][name])'
 SCHEDULE, PLACE = 'schedule.last_epoch = state["steps"]', 'loader.step = state["read"]'
 SET = 'torch.set_rng_state(state["random"])'
-RATE, COUNT = "the first step has another learning rate", "AdamW counts its steps from another number"
+COUNT = "AdamW counts its steps from another number"
 
 spoil = answers.slips(resume, given=resumes)
 
@@ -211,12 +190,8 @@ def then(mistake, words, **options):
 def before(mistake, words, **options):
     """With these before all."""
     spoil(mistake, {"    for name, p in": f"    {words}\n    for name, p in"}, **options)
-spoil("the parameters are left out", {LOAD: "pass"})
-spoil("frozen parameters are left out", {LOAD: f"if p.requires_grad:\n            {LOAD}"})
 spoil("buffers are left out", {BUFFER: "pass"})
-spoil(RATE, {LR: "pass"})
 spoil("the schedule is left out", {SCHEDULE: "pass"})
-spoil("the schedule goes on from another place", {SCHEDULE: 'schedule.last_epoch = state["steps"] - 1'})
 spoil("the data begin anew", {PLACE: "pass"})
 spoil("the data go on from another place", {PLACE: 'loader.step = state["read"] + 1'})
 spoil("the random state is left out", {SET: ""})
@@ -227,7 +202,6 @@ answers.spoil(remember, "right only after a first step",
     given=remembers)
 then("no longer in training mode", "model.eval()")
 spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})
-spoil("a part of the optimizer's state is left out", {PUT: 'without("exp_avg", optimizer, p, state["moments"][name])'})
 spoil(COUNT, {PUT: 'without("step", optimizer, p, state["moments"][name])'})
 PARTED = "the optimizer has other parameters than the model"
 spoil(PARTED,

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed import ReduceOp  # noqa: F401 (it stands in words that are exchanged)
 
 from tests.answers import Exercise
@@ -73,15 +72,6 @@ def wrong(way, mistake="", **options):
 right("both", line=LINE, blind=True)(summed)
 
 
-@right("both", blind=True)
-def waited_for(x, group):
-    total = x.detach().contiguous()
-    if total.data_ptr() == x.data_ptr():
-        total = total.clone()
-    dist.all_reduce(total, group=group, async_op=True).wait()
-    return total
-
-
 @right("both", blind=True, long=True)
 def flat(x, group):
     y = torch.cat([x.reshape(-1)])
@@ -89,49 +79,11 @@ def flat(x, group):
     return y.view(x.shape)
 
 
-@right("both", long=True)
-def by_pieces(x, group):
-    """An exchange of pieces, a sum of them, and a gather."""
-    ranks = dist.get_world_size(group)
-    flat = F.pad(x.reshape(-1), (0, -x.numel() % ranks))
-    pieces = torch.empty_like(flat)
-    dist.all_to_all_single(pieces, flat, group=group)
-    mine = pieces.view(ranks, -1).sum(0)
-    whole = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(whole, mine, group=group)
-    return torch.cat(whole)[: x.numel()].view(x.shape)
-
-
-@answers.right(blind=True, given=lambda borders: borders())
-def with_a_context_of_their_own():
-    def of(there, back):
-        class Border(torch.autograd.Function):
-            @staticmethod
-            def forward(x, group):
-                return there(x, group)
-
-            @staticmethod
-            def setup_context(ctx, inputs, output):
-                ctx.group = inputs[1]
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return back(gradient, ctx.group), None
-
-        return lambda x, group=None: Border.apply(x, group)
-
-    return of(as_is, summed), of(summed, lambda gradient, group: gradient)
-
-
 # ---- the sum with other words ----------------------------------------------------------------------------
 
 CLONE, SEND, END = "x.clone(memory_format=torch.contiguous_format)", "dist.all_reduce(y, group=group)", "return y"
-NOT_DUE, IN_PLACE, STRIDES = (
-    "something is sent where nothing is due",
-    "what was given has changed",
-    "right only for contiguous tensors",
-)
-GATHERED, MANY, ROUNDED = "gathered, where a sum belongs", "too many collectives", "rounded on the way"
+NOT_DUE, STRIDES = "something is sent where nothing is due", "right only for contiguous tensors"
+GATHERED, MANY = "gathered, where a sum belongs", "too many collectives"
 
 
 def spoil(mistake, ways, changes, blind=True, **options):
@@ -146,18 +98,13 @@ spoil("N times too large", "reduce_forward", {END: "return y * dist.get_world_si
 spoil(NOT_DUE, "copy_forward", {END: "return y / dist.get_world_size(group)"})
 from_the_first = {SEND: "dist.broadcast(y, group=group, group_src=0)"}
 spoil("right only on the group of all ranks", "copy_backward reduce_forward", {", group=group": ""})
-spoil(IN_PLACE, "copy_backward reduce_forward", {CLONE: "x.contiguous()"})
 spoil(STRIDES, "reduce_forward copy_backward", {CLONE: "x.clone()"}, alone=True)
 to_the_first = {"dist.all_reduce(y, group=group)": "dist.reduce(y, group=group, group_dst=0)"}
-spoil("", "reduce_forward", to_the_first, long=True)
 and_back = {SEND: f"{to_the_first[SEND]}; {from_the_first[SEND]}"}
 spoil("one rank adds up for all", "reduce_forward", and_back)
 halves = {SEND: "[dist.all_reduce(half, group=group) for half in y.view(-1).chunk(2)]"}
 spoil(MANY, "reduce_forward copy_backward", halves)
 half = {"x.clone": "x.bfloat16().clone", END: "return y.to(x.dtype)"}
-twice_as_wide = {"x.clone": "x.double().clone", END: "return y.to(x.dtype)"}
-spoil("a different dtype travels", "reduce_forward", twice_as_wide, blind=False)
-spoil("the dtype changed", "reduce_forward", {"x.clone": "x.float().clone"})
 shapes = "dist.all_gather_object([None] * dist.get_world_size(group), x.shape, group=group)"
 
 
@@ -170,14 +117,7 @@ def gathered(x, group):
     return torch.stack(of_all).sum(0).to(x.dtype)
 
 
-BUFFERS, BEFORE, KEPT, LATEST = {}, {}, [], []
-
-
-@wrong("reduce_forward", "a later call writes into what this one returned", long=True)
-def into_one_buffer(x, group):
-    y = BUFFERS.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype)).copy_(x)
-    dist.all_reduce(y, group=group)
-    return y.view_as(y)
+BEFORE = {}
 
 
 @wrong("copy_backward", "right only the first time")
@@ -190,12 +130,6 @@ def adds_to_the_call_before(gradient, group):
 
 KEEPS = "kept for backward, but not needed there"
 answers.wrong(KEEPS, blind=True)((copy, border(summed, as_is, lambda x, y: x)))
-
-
-@wrong("reduce", "something is kept from every call", alone=True)
-def remembers(x, group=None):
-    KEPT.append(y := reduce(x, group))
-    return y
 
 
 # ---- no border at all ------------------------------------------------------------------------------------

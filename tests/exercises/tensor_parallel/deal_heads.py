@@ -5,7 +5,6 @@ from functools import partial
 import torch
 import torch.distributed as dist  # noqa: F401 (it stands in words that are exchanged)
 
-from labs.tp.shares import Keys, Queries
 from tests.answers import Exercise
 
 # fmt: off
@@ -36,13 +35,6 @@ def ranges_and_tensors_in_turn(heads, kv_heads, ranks, rank):
     keys = range(rank // copies, kv_heads, max(1, ranks // copies))
     queries = torch.tensor([key * together + i for key in keys for i in range(together)])
     return queries.chunk(copies)[rank % copies], keys, range(rank - rank % copies, rank - rank % copies + copies)
-
-
-@answers.right(blind=True)
-def by_cuts(heads, kv_heads, ranks, rank):
-    q, k = Queries(heads, kv_heads).cut(heads, 0, ranks), Keys(heads, kv_heads).cut(kv_heads, 0, ranks)
-    same = [r for r in range(ranks) if k.starts[r] == k.starts[rank] and k.stops[r] == k.stops[rank]]
-    return list(range(q.starts[rank], q.stops[rank])), list(range(k.starts[rank], k.stops[rank])), same
 
 
 # ---- other ranks have other heads of keys and values -----------------------------------------------------
@@ -98,11 +90,7 @@ def told(mistake, *results, **options):
         answers.spoil(side_by_side, mistake, {"return queries, keys, sharers": f"return {result}"}, **options)
 
 
-few, read, kth = (
-    "if ranks <= kv_heads else",
-    "[h for h in range(heads) if h // together in keys]",
-    "h % kv_heads in keys",
-)
+few, read = "if ranks <= kv_heads else", "[h for h in range(heads) if h // together in keys]"
 NOT_SUMMED, OTHERS = "the gradient of shared keys and values is not summed", "summed over the wrong ranks"
 told(NOT_SUMMED, "queries, keys, [rank]", "queries, keys, sharers[:-1] or sharers", **blind)
 told(

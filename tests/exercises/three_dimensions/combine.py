@@ -31,14 +31,6 @@ def by_table(gradient, kind, mesh):
     gradient.div_(mesh.size("dp"))
 
 
-@answers.right(line=LINE)
-def by_sum_and_factor(gradient, kind, mesh):
-    gradient.mul_(1 / mesh.size("dp"))
-    axes = {"split": "dp", "whole": "dp", "summand": "tp dp", "tied": "pp dp"}[kind].split()
-    for work in [dist.all_reduce(gradient, group=mesh[axis].get_group()) for axis in axes]:
-        assert work is None
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 OVER_DP = 'dist.all_reduce(gradient, group=mesh.get_group("dp"))'
@@ -59,7 +51,6 @@ spoil("added up along tp, where all have the same", TP, 'if kind in ("whole", "s
 spoil("the other end's part is missing", PP, "if False:")
 spoil("the two ends are averaged", OF_PP, f'{OF_PP}\n        gradient /= mesh.size("pp")')
 spoil("gradients of different stages are mixed", PP, "if True:")
-spoil("", MEAN, "gradient /= mesh.size()")
 spoil("an all-reduce where a part is enough", TP,
     'if kind == "whole":\n        whole = gradient.clone()\n        '
     'dist.all_reduce(whole, group=mesh.get_group("tp"))\n    '

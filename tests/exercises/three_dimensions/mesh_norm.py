@@ -56,13 +56,6 @@ for axis in ("pp", "replicate", "shard", "tp"):
 instead("not added up along pp", ALL, along("replicate", "shard", "tp"))
 instead("not added up along shard", ALL, along("pp", "replicate", "tp"))
 instead("not added up along tp", ALL, along("pp", "replicate", "shard"))
-instead("", ALL, along("pp", "tp"))
-instead("the mean over the ranks", ALL, f"{ALL}; total /= mesh.size()")
-instead("the square of the norm", ROOT, "return total")
-answers.spoil(by_copies, "norms are added up, and not their squares",
-    {SQUARES: "gradient.double().square().sum()",
-     ALL: f"total = total.sqrt(); {ALL}",
-     ROOT: "return total"})
 instead("the gradients travel", ROOT, f"dist.all_reduce(torch.ones(20))\n    {ROOT}")
 instead("the squares are too large for their dtype", "torch.zeros((), dtype=torch.float64)", "torch.zeros(())",
     blind=True)

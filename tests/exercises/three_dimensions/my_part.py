@@ -3,8 +3,6 @@
 import torch
 
 from labs.exercises.three_dimensions.my_part import MISTAKES
-from labs.mesh import Mesh
-from labs.parallel import AXES
 from tests.answers import Exercise
 
 answers = Exercise("my_part")
@@ -46,27 +44,10 @@ def by_torch(sizes, rank, layers, sequences, heads):
     }
 
 
-@answers.right
-def by_mesh(sizes, rank, layers, sequences, heads):
-    mesh = Mesh(tuple(sizes), AXES, rank=rank)
-
-    def part(whole, *axes):
-        one = mesh[axes]._flatten()
-        each = whole // one.size()
-        return one.get_local_rank() * each, (one.get_local_rank() + 1) * each
-
-    return {
-        "layers": part(layers, "pp"),
-        "sequences": part(sequences, "replicate", "shard"),
-        "heads": part(heads, "tp"),
-        "piece": mesh.get_local_rank("shard"),
-    }
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 READ = "part(sequences, replicate * shard, r * shard + s)"
-PIECE, RETURNED = '"piece": s,', "return number * each, (number + 1) * each"
+PIECE = '"piece": s,'
 
 instead = answers.slips(by_division)
 
@@ -80,6 +61,5 @@ instead("another piece", PIECE, '"piece": t,')
 instead("other layers", "part(layers, pp, p)", "(0, layers)")
 instead("other heads", "part(heads, tp, t)", "part(heads, tp * shard, t * shard + s)")
 instead("not all parts, by these names", PIECE, "")
-instead("layers: the last instead of the end", RETURNED, "return number * each, (number + 1) * each - 1")
 
 answers.instead(MISTAKES)

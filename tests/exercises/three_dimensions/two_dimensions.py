@@ -37,20 +37,6 @@ def in_another_order(x, piece, dy, mesh):
     return [y, mine.view_as(piece)]
 
 
-@answers.right
-def by_autograd(x, piece, dy, mesh):
-    ranks = mesh.size("dp")
-    weight = piece.new_empty(ranks * piece.numel())
-    all_gather(weight, piece.flatten(), group=mesh.get_group("dp"))
-    weight = weight.view(-1, piece.shape[1]).requires_grad_()
-    y = x @ weight
-    y.backward(dy)
-    y = y.detach()
-    if mesh.size("tp") > 1:
-        dist.all_reduce(y, group=mesh.get_group("tp"))
-    return y, reduce_scatter(weight.grad.flatten(), mesh.get_group("dp")).view(piece.shape) / ranks
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 ADDED, SCATTERED = "dist.all_reduce(y, group=tp)", "mine = reduce_scatter(gradient.flatten(), dp).view(piece.shape)"
@@ -64,15 +50,11 @@ def spoil(mistake, *changes, **options):
 
 
 spoil("y is only a summand", ADDED, "pass")
-spoil("y is averaged", ADDED, f'{ADDED}\ny /= mesh.size("tp")')
 spoil("y is added up over the data's ranks", ADDED, "dist.all_reduce(y)")
 spoil("the gradient is not averaged over the data's ranks", SCATTERED, MINE, RETURNED, "return y, mine")
 spoil("dy is added up along tp", "gradient = x.T @ dy", "dist.all_reduce(dy, group=tp)\ngradient = x.T @ dy")
-spoil("divided by all ranks", RETURNED, "return y, mine / mesh.size()")
-spoil("gradients of other rows are mixed in", SCATTERED, f"dist.all_reduce(gradient)\n{MINE} / mesh.size('tp')")
 spoil("the whole gradient is reduced", SCATTERED, f"dist.all_reduce(gradient, group=dp)\n{MINE}")
 spoil("more than this part is gathered", GATHERED,
     f"everything = piece.new_empty(mesh.size() * piece.numel())\nall_gather(everything, piece.flatten())\n{GATHERED}")
 spoil("the gradient of more than the piece", RETURNED, "return y, gradient")
 spoil("not a pair", RETURNED, "return y")
-spoil("", "gradient = x.T @ dy", "gradient = x.T @ dy * len(x)")

@@ -26,13 +26,6 @@ def by_counting(sizes, microbatches):
     return dict(zip("ABC", (sum([1] * microbatches), parts**-1, last / ranks), strict=True))
 
 
-@answers.right
-def by_example(sizes, microbatches):
-    data = [1 / (sizes[1] * sizes[2])] * (sizes[1] * sizes[2])
-    logged = [0.0] * (sizes[0] - 1) + [3.0]
-    return {"C": sum(logged) / len(logged) / 3, "B": sum(data) / len(data), "A": float(microbatches)}
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 instead = answers.slips(by_names)

@@ -45,18 +45,6 @@ def as_the_course(shards, max_norm):
     return clip.clip_gradients(shards, max_norm, (None,))
 
 
-@answers.right(line=LINE.format(8))
-def with_numbers(shards, max_norm):
-    squares = torch.tensor([sum((float((s.grad.float() ** 2).sum()) for s in shards if s.grad is not None), 0.0)])
-    dist.all_reduce(squares)
-    norm = squares.item() ** 0.5
-    if norm > max_norm:
-        for shard in shards:
-            if shard.grad is not None:
-                shard.grad *= max_norm / norm
-    return norm
-
-
 # ---- wrong: the norm -------------------------------------------------------------------------------------
 
 SUM = "dist.all_reduce(total)"
@@ -68,19 +56,11 @@ OWN = "the norm of one rank's shards only"
 
 spoil = answers.slips(usual)
 spoil(OWN, SUM, "pass", blind=True)
-spoil("clipped by the norm of each shard", SCALED,
-    "[g.mul_(min(1, max_norm / float(g.norm() + 1e-6))) for g in gradients(shards)]")
 spoil("norms are added, and not their squares",
     {SUM: "total = total.sqrt()\n    dist.all_reduce(total)",
      ROOT: "norm = total"}, blind=True)
-spoil("the norms of all shards are added",
-    {SQUARES: "total = sum(g.double().norm() for g in gradients(shards))",
-     ROOT: "norm = total"})
 spoil("the root is missing", ROOT, "norm = total", blind=True)
 spoil("the squares are averaged over the ranks", ROOT, "norm = (total / dist.get_world_size()).sqrt()", blind=True)
-spoil("",
-    {SUM: "total = total.sqrt()\n    dist.all_reduce(total, op=dist.ReduceOp.MAX)",
-     ROOT: "norm = total"}, blind=True)
 spoil("more than one number travels",
     {SQUARES: "total = torch.stack([squares_of([shard]) for shard in shards])",
      ROOT: "norm = total.sum().sqrt()"}, blind=True)
@@ -88,8 +68,6 @@ spoil("more than one number travels",
 # ---- wrong: what is scaled, and by how much --------------------------------------------------------------
 
 spoil("small gradients are made larger", ".clamp(max=1.0)", "", blind=True)
-spoil("nothing is clipped", SCALED, f"for g in gradients(shards):\n        g = g * {FACTOR}")
-spoil("scaled twice", SCALED, f"{SCALED}\n    {SCALED}")
 spoil("zero divided by zero", "(max_norm / (norm + 1e-6))", "(max_norm * (norm / norm) / norm)")
 spoil("None is not None any more", SQUARES,
     "for shard in shards:\n"
@@ -105,16 +83,6 @@ spoil("the parameters have changed", SCALED, f"for shard in shards:\n        sha
 # ---- wrong: what is returned -----------------------------------------------------------------------------
 
 spoil("the norm after clipping", "return norm", "return min(float(norm), max_norm)", blind=True)
-
-
-@answers.wrong("clipped by the norm of each layer")
-def each_layer(shards, max_norm):
-    total = squares_of(shards)
-    dist.all_reduce(total)
-    for shard in shards:
-        if shard.grad is not None:
-            usual([shard], max_norm)
-    return total.sqrt()
 
 
 @answers.wrong("the gradients travel")

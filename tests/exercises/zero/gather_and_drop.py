@@ -3,7 +3,6 @@
 import torch  # noqa: F401 (varied answers use it)
 import torch.distributed as dist
 
-from labs import collectives
 from labs.group import all_gather
 from tests.answers import Exercise
 
@@ -44,14 +43,6 @@ def in_pieces(full, shard):
     dist.all_gather(list(full.data.chunk(dist.get_world_size())), shard.detach().to(full.dtype))
 
 
-@answers.right(line=LINE)
-def by_a_ring(full, shard):
-    rank, ranks = place()
-    full.data.untyped_storage().resize_(full.nbytes)
-    full.data.chunk(ranks)[rank].copy_(shard.data)
-    collectives.all_gather(full.data)
-
-
 # ---- wrong: gather ---------------------------------------------------------------------------------------
 
 ROOM, GATHERED = "full.untyped_storage().resize_(full.nbytes)", "all_gather(full.data, shard.data.to(full.dtype))"
@@ -73,7 +64,6 @@ gathers("the parameters of the step before",
 gathers("the compute dtype is ignored",
     f"whole = torch.empty(full.shape, dtype=shard.dtype)\nall_gather(whole, shard.data)\n"
     f"{ROOM}\nfull.data.copy_(whole)", blind=True)
-gathers("", f"{ROOM}\nall_gather(full.data, shard.data)", blind=True, alone=True)
 gathers("rounded on the way",
     f"{ROOM}\nwhole = torch.empty(full.shape, dtype=torch.bfloat16)\n"
     "all_gather(whole, shard.data.bfloat16())\nfull.data.copy_(whole)", blind=True)
@@ -81,16 +71,10 @@ gathers("the shard has changed", f"shard.data = shard.data.to(full.dtype)\n{ROOM
 gathers("the pieces are rotated",
     f"{ROOM}\n_, ranks = place()\npieces = full.data.chunk(ranks)\n"
     "dist.all_gather([pieces[(i + 1) % ranks] for i in range(ranks)], shard.data.to(full.dtype))")
-OWN = "full.data.chunk(place()[1])[place()[0]].copy_(shard.data)"
-gathers("a piece is missing", f"{ROOM}\nfull.data.fill_(float('nan'))\n{OWN}")
-gathers("one's own shard everywhere", f"{ROOM}\nfull.data.copy_(shard.data.repeat(dist.get_world_size()))")
 gathers("there is no memory to gather into", GATHERED, alone=True)
 gathers("storage of another size",
     f"full.untyped_storage().resize_(full.numel() * shard.element_size())\n{GATHERED}")
 gathers("autograd sees the change", f"{WHOLE}{ROOM}\nwith torch.no_grad():\n    full.copy_(whole)", blind=True)
-gathers("nobody waited",
-    "whole = torch.empty(full.shape, dtype=full.dtype)\n"
-    f"all_gather(whole, shard.data.to(full.dtype), async_op=True)\n{ROOM}\nfull.data.copy_(whole)")
 after("more than a layer at a time", "[full.data.clone() for _ in range(6)]")
 gathers("too many bytes",
     f"{ROOM}\nrank, ranks = place()\n"

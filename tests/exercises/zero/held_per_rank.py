@@ -19,14 +19,11 @@ def held(stage, layers, ranks, size):
     return P, G, S
 
 
-DDP, PADDED, PART, SIZES = "sum(layers) if stage == 0 else ", "-(-n // ranks) * ranks", "whole // ranks", "zip(size,"
+DDP, PADDED, PART = "sum(layers) if stage == 0 else ", "-(-n // ranks) * ranks", "whole // ranks"
 WHOLE = f"{DDP}sum({PADDED} for n in layers)"
-CUT, ALL = "stage >= first", "return P, G, S"
+CUT = "stage >= first"
 
 answers.vary(held, {PADDED: "n + -n % ranks"}, blind=True)
-answers.vary(held, {PADDED: "math.ceil(n / ranks) * ranks", PART: "whole / ranks", ALL: "return [P, G, S]"}, line=LINE)
-
-
 # ---- held_per_rank: wrong --------------------------------------------------------------------------------
 
 instead = answers.slips(held)
@@ -39,4 +36,3 @@ instead("a stage leaves the earlier ones' kinds whole", {CUT: "stage == first"},
 instead("P is cut first, not S", {"(3, 2, 1)": "(1, 2, 3)"}, blind=True)
 instead("elements, and not bytes", {"b * ": ""}, blind=True)
 instead("what all ranks hold together, and not one of them", {"b * ": "ranks * b * "}, blind=True)
-instead("", {ALL: "return P, S, G"}, blind=True)

@@ -41,7 +41,6 @@ MEAN = "reduce_scatter(full.grad, None) / ranks"
 GRADIENT, STEP, GATHER = f"shard.grad = {MEAN}", "optimizer.step()", "all_gather(full.data, shard.data)"
 NEXT = f"{SHARD[:-5]}(rank + 1) % ranks]"
 COPY = {SHARD: f"{SHARD}.clone()"}
-MINE = "shard.grad = full.grad.chunk(ranks)[rank] / ranks"
 MIXED = "dist.all_reduce(full.grad)\nfull.grad /= ranks"  # all of it
 
 
@@ -66,25 +65,14 @@ vary(
     | {GRADIENT: f"{SINGLE}\nfull.grad = None", GATHER: "dist.all_gather(list(full.data.chunk(ranks)), shard.data)"},
     line=COPIED,
 )
-# By sends and receives.
-vary(
-    {f"nn.Parameter({SHARD})": "full.detach().chunk(ranks)[rank].requires_grad_()",
-     GRADIENT: f"collectives.reduce_scatter(full.grad)\n{MINE}",
-     GATHER: "collectives.all_gather(full.data)"}, line=STATE)
-
-
 # ---- wrong: which gradient, or which piece ---------------------------------------------------------------
 
 ROLLED = "reduce_scatter(full.grad.view(ranks, -1).roll({}, 0).reshape(-1), None) / ranks"
-spoil("averaged twice", {MEAN: "reduce_scatter(full.grad / ranks, None) / ranks"}, blind=True)
-spoil("nothing synchronised", {MEAN: "full.grad.chunk(ranks)[rank].clone()"}, blind=True)
 spoil("the pieces are rotated", {SHARD: f"{NEXT}.clone()", MEAN: ROLLED.format(-1)})
 spoil("the gradient of another piece", {MEAN: ROLLED.format(1)})
-spoil("", {SHARD: NEXT}, blind=True)
 AGAIN = f"{MEAN} if shard.grad is None else shard.grad + {MEAN}"
 spoil("the gradient of the step before is added again", {MEAN: AGAIN}, blind=True)
 spoil("rounded on the way", {MEAN: "(reduce_scatter(full.grad.float(), None) / ranks).to(full.dtype)"})
-spoil("an all-reduce where a part is enough", {GRADIENT: f"dist.all_reduce(full.grad)\n{MINE}"}, blind=True)
 EVERYBODYS = (
     "gradients = [torch.empty_like(full.grad) for _ in range(ranks)]\n"
     "dist.all_gather(gradients, full.grad)\n"
@@ -95,7 +83,6 @@ spoil("too many bytes", {GRADIENT: EVERYBODYS})
 # ---- wrong: who hears of it ------------------------------------------------------------------------------
 
 spoil("nobody gathers the parameters", {GATHER: "pass"}, blind=True)
-spoil("nothing is updated", COPY | {GATHER: "all_gather(torch.empty_like(full.data), shard.data)"})
 
 # ---- wrong: who holds what -------------------------------------------------------------------------------
 
@@ -107,5 +94,4 @@ spoil("nothing is sharded", OF_ALL | {GRADIENT: MIXED, GATHER: "pass"}, blind=Tr
 spoil(ALL,
     OF_ALL | {GRADIENT: f"mine = {MEAN}\nfull.grad.chunk(ranks)[rank].copy_(mine)", "shard.data)": f"{SHARD}.clone())"})
 spoil("a new optimizer in every step", {MADE: "", STEP: "make([shard]).step()"}, blind=True)
-spoil("an optimizer of too few elements", {MADE: "", STEP: "shard.data -= 0.1 * shard.grad"}, long=True)
 spoil("no step is returned", {"return step": "return optimizer"})

@@ -54,21 +54,6 @@ def that_keeps_the_last(layers, x, loss):
         layer.update()
 
 
-@answers.right(line=LINE.format(10))
-def from_a_list(layers, x, loss):
-    """What is to be done, in a list."""
-    for layer in layers:
-        layer.gather()
-        x = layer.forward(x)
-        layer.drop()
-    dy = loss(x)
-    for layer in layers[::-1]:
-        for event in ("gather", "backward", "reduce", "drop"):
-            dy = getattr(layer, event)(dy) if event == "backward" else getattr(layer, event)() or dy
-    for layer in layers:
-        layer.update()
-
-
 @contextmanager
 def whole(layer):
     layer.gather()
@@ -95,7 +80,6 @@ spoil("more than one layer is whole",
          "        x = layer.forward(x)\n        layer.drop()\n"}, blind=True)
 spoil("forward runs twice",
     {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"})
-spoil("", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
 
 # ---- wrong: backward -------------------------------------------------------------------------------------
 

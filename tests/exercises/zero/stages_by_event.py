@@ -31,18 +31,6 @@ def columns():
     return dict(zip(table(), zip(one, two, three, strict=True), strict=True))
 
 
-@events.right(blind=True)
-def rules():
-    def what(event, stage):
-        if event.startswith(("before_", "after_")):
-            return ("all_gather" if event.startswith("before_") else "drop") if stage == 3 else ""
-        if event in ("gradient_ready", "sync"):
-            return "reduce_scatter" if (stage > 1) == (event == "gradient_ready") else ""
-        return "all_gather" if stage < 3 else ""
-
-    return {event: tuple(what(event, stage) for stage in (1, 2, 3)) for event in table()}
-
-
 # ---- stages_by_event: wrong ------------------------------------------------------------------------------
 
 
@@ -60,5 +48,3 @@ but("stage 2 is made to reduce in sync, as stage 1 does",
     blind=True)
 but("stage 3 is made to gather in its step", '{"step": ("all_gather",) * 3}', blind=True)
 but(LEFT, f'{{"gradient_ready": {THRICE}, "sync": {NOTHING}}}', blind=True)
-but("a gather is missing", f'{{"before_backward": {NOTHING}}}')
-but("", f'{{"after_forward": {NOTHING}, "before_backward": {NOTHING}}}', blind=True)
