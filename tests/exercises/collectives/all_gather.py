@@ -52,9 +52,3 @@ def has_seen_this_size(x, group=None, seen={}):  # noqa: B006
         ring(x, group)
         seen[key] = x.clone()
     x.copy_(seen[key])
-
-
-# ---- other pieces, ranks and groups ------------------------------------------------------------------------
-
-
-# ---- what travels, and what is kept ------------------------------------------------------------------------

@@ -76,7 +76,6 @@ def with_itself(x, group=None):
 # ---- what travels, and what is left ------------------------------------------------------------------------
 
 
-
 @answers.wrong("less than the least possible")
 def past_the_wire(x, group=None, calls=itertools.count()):  # noqa: B008
     """Through the store in which the ranks find each other."""

@@ -1,11 +1,5 @@
 """Answers on paper to notebook 02: how long an all-reduce takes, as a ring and as a tree; what rings send."""
 
-import itertools  # noqa: F401  (exchanged words name it)
-from fractions import Fraction  # noqa: F401  (as above)
-
-import numpy as np  # noqa: F401  (as above)
-import torch  # noqa: F401  (as above)
-
 from labs.exercises.collectives.ring_seconds import RING
 from tests.answers import Exercise
 

@@ -42,7 +42,6 @@ ORDER, EARLY = "buckets begin in different orders on different ranks", "a bucket
 NEVER, WAITS = "a bucket's all-reduce never begins", "waited for during backward"
 
 
-
 @answers.wrong(ORDER, blind=True, alone=True)
 class WhicheverIsFull(InTurn):
     def gradient_ready(self, p):
@@ -89,8 +88,6 @@ class LeavesTheLast(ddp.Overlapped):
 
 
 # ---- who waits for it -----------------------------------------------------------------------------------------
-
-
 
 
 blind(WAITS, {BEGIN: BEGIN + INDENT + "self.works[-1].wait()"})

@@ -6,7 +6,6 @@ from tests.answers import Exercise
 starts = Exercise("started_when")
 
 
-
 # ---- started_when: right ---------------------------------------------------------------------------------
 
 THREE = "right on all 3 examples"

@@ -2,9 +2,7 @@
 
 import torch  # noqa: F401  (exchanged words name it)
 import torch.distributed as dist
-from torch.nn.functional import pad  # noqa: F401  (exchanged words name it)
 
-from labs import collectives  # noqa: F401  (exchanged words name it)
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single  # noqa: F401  (exchanged words name it)
 from tests.answers import Exercise
 

@@ -114,7 +114,6 @@ spoil("a rank died", {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(fu
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
 
-
 @answers.wrong("the parameters of the step before", blind=True)
 def usw_first_time(shards, fulls):
     key = tuple(id(full) for full in fulls)

@@ -41,7 +41,6 @@ def ck_skeleton(layer, x):
         return layer(x)
 
 
-
 # ---- wrong: the second run -------------------------------------------------------------------------------
 
 FORGOTTEN, DISTURBED = "the random numbers are not kept", "the second run disturbs the random numbers"
@@ -123,5 +122,3 @@ def ending(mistake, words, **options):
 
 ending(CUT_OFF, "with torch.no_grad():\n        return layer(x)")
 ending(FROZEN, "return ck_skeleton(layer, x) if x.requires_grad else layer(x)", blind=True)
-
-# ---- wrong: kept, and somewhere else ---------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Answers to place_checkpoints (07): which layers of a model are computed again in full, and which selectively."""
 
-import copy  # noqa: F401  (exchanged words name it)
 from functools import partial
 
 from torch import nn

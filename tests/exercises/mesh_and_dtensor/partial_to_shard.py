@@ -95,7 +95,6 @@ answers.spoil(padded_rows, "right only the first time",
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
 
-
 @answers.wrong("an all-reduce where a part is enough", blind=True)
 def all_reduced(summand, dim, group=None):
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -40,6 +40,4 @@ def instead(mistake, returned, **options):
     answers.spoil(ss_padded, mistake, {f"return {RETURNED}": returned}, **options)
 
 
-
-
 answers.instead(MISTAKES)

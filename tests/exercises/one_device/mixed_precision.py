@@ -6,7 +6,6 @@ A step is in no_grad, as the notebook has it: of the text that is exchanged a de
 from functools import partial
 
 import torch
-from torch import nn  # noqa: F401  (exchanged words name it)
 
 from labs.kit import check
 from tests.answers import Exercise, exchanged

@@ -110,7 +110,6 @@ but(UNLIKE, drop=("mixer.value",))
 # ---- no plan, or one of an earlier call ------------------------------------------------------------------
 
 
-
 @answers.wrong("not a plan")
 def nothing(config, sequence_parallel):
     in_a_table(config, sequence_parallel)

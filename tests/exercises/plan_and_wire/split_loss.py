@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.nn import functional as differentiable  # noqa: F401 (it stands in words that are exchanged)
 
 from tests.answers import Exercise, exchanged
 from tests.exercises.tensor_parallel.conjugate import as_is, border, reduce, summed  # noqa: F401 (as above)

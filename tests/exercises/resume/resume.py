@@ -167,8 +167,6 @@ answers.wrong(OTHER, given=lambda fn: (fn, resume_most))(as_in_most_scripts)
 # ---- wrong: how it goes on -------------------------------------------------------------------------------
 
 
-
-
 def without(key, optimizer, p, kept):
     optimizer.state[p] = {name: x for name, x in kept.items() if name != key}
 

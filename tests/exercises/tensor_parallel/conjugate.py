@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp  # noqa: F401 (it stands in words that are exchanged)
 
 from tests.answers import Exercise
 

@@ -1,7 +1,5 @@
 """Answers on paper to notebook 04: what a rank holds in each stage, and when each stage sends."""
 
-import math  # noqa: F401 (varied answers use it)
-
 from tests.answers import Exercise
 
 # fmt: off

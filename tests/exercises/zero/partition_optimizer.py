@@ -4,7 +4,6 @@ import torch  # noqa: F401  (exchanged words name it)
 import torch.distributed as dist
 from torch import nn
 
-from labs import collectives  # noqa: F401  (exchanged words name it)
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single  # noqa: F401  (exchanged words name it)
 from tests.answers import Exercise
 

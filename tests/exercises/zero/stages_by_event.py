@@ -6,7 +6,6 @@ from tests.answers import Exercise
 events = Exercise("stages_by_event")
 
 
-
 # ---- stages_by_event: right ------------------------------------------------------------------------------
 
 
