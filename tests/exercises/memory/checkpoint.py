@@ -73,6 +73,11 @@ def ck_at_once(layer, x):
     return y
 
 
+@answers.wrong("the random numbers are not kept", blind=True)
+def ck_torch_forgetful(layer, x):
+    return torchs(layer, x, use_reentrant=False, preserve_rng_state=False)
+
+
 # ---- wrong: inputs and outputs ---------------------------------------------------------------------------
 
 NOTHING, CUT_OFF = "nothing is recomputed", "gradients are missing"

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.distributed.nn import functional as differentiable  # noqa: F401 (it stands in words that are exchanged)
 
 from tests.answers import Exercise
-from tests.exercises.tensor_parallel.conjugate import as_is, border, by_pieces, copy, gathered, reduce, summed  # noqa: F401 (as above)
+from tests.exercises.tensor_parallel.conjugate import as_is, border, copy, gathered, reduce, summed  # noqa: F401 (as above)
 
 # fmt: off
 answers = Exercise("row_linear")
