@@ -63,7 +63,7 @@ answers.right(check.mixed_precision.remember, line=LINE, given=lambda fn: (fn, c
 MASTER, MEAN, SQUARE = '"master": master', '"mean": torch.zeros_like(master)', '"square": torch.zeros_like(master)'
 RETURN = "return {"
 ALL = f"{RETURN}{MASTER}, {MEAN}, {SQUARE}}}"
-NO_DICT, NO_FLOAT32, BEGUN = "not these three tensors", "the {} is not float32", "the {} begins with other numbers"
+NO_DICT, NO_FLOAT32 = "not these three tensors", "the {} is not float32"
 
 kept = answers.slips(remember, given=remembers)
 kept(NO_DICT, {RETURN: "{"})
@@ -73,7 +73,7 @@ kept("part of a graph", {"p.detach().float()": "p.float()"})
 kept("two of them share their memory",
     {ALL: 'return {"master": master} | dict.fromkeys(("mean", "square"), torch.zeros_like(master))'},
     blind=True)
-kept(BEGUN.format("master"), {MASTER: '"master": torch.zeros_like(master)'}, blind=True)
+kept("the master begins with other numbers", {MASTER: '"master": torch.zeros_like(master)'}, blind=True)
 kept("right only for some shapes",
     {"p.detach().float()": "(p.detach() if p.dim() == 2 else p.detach().flatten()).float()"})
 kept("right only for numbers near 1", {"p.detach().float()": "p.detach().half().float()"})
