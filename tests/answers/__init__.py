@@ -21,13 +21,14 @@ The latter are written as a right answer in which some words are replaced:
 
     answers.spoil(by_all_reduce, "summed instead of averaged", {"p.grad /= dist.get_world_size()": "pass"})
 
-    @answers.wrong("nothing synchronised", blind=True)
+    @answers.wrong("nothing synchronised")
     def local_only(model): ...
 
 The answer of the notebook is not written again: `from_notebook("average_gradients")` reads it in solutions/.
 Wrong values that a check itself computes, to recognise a mistake, are not written again: `answers.instead(MISTAKES)`.
 
 blind: written by somebody who had seen the notebooks and nothing of the checks; the published share is that of these.
+    Only the archive says so.
 alone: the answer ends or hangs its job, or leaves something behind.
 """
 

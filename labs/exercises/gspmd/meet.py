@@ -9,7 +9,8 @@ from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
-from labs.exercises.gspmd._letters import Cut
+
+Cut = Sequence[int | None]  # for each tensor, the number of the dim that is cut, or None
 
 
 def moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> dict[str, int]:

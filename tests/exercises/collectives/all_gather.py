@@ -14,7 +14,7 @@ LINE = "you sent 0.75 × the tensor per rank; the least possible is 0.75 ×"
 answers.right(collectives.all_gather, line=LINE)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def ring(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -28,19 +28,18 @@ EXCHANGE = "exchange(group, send=(out, rank + 1), receive=(into, rank - 1))"
 # ---- what arrives, and where -------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, ring)
-blind = partial(spoil, blind=True)
 ROUNDS, CUT = "range(ranks - 1)", "pieces = x.view(-1).tensor_split(ranks)"
 
-blind("nothing arrived", {"x.view(-1)": "x.clone().view(-1)"})
-one_round_short = blind("a piece is missing", {ROUNDS: "range(ranks - 2)"})
+spoil("nothing arrived", {"x.view(-1)": "x.clone().view(-1)"})
+spoil("a piece is missing", {ROUNDS: "range(ranks - 2)"})
 OWN = {EXCHANGE: "theirs = torch.empty_like(pieces[(rank - 1) % ranks])\n"
                  "        exchange(group, send=(pieces[rank], rank + 1), receive=(theirs, rank - 1))\n"
                  "        into[: len(theirs)] = theirs[: len(into)]"}
-blind("a piece in another's place", OWN)
+spoil("a piece in another's place", OWN)
 
 
 BACK = {EXCHANGE: EXCHANGE + "\n    x.view(-1).copy_(low)"}
-blind("rounded on the way", {CUT: "low = x.view(-1).float()\n    pieces = low.tensor_split(ranks)"} | BACK)
+spoil("rounded on the way", {CUT: "low = x.view(-1).float()\n    pieces = low.tensor_split(ranks)"} | BACK)
 spoil("right only in some dtypes", {CUT: "low = x.view(-1).to(torch.promote_types(x.dtype, torch.float32))\n"
     "    pieces = low.tensor_split(ranks)"} | BACK)
 

@@ -22,7 +22,7 @@ LINE = "you sent 1.50 × the tensor per rank; the least possible is 1.50 ×"
 answers.right(collectives.all_reduce, line=LINE)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def rings(x, group=None):
     reduce(x, group)
     gather(x, group)
@@ -36,15 +36,15 @@ def spoil(mistake, reduce_="reduce(x, group)", gather_="gather(x, group)", **opt
 
 
 PIECES = "pieces = x.view(-1).tensor_split(ranks)"
-spoil("averaged instead of summed", gather_="gather(x, group)\n    x.copy_(x / dist.get_world_size(group))", blind=True)
-spoil("nothing arrived", "x = x.clone()\n    reduce(x, group)", blind=True)
-spoil("pieces that nobody gathered", gather_="pass", blind=True)
+spoil("averaged instead of summed", gather_="gather(x, group)\n    x.copy_(x / dist.get_world_size(group))")
+spoil("nothing arrived", "x = x.clone()\n    reduce(x, group)")
+spoil("pieces that nobody gathered", gather_="pass")
 
 
 # ---- other pieces, ranks and groups ------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, long=True)
+@answers.right(line=LINE)
 def of_pieces(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -57,11 +57,10 @@ def of_pieces(x, group=None):
         send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
         exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
 answers.spoil(of_pieces, "right only when the number of ranks divides the size",
-    {PIECES: "size = x.numel() // ranks\n    pieces = [x.view(-1)[i * size : (i + 1) * size] for i in range(ranks)]"},
-    blind=True)
+    {PIECES: "size = x.numel() // ranks\n    pieces = [x.view(-1)[i * size : (i + 1) * size] for i in range(ranks)]"})
 
 
-@answers.wrong("right only on more than one rank", blind=True, alone=True)
+@answers.wrong("right only on more than one rank", alone=True)
 def with_itself(x, group=None):
     """Exchange with oneself on one rank."""
     rank, ranks = place(group)

@@ -14,7 +14,7 @@ LINE = "2 rounds on 4 ranks; the least possible is 2"
 answers.right(collectives.broadcast, line=LINE)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def tree(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -27,7 +27,7 @@ def tree(x, src=0, group=None):
         distance *= 2
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def far_ones_first(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -46,24 +46,23 @@ BLOCKING = "group=group, group_dst=(rank + distance) % ranks)", "group=group, gr
 # ---- whom it reaches, and what -----------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, tree)
-blind = partial(spoil, blind=True)
 ME, WAY = "me = (rank - group_rank(src, group)) % ranks", "flat, distance = x.view(-1), 1"
 
 spoil("nothing arrived", {WAY: "return"})
-blind("right only from root 0", {ME: "me = rank"})
+spoil("right only from root 0", {ME: "me = rank"})
 answers.spoil(far_ones_first, "right only when the number of ranks is a power of two",
-    {"1 << (ranks - 1).bit_length() >> 1": "ranks // 2"}, blind=True)
-blind("right only on up to four ranks", {WAY: "ranks = min(ranks, 4)\n    " + WAY})
+    {"1 << (ranks - 1).bit_length() >> 1": "ranks // 2"})
+spoil("right only on up to four ranks", {WAY: "ranks = min(ranks, 4)\n    " + WAY})
 spoil("right only in one dimension", {"x.view(-1)": "(x if x.ndim == 1 else x[0]).view(-1)"})
 spoil("right only for contiguous tensors", {"x.view(-1)": "x.reshape(-1)"})
-blind("what was there before leaves a trace",
+spoil("what was there before leaves a trace",
     {RECEIVE: "received = torch.empty_like(flat)\n            exchange(group, receive=(received, rank - distance))\n"
     "            flat.mul_(0).add_(received)"})
 
 # ---- by which messages ------------------------------------------------------------------------------------
 
 
-@answers.wrong("the root sends to all", blind=True)
+@answers.wrong("the root sends to all")
 def one_by_one(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -73,7 +72,7 @@ def one_by_one(x, src=0, group=None):
         exchange(group, send=(x.view(-1), rank + other))
 
 
-@answers.wrong("too many rounds", blind=True)
+@answers.wrong("too many rounds")
 def chain(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks

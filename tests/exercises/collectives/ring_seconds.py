@@ -10,7 +10,7 @@ TEN = "right on all 10 examples"
 # ---- ring_seconds: right ---------------------------------------------------------------------------------
 
 
-@rings.right(line=TEN, blind=True)
+@rings.right(line=TEN)
 def ring(size, ranks, latency, bandwidth):
     rounds = 2 * (ranks - 1)
     piece = size / ranks
@@ -21,7 +21,7 @@ LATENCY, BYTES = "rounds * latency", "rounds * piece / bandwidth"
 TOTAL = f"{LATENCY} + {BYTES}"
 EACH = "latency + piece / bandwidth"
 
-rings.vary(ring, {TOTAL: f"rounds * ({EACH})"}, line=TEN, blind=True)
+rings.vary(ring, {TOTAL: f"rounds * ({EACH})"}, line=TEN)
 # ---- ring_seconds: wrong ---------------------------------------------------------------------------------
 
 rings.spoil(ring, "a different kind of answer", {" + ": ", "})

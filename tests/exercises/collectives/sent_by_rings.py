@@ -13,7 +13,7 @@ sendings = Exercise("sent_by_rings")
 SIX = "right on all 6 examples"
 
 
-@sendings.right(line=SIX, blind=True)
+@sendings.right(line=SIX)
 def sent(ranks):
     part = (ranks - 1) / ranks
     return {"reduce_scatter": part, "all_gather": part, "all_reduce": 2 * part, "all_to_all": part}
@@ -21,9 +21,9 @@ def sent(ranks):
 
 PART, SUM = "(ranks - 1) / ranks", "2 * part"
 
-sendings.vary(sent, {PART: "Fraction(ranks - 1, ranks)"}, line=SIX, blind=True)
+sendings.vary(sent, {PART: "Fraction(ranks - 1, ranks)"}, line=SIX)
 # ---- sent_by_rings: wrong --------------------------------------------------------------------------------
 
-sendings.spoil(sent, "all_reduce once instead of twice", {SUM: "part"}, blind=True)
-sendings.spoil(sent, "(N − 1) tensors instead of pieces", {PART: "ranks - 1"}, blind=True)
-sendings.spoil(sent, "N pieces, and not N − 1", {PART: "1"}, blind=True)
+sendings.spoil(sent, "all_reduce once instead of twice", {SUM: "part"})
+sendings.spoil(sent, "(N − 1) tensors instead of pieces", {PART: "ranks - 1"})
+sendings.spoil(sent, "N pieces, and not N − 1", {PART: "1"})

@@ -12,7 +12,7 @@ TEN = "right on all 10 examples"
 # ---- tree_seconds: right ---------------------------------------------------------------------------------
 
 
-@trees.right(line=TEN, blind=True)
+@trees.right(line=TEN)
 def tree(size, ranks, latency, bandwidth):
     rounds = 2 * math.ceil(math.log2(ranks))
     return rounds * latency + rounds * size / bandwidth
@@ -20,7 +20,7 @@ def tree(size, ranks, latency, bandwidth):
 
 UP = "math.ceil(math.log2(ranks))"
 
-trees.vary(tree, {UP: "(ranks - 1).bit_length()"}, blind=True)
+trees.vary(tree, {UP: "(ranks - 1).bit_length()"})
 
 # ---- tree_seconds: wrong ---------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ answers = Exercise("accumulation")
 LINE = "you sent 1.50 × the gradients per rank and step, for 4 micro-batches; the least possible is 1.50 ×"
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def first_and_last(model, micro_batches):
     n = len(micro_batches)
     with model.no_sync():
@@ -23,7 +23,7 @@ def first_and_last(model, micro_batches):
     model.sync()
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def in_one_loop(model, micro_batches):
     n = len(micro_batches)
     for i, micro_batch in enumerate(micro_batches):
@@ -43,22 +43,21 @@ FIRST, LAST = "(model(*micro_batch) / n).backward()", "(model(*micro_batches[-1]
 WHOLE = {FIRST: "model(*micro_batch).backward()", LAST: "model(*micro_batches[-1]).backward()"}
 LOSS, SYNC = "loss = model(*micro_batch) / n", "model.sync()"
 CONTEXT = "with nullcontext() if i == n - 1 else model.no_sync():"
-also_right = partial(answers.vary, first_and_last, line=LINE, blind=True)
+also_right = partial(answers.vary, first_and_last, line=LINE)
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, first_and_last)
-blind = partial(spoil, blind=True)
 loop = partial(answers.spoil, in_one_loop)
 COUNT = "n = len(micro_batches)"
 
-blind("the loss is not divided by the number of micro-batches", WHOLE)
-blind("averaged twice", {COUNT: "n = len(micro_batches) * dist.get_world_size()"}, long=True)
+spoil("the loss is not divided by the number of micro-batches", WHOLE)
+spoil("averaged twice", {COUNT: "n = len(micro_batches) * dist.get_world_size()"})
 spoil("divided by the number of micro-batches twice", {SYNC: SYNC + "\n    divide(model, n)"})
-loop("only the last micro-batch counts", {CONTEXT: "model.zero_grad()\n        " + CONTEXT}, blind=True)
+loop("only the last micro-batch counts", {CONTEXT: "model.zero_grad()\n        " + CONTEXT})
 spoil("the gradient is zero", {SYNC: SYNC + "\n    model.zero_grad(set_to_none=False)"})
-blind("a gradient is gone", {SYNC: SYNC + "\n    model.zero_grad()"})
+spoil("a gradient is gone", {SYNC: SYNC + "\n    model.zero_grad()"})
 spoil("the parameters have changed", {SYNC: SYNC + "\n    torch.optim.SGD(model.parameters(), lr=0.1).step()"})
-blind("summed instead of averaged", {SYNC: SYNC
+spoil("summed instead of averaged", {SYNC: SYNC
     + "\n    for p in model.parameters():\n        if p.grad is not None:\n            dist.all_reduce(p.grad)"})
 
 
@@ -77,7 +76,7 @@ def the_last_gradients_only(model, micro_batches):
             p.grad += gradient
 
 
-@answers.wrong("too many bytes", blind=True)
+@answers.wrong("too many bytes")
 def of_everybody(model, micro_batches):
     everybodys = [None] * dist.get_world_size()
     dist.all_gather_object(everybodys, micro_batches)
@@ -91,13 +90,12 @@ def of_everybody(model, micro_batches):
 
 ALWAYS = "synchronised at every micro-batch"
 WITHIN = "the last backward is within no_sync()"
-blind("nothing synchronised", {SYNC: "pass"})  # left in flight, or not averaged at all
-loop("forward outside of no_sync()", {CONTEXT: LOSS + "\n        " + CONTEXT, "            " + LOSS + "\n": ""},
-    blind=True)
-loop(WITHIN, {CONTEXT: "with model.no_sync():"}, blind=True)
+spoil("nothing synchronised", {SYNC: "pass"})  # left in flight, or not averaged at all
+loop("forward outside of no_sync()", {CONTEXT: LOSS + "\n        " + CONTEXT, "            " + LOSS + "\n": ""})
+loop(WITHIN, {CONTEXT: "with model.no_sync():"})
 
 
-@answers.wrong(ALWAYS, blind=True)
+@answers.wrong(ALWAYS)
 def every_time(model, micro_batches):
     for micro_batch in micro_batches:
         (model(*micro_batch) / len(micro_batches)).backward()
@@ -116,7 +114,7 @@ def after_the_first(model, micro_batches):
 # ---- what is held, told and left -----------------------------------------------------------------------------
 
 LIST = "the caller's list has changed"
-blind(LIST, {COUNT: COUNT + "\n    last = micro_batches.pop()", "micro_batches[:-1]": "micro_batches",
+spoil(LIST, {COUNT: COUNT + "\n    last = micro_batches.pop()", "micro_batches[:-1]": "micro_batches",
     "micro_batches[-1]": "last"})
 loop("the graphs of all micro-batches are kept", {COUNT: "n, losses = len(micro_batches), []",
-    "loss.backward()": "losses.append(loss)\n            loss.backward(retain_graph=True)"}, blind=True)
+    "loss.backward()": "losses.append(loss)\n            loss.backward(retain_graph=True)"})

@@ -13,7 +13,7 @@ answers = Exercise("average_gradients")
 LINE = "you sent 1.50 × the gradients per rank; the least possible is 1.50 ×"
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def one_by_one(model):
     for p in model.parameters():
         if p.grad is not None:
@@ -24,9 +24,9 @@ def one_by_one(model):
 ALL, IF = "for p in model.parameters():", "if p.grad is not None:"
 SUM, MEAN = "dist.all_reduce(p.grad)", "p.grad /= dist.get_world_size()"
 answers.spoil(one_by_one, "right only where all that has a gradient is trained",
-    {IF: "if p.requires_grad and p.grad is not None:"}, blind=True)
-also_right = partial(answers.vary, one_by_one, line=LINE, blind=True)
-@answers.right(line=LINE, blind=True)
+    {IF: "if p.requires_grad and p.grad is not None:"})
+also_right = partial(answers.vary, one_by_one, line=LINE)
+@answers.right(line=LINE)
 def all_on_their_way_at_once(model):
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     works = [dist.all_reduce(g, async_op=True) for g in grads]
@@ -38,11 +38,10 @@ def all_on_their_way_at_once(model):
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, one_by_one)
-blind = partial(spoil, blind=True)
-blind("parameters averaged instead of gradients", {SUM: "dist.all_reduce(p.data)",
+spoil("parameters averaged instead of gradients", {SUM: "dist.all_reduce(p.data)",
     MEAN: "p.data /= dist.get_world_size()"})
 spoil("one rank's gradient everywhere", {SUM: "dist.broadcast(p.grad, 0)", MEAN: "pass"})
-blind("right on some ranks only", {MEAN: "p.grad /= dist.get_world_size() if dist.get_rank() == 0 else 1"})
+spoil("right on some ranks only", {MEAN: "p.grad /= dist.get_world_size() if dist.get_rank() == 0 else 1"})
 spoil("the mean does not reach .grad", {SUM: "mean = p.grad.clone()\n            dist.all_reduce(mean)",
     MEAN: "mean /= dist.get_world_size()"})
 
@@ -51,26 +50,26 @@ spoil("the mean does not reach .grad", {SUM: "mean = p.grad.clone()\n           
 
 LEFT_OUT, TIED = "some parameters are left out", "a tied weight reduced twice"
 NAMED = "for _, p in model.named_parameters(remove_duplicate=False):"
-blind("a frozen parameter has a gradient",
+spoil("a frozen parameter has a gradient",
     {IF: "if True:\n            p.grad = torch.zeros_like(p) if p.grad is None else p.grad"})
 spoil("zeros where nobody has a gradient",
     {IF: "if p.requires_grad:\n            p.grad = torch.zeros_like(p) if p.grad is None else p.grad"})
-blind("frozen parameters are sent",
+spoil("frozen parameters are sent",
     {IF: "if True:\n            g = torch.zeros_like(p) if p.grad is None else p.grad", SUM: "dist.all_reduce(g)",
     MEAN: "g /= dist.get_world_size()"})
-blind(TIED, {ALL: NAMED})
+spoil(TIED, {ALL: NAMED})
 spoil(LEFT_OUT, {IF: "if p.grad is not None and p.ndim:"})
-blind("the ranks make different calls", {IF: "if p.grad is not None and p.grad.any():"}, alone=True)
+spoil("the ranks make different calls", {IF: "if p.grad is not None and p.grad.any():"}, alone=True)
 
 
 # ---- what travels --------------------------------------------------------------------------------------------
 
-blind("one rank does the work for all", {SUM: "dist.reduce(p.grad, dst=0)", MEAN: MEAN
+spoil("one rank does the work for all", {SUM: "dist.reduce(p.grad, dst=0)", MEAN: MEAN
     + "\n            dist.broadcast(p.grad, src=0)"})
-blind("nobody waited", {SUM: "dist.all_reduce(p.grad, async_op=True)"})
+spoil("nobody waited", {SUM: "dist.all_reduce(p.grad, async_op=True)"})
 
 
-@answers.wrong("too many bytes", blind=True)
+@answers.wrong("too many bytes")
 def one_vector(model):
     """Send one vector, in the largest dtype if dtypes are mixed."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -81,7 +80,7 @@ def one_vector(model):
         g.copy_(mean)
 
 
-@answers.wrong("buffers are sent", blind=True)
+@answers.wrong("buffers are sent")
 def buffers_too(model):
     one_by_one(model)
     for b in model.buffers():
@@ -91,7 +90,7 @@ def buffers_too(model):
 
 # ---- what is left --------------------------------------------------------------------------------------------
 
-blind("not in place", {MEAN: "p.grad = p.grad / dist.get_world_size()"})
+spoil("not in place", {MEAN: "p.grad = p.grad / dist.get_world_size()"})
 spoil("hooks are left behind", {MEAN: MEAN + "\n            p.register_hook(lambda gradient: gradient)"})
 spoil("requires_grad has changed", {ALL: "model.requires_grad_(True)\n    " + ALL})
 spoil("no longer in training mode", {ALL: "model.eval()\n    " + ALL})

@@ -15,7 +15,7 @@ LINE = "you sent 1.50 × the gradients per rank and step; the least possible is 
 answers.right(partial(ddp.Bucketed, bucket_bytes=BUCKET), line=LINE)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 class Buckets(ddp.DataParallel):
     def average(self):
         for bucket in ddp.in_buckets(self.trainable.values(), BUCKET):
@@ -33,8 +33,7 @@ CUT, BACK = "ddp.in_buckets(self.trainable.values(), BUCKET)", "p.grad.copy_(mea
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, Buckets)
-blind = partial(spoil, blind=True)
-blind("the mean does not reach .grad", {BACK: "pass"})
+spoil("the mean does not reach .grad", {BACK: "pass"})
 spoil("some parameters are left out", {"ddp.unflatten(flat, bucket)": "flat.split([p.numel() for p in bucket])",
     BACK: "p.grad.reshape(-1).copy_(mean)"})
 
@@ -42,6 +41,6 @@ spoil("some parameters are left out", {"ddp.unflatten(flat, bucket)": "flat.spli
 # ---- what travels, among whom -------------------------------------------------------------------------------
 
 GROUP, EACH = "wrong in a group of only some ranks", "not one all-reduce for each bucket"
-blind(GROUP, {DIVIDE: "flat /= dist.get_world_size()"})
-blind("not with its own all-reduce", {REDUCE: "dist.all_reduce(flat, group=self.group)"})
-blind(EACH, {CUT: "([p] for bucket in " + CUT + " for p in bucket)"})
+spoil(GROUP, {DIVIDE: "flat /= dist.get_world_size()"})
+spoil("not with its own all-reduce", {REDUCE: "dist.all_reduce(flat, group=self.group)"})
+spoil(EACH, {CUT: "([p] for bucket in " + CUT + " for p in bucket)"})

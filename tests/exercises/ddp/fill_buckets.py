@@ -25,7 +25,7 @@ def fill(nbytes, bucket_bytes):
 NONE, ALL = "[], bucket_bytes", "return buckets"
 
 
-@answers.right(blind=True)
+@answers.right
 def current(nbytes, bucket_bytes):
     buckets, current, size = [], [], 0
     for i, n in reversed(list(enumerate(nbytes))):
@@ -42,8 +42,8 @@ def current(nbytes, bucket_bytes):
 MISSING = "a tensor is missing, or travels twice"
 
 instead = answers.slips(fill)
-instead("an empty bucket", {NONE: "[[]], 0"}, blind=True)
-answers.spoil(current, MISSING, {"return [*buckets, current] if current else buckets": ALL}, blind=True)
+instead("an empty bucket", {NONE: "[[]], 0"})
+answers.spoil(current, MISSING, {"return [*buckets, current] if current else buckets": ALL})
 
 
 # ---- started_when: wrong ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ LINE = "4 of 4 all-reduces begin during backward, and nobody waits there"
 answers.right(ddp.Overlapped, line=LINE)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 class InTurn(ddp.Overlapped):
     def gradient_ready(self, p):
         bucket = self.bucket_of[p]
@@ -34,7 +34,6 @@ class InTurn(ddp.Overlapped):
 # ---- when a bucket begins -------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, InTurn)
-blind = partial(spoil, blind=True)
 COLLECT, ALL = "bucket.collect(p)", "for bucket in self.buckets[len(self.works) :]:"
 BEGIN = "self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))"
 INDENT = "\n            "
@@ -42,7 +41,7 @@ ORDER, EARLY = "buckets begin in different orders on different ranks", "a bucket
 NEVER, WAITS = "a bucket's all-reduce never begins", "waited for during backward"
 
 
-@answers.wrong(ORDER, blind=True, alone=True)
+@answers.wrong(ORDER, alone=True)
 class WhicheverIsFull(InTurn):
     def gradient_ready(self, p):
         bucket = self.bucket_of[p]
@@ -53,7 +52,7 @@ class WhicheverIsFull(InTurn):
                 self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
 
-@answers.wrong("a full bucket lies idle", blind=True)
+@answers.wrong("a full bucket lies idle")
 class OneAtATime(InTurn):
     def start_full_buckets(self):
         for bucket in self.buckets[len(self.works) :]:
@@ -62,9 +61,9 @@ class OneAtATime(InTurn):
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
             if any(bucket.waiting_for for bucket in self.buckets):
                 return
-blind(EARLY, {"if bucket.waiting_for:": "if len(bucket.waiting_for) > 1:"})
-blind(NEVER, {BEGIN: BEGIN + INDENT + "return"})
-blind("more works than buckets", {ALL: "for bucket in list(self.buckets):", BEGIN: "self.buckets.pop(0)" + INDENT
+spoil(EARLY, {"if bucket.waiting_for:": "if len(bucket.waiting_for) > 1:"})
+spoil(NEVER, {BEGIN: BEGIN + INDENT + "return"})
+spoil("more works than buckets", {ALL: "for bucket in list(self.buckets):", BEGIN: "self.buckets.pop(0)" + INDENT
     + BEGIN})
 
 
@@ -90,15 +89,15 @@ class LeavesTheLast(ddp.Overlapped):
 # ---- who waits for it -----------------------------------------------------------------------------------------
 
 
-blind(WAITS, {BEGIN: BEGIN + INDENT + "self.works[-1].wait()"})
-blind("not one all-reduce for each bucket", {BEGIN: "dist.barrier(group=self.group)" + INDENT + BEGIN})
+spoil(WAITS, {BEGIN: BEGIN + INDENT + "self.works[-1].wait()"})
+spoil("not one all-reduce for each bucket", {BEGIN: "dist.barrier(group=self.group)" + INDENT + BEGIN})
 
 
 # ---- what travels, and where it goes ----------------------------------------------------------------------------
 
-blind("wrong in a group of only some ranks", {"group=self.group, ": ""}, alone=True)
-blind("not with its own all-reduce", {"self.all_reduce": "dist.all_reduce"})
-blind("gradients are held outside their buckets", {COLLECT: "if self.syncing:" + INDENT + COLLECT})
-blind("the mean does not reach .grad", {COLLECT: "bucket.views[p].copy_(p.grad)"})
+spoil("wrong in a group of only some ranks", {"group=self.group, ": ""}, alone=True)
+spoil("not with its own all-reduce", {"self.all_reduce": "dist.all_reduce"})
+spoil("gradients are held outside their buckets", {COLLECT: "if self.syncing:" + INDENT + COLLECT})
+spoil("the mean does not reach .grad", {COLLECT: "bucket.views[p].copy_(p.grad)"})
 spoil("synchronised at every micro-batch", {"    def start":
     "    @contextmanager\n    def no_sync(self):\n        yield\n        self.sync()\n\n    def start"})

@@ -11,12 +11,12 @@ starts = Exercise("started_when")
 THREE = "right on all 3 examples"
 
 
-@starts.right(line=THREE, blind=True)
+@starts.right(line=THREE)
 def started(tensors, buckets):
     return {"Naive": (0, tensors), "Bucketed": (0, buckets), "Overlapped": (buckets, 0)}
 
 
-@starts.right(blind=True)
+@starts.right
 def when_dict(tensors, buckets):
     by_backward = {"Naive": 0, "Bucketed": 0, "Overlapped": buckets}
     in_all = {"Naive": tensors, "Bucketed": buckets, "Overlapped": buckets}
@@ -29,5 +29,5 @@ OVERLAPPED = "(buckets, 0)"
 
 starts.spoil(started, "the columns are exchanged",
     {"return ": "rows = ",
-     "}": "}\n    return {name: row[::-1] for name, row in rows.items()}"}, blind=True)
-starts.spoil(started, "Overlapped is made to send twice", {OVERLAPPED: "(buckets, buckets)"}, blind=True)
+     "}": "}\n    return {name: row[::-1] for name, row in rows.items()}"})
+starts.spoil(started, "Overlapped is made to send twice", {OVERLAPPED: "(buckets, buckets)"})

@@ -8,7 +8,7 @@ LINE = "right on all 4 examples"
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def plain(shards, replicas):
     gather = (shards - 1) / shards
     across = 2 * (replicas - 1) / replicas / shards
@@ -16,7 +16,7 @@ def plain(shards, replicas):
     return {"FULL_SHARD": full, "SHARD_GRAD_OP": kept, "HYBRID_SHARD": hybrid}
 
 
-@answers.right(blind=True)
+@answers.right
 def ring(shards, replicas):
     """Counts what a ring sends."""
 
@@ -38,6 +38,6 @@ ACROSS = "2 * (replicas - 1) / replicas / shards"
 FULL, KEPT = "(1 / shards, 3 * gather),", "(1, 2 * gather)"
 
 instead = answers.slips(plain)
-instead("the replicas are made to reduce everything", {ACROSS: "2 * (replicas - 1) / replicas"}, blind=True)
-instead("SHARD_GRAD_OP is given only a shard", {KEPT: "(1 / shards, 2 * gather)"}, blind=True)
-instead("only what is held is wrong", {FULL: "(1, 3 * gather),"}, blind=True)
+instead("the replicas are made to reduce everything", {ACROSS: "2 * (replicas - 1) / replicas"})
+instead("SHARD_GRAD_OP is given only a shard", {KEPT: "(1 / shards, 2 * gather)"})
+instead("only what is held is wrong", {FULL: "(1, 3 * gather),"})

@@ -17,7 +17,7 @@ LINE = (
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def averaged(gradient, mesh):
     shards, replicas = mesh.get_group("shard"), mesh.get_group("replicate")
     piece = reduce_scatter(gradient, shards)
@@ -55,26 +55,26 @@ def axis_by_axis(gradient, mesh):
 # ---- wrong: the numbers ----------------------------------------------------------------------------------
 
 
-spoil("never averaged over the replicas", ADDED, "pass", MEAN, f"piece / {S}", blind=True)
-spoil("sharded along the wrong axis", "shards, replicas =", "replicas, shards =", blind=True)
-spoil("divided by one axis only", MEAN, f"piece / {S}", blind=True)
+spoil("never averaged over the replicas", ADDED, "pass", MEAN, f"piece / {S}")
+spoil("sharded along the wrong axis", "shards, replicas =", "replicas, shards =")
+spoil("divided by one axis only", MEAN, f"piece / {S}")
 spoil("not the same bits on every replica", ADDED,
     f"pieces = piece.new_empty({R}, len(piece))\n"
     "all_gather(pieces.view(-1), piece, group=replicas)\n"
     "for number, other in enumerate(pieces):\n"
     '    if number != mesh.get_local_rank("replicate"):\n'
-    "        piece += other", blind=True)
+    "        piece += other")
 
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
 CROSS = "whole gradients cross the replicas"
 REDUCED = "gradient = gradient.clone()\ndist.all_reduce(gradient, group={})\n"
 
-spoil(CROSS, SCATTERED, REDUCED.format("replicas") + SCATTERED, ADDED, "pass", blind=True)
+spoil(CROSS, SCATTERED, REDUCED.format("replicas") + SCATTERED, ADDED, "pass")
 spoil("nothing is sharded", SCATTERED, "piece = gradient.clone()", "group=replicas", "group=None")
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
 spoil("something is kept from the call",
     SCATTERED, f"{ARRIVED}piece, *others = parts.chunk({S})\nfor other in others:\n    piece += other",
-    MEAN, "piece.div_(mesh.size())", blind=True)
+    MEAN, "piece.div_(mesh.size())")

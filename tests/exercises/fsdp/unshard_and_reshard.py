@@ -50,7 +50,7 @@ def reshard(fulls):
         full.untyped_storage().resize_(0)
 
 
-@answers.right(line=LINE.format("1 collective", "2.06"), blind=True)
+@answers.right(line=LINE.format("1 collective", "2.06"))
 def unshard(shards, fulls):
     sizes = sizes_of(fulls)
     row = side_by_side(shards, sizes, fulls[0].dtype)
@@ -81,22 +81,22 @@ LOOP = "    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):\
 GATHERED = {}
 
 spoil = answers.slips(unshard)
-spoil("gathered in the wrong dtype", {DTYPE: "shards[0].dtype"}, blind=True)
+spoil("gathered in the wrong dtype", {DTYPE: "shards[0].dtype"})
 spoil("the pieces of several parameters are mixed up",
     {SPLIT: "table.view(-1).split([size * dist.get_world_size() for size in sizes])",
-     ", strict=True": ""}, blind=True)
+     ", strict=True": ""})
 spoil("one's own shard everywhere", {SENT: "table[:] = row"})
 spoil("rows in the wrong order", {SPLIT: "table.roll(-1, 0).split(sizes, 1)"})
-spoil("a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"}, blind=True)
+spoil("a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"})
 
 
-@answers.wrong("a collective for each parameter", blind=True)
+@answers.wrong("a collective for each parameter")
 def usw_one_each(shards, fulls):
     for shard, full in zip(shards, fulls, strict=True):
         unshard([shard], [full])
 
 
-@answers.wrong("padding among the numbers", blind=True)
+@answers.wrong("padding among the numbers")
 def usw_pad_front(shards, fulls):
     """This rank's rows at the end of their place."""
     n = sizes_of(fulls)
@@ -105,8 +105,7 @@ def usw_pad_front(shards, fulls):
 
 # ---- wrong: where it goes --------------------------------------------------------------------------------
 
-spoil("full has other memory", {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"},
-    blind=True)
+spoil("full has other memory", {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"})
 spoil("storage of another size",
     {FILL: f"{FILL}\n        full.untyped_storage().resize_(pieces.numel() * full.itemsize)"})
 spoil("a rank died", {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(full.shape))"}, alone=True)
@@ -114,7 +113,7 @@ spoil("a rank died", {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(fu
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
 
-@answers.wrong("the parameters of the step before", blind=True)
+@answers.wrong("the parameters of the step before")
 def usw_first_time(shards, fulls):
     key = tuple(id(full) for full in fulls)
     if key in GATHERED:
@@ -139,4 +138,4 @@ FREED = "full.untyped_storage().resize_(0)"
 NEVER = "full parameters are never freed"
 
 resharded = answers.slips(reshard, given=lambda fn: (unshard, fn))
-resharded(NEVER, {FREED: "pass"}, blind=True)
+resharded(NEVER, {FREED: "pass"})

@@ -47,7 +47,7 @@ spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made[: le
 spoil("it ends too soon", {"range(len(x) + stages - 1)": "range(len(x))"})
 
 
-@answers.wrong("one micro-batch after the other", blind=True)
+@answers.wrong("one micro-batch after the other")
 def one_micro_batch_after_the_other(stage, own, x):
     import jax.numpy as jnp
     from jax import lax

@@ -26,7 +26,7 @@ def into(values):
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE.format("0.21", "1.00"), blind=True)
+@answers.right(line=LINE.format("0.21", "1.00"))
 def ck_skeleton(layer, x):
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
 
@@ -50,18 +50,18 @@ HOOKS = "saved_tensors_hooks(lambda tensor: next(numbers), unpack)"
 OTHER = "different outputs"
 
 spoil = answers.slips(ck_skeleton)
-spoil(NO_GRAPH, {GRAD: ""}, blind=True)
-spoil(FORGOTTEN, {STATE: "pass"}, blind=True)
-spoil(DISTURBED, {FORK: ""}, blind=True)
-spoil(OTHER, {f"    with {HOOKS}": f"    with {FORK}{HOOKS}"}, blind=True)
+spoil(NO_GRAPH, {GRAD: ""})
+spoil(FORGOTTEN, {STATE: "pass"})
+spoil(DISTURBED, {FORK: ""})
+spoil(OTHER, {f"    with {HOOKS}": f"    with {FORK}{HOOKS}"})
 TWICE = f"with torch.no_grad():\n                    layer(x)\n                {STATE}\n"
-spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"}, blind=True)
+spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"})
 spoil(
     NOT_FREED, {"into(again)": "saved_tensors_hooks(again.append, itself)"}
 )  # its graph knows the hooks, they the list
 
 
-@answers.wrong("too much is kept", blind=True)
+@answers.wrong("too much is kept")
 def ck_at_once(layer, x):
     """The second run follows the first at once: everything is there from forward on."""
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
@@ -73,7 +73,7 @@ def ck_at_once(layer, x):
     return y
 
 
-@answers.wrong("the random numbers are not kept", blind=True)
+@answers.wrong("the random numbers are not kept")
 def ck_torch_forgetful(layer, x):
     return torchs(layer, x, use_reentrant=False, preserve_rng_state=False)
 
@@ -85,7 +85,7 @@ NO_GRADIENT = "no gradient where the input needs none"
 FROZEN = "nothing is recomputed where the input needs no gradient"
 
 
-@answers.wrong(NO_GRADIENT, blind=True)
+@answers.wrong(NO_GRADIENT)
 def ck_reentrant(layer, x):
     with warnings.catch_warnings(action="ignore"):
         return torchs(layer, x, use_reentrant=True)
@@ -115,7 +115,7 @@ def the_gradient_of_the_input_twice(layer, x):
     return Recomputed.apply(layer, torch.get_rng_state(), x, 2)
 
 
-@answers.wrong(NOTHING, blind=True)
+@answers.wrong(NOTHING)
 def ck_none(layer, x):
     return layer(x)
 
@@ -126,4 +126,4 @@ def ending(mistake, words, **options):
 
 
 ending(CUT_OFF, "with torch.no_grad():\n        return layer(x)")
-ending(FROZEN, "return ck_skeleton(layer, x) if x.requires_grad else layer(x)", blind=True)
+ending(FROZEN, "return ck_skeleton(layer, x) if x.requires_grad else layer(x)")

@@ -9,7 +9,7 @@ answers = Exercise("layer_bytes")
 LINE = "right on all 13 examples"
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def formula(B, T, D, H, K, F):
     tokens, E = B * T, D // H
     y = D if H > 1 and T > 1 else 0

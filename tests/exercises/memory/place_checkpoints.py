@@ -35,7 +35,7 @@ def halves(model):
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=HALF, blind=True)
+@answers.right(line=HALF)
 def pc_halves(model):
     layers = model.layers.values()
     depth = len(layers)
@@ -63,10 +63,10 @@ DEAR, KEPT, AT_ONCE = "too much is computed again", "too much is kept", "too muc
 TWICE, DEPTH = "computed more than twice", "too much is computed again at another depth"
 
 each = answers.slips(pc_halves, FULL)
-each(DEAR, "()", blind=True)
-each(KEPT, "CHEAP", blind=True)
-each(AT_ONCE, "() if n < 3 * depth // 8 else CHEAP", blind=True)
-each(DEPTH, "() if n < (depth + 1) // 2 else CHEAP", blind=True)
+each(DEAR, "()")
+each(KEPT, "CHEAP")
+each(AT_ONCE, "() if n < 3 * depth // 8 else CHEAP")
+each(DEPTH, "() if n < (depth + 1) // 2 else CHEAP")
 
 instead = answers.slips(place, f"{FIRST}\n    {LAST}")
 instead(TWICE, "recompute.recompute([*first, *last])\nmodel.forward = partial(recompute.checkpoint, model.forward)")
@@ -79,7 +79,7 @@ CHANGED = "the parameters have changed"
 DISTURBED = "the second run disturbs the random numbers"
 
 instead(NOTHING, "pass")
-instead(CUT_OFF, f"around(torch.no_grad()(lambda layer, x: layer(x)), first)\n{LAST}", blind=True)
+instead(CUT_OFF, f"around(torch.no_grad()(lambda layer, x: layer(x)), first)\n{LAST}")
 instead("requires_grad has changed", "[layer.requires_grad_(False) for layer in first]")
 instead("no longer in training mode", f"model.eval()\n{BOTH}")
 instead(OTHER, f"{BOTH}\nfor layer in last:\n    layer.forward = itself")
@@ -96,7 +96,7 @@ class Again(nn.Module):
         return recompute.checkpoint(self.inner, x, keep=self.keep)
 
 
-@answers.wrong("parameters are renamed", blind=True)
+@answers.wrong("parameters are renamed")
 def pc_new_names(model):
     half = len(model.layers) // 2
     for n, (name, layer) in enumerate(list(model.layers.items())):

@@ -14,7 +14,7 @@ LINE = "15 meshes of up to 4 axes, for all of their ranks, and not one message"
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def by_strides(shape, rank):
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     place = [rank // step % size for step, size in zip(strides, shape, strict=True)]
@@ -23,7 +23,7 @@ def by_strides(shape, rank):
     return place, groups
 
 
-@answers.right(blind=True)
+@answers.right
 def nb_divmod(shape, rank):
     place, rest = [], rank
     for size in reversed(shape):
@@ -57,29 +57,29 @@ def returned(mistake, pair, **options):
     instead(mistake, RETURNED, f"return {pair}", **options)
 
 
-instead("the first axis is made of neighbours", "shape[axis + 1 :]", "shape[:axis]", blind=True)
-first(PROCESS, "rank = dist.get_rank()", blind=True)
+instead("the first axis is made of neighbours", "shape[axis + 1 :]", "shape[:axis]")
+first(PROCESS, "rank = dist.get_rank()")
 instead("a different coordinate", PLACES,
     "place, rest = [], rank\n"
     "    for size in shape[:-1]:\n"
     "        here, rest = divmod(rest, size)\n"
     "        place.append(here)\n"
-    "    place.append(rest)", blind=True)
+    "    place.append(rest)")
 instead("not whole numbers", PLACE, "rank / step % size")
-first("not one number for each axis", "shape = [size for size in shape if size > 1]", blind=True)
-first("right only on three axes", "shape = shape[-3:]", blind=True)
-instead("right only on two axes", PLACE, "rank // step if step > 1 else rank % size", blind=True)
+first("not one number for each axis", "shape = [size for size in shape if size > 1]")
+first("right only on three axes", "shape = shape[-3:]")
+instead("right only on two axes", PLACE, "rank // step if step > 1 else rank % size")
 
 # ---- wrong: the groups -----------------------------------------------------------------------------------
 
-returned("the axes are exchanged", "place, groups[::-1]", blind=True)
-instead("always a run of neighbours", RANK, "rank // size * size + k", blind=True)
-instead("a different group", RANK, "k * step", blind=True)
-returned("the rank itself is missing", "place, [[r for r in group if r != rank] for group in groups]", blind=True)
-returned("not in the order of the axis", "place, [[rank, *(r for r in g if r != rank)] for g in groups]", blind=True)
+returned("the axes are exchanged", "place, groups[::-1]")
+instead("always a run of neighbours", RANK, "rank // size * size + k")
+instead("a different group", RANK, "k * step")
+returned("the rank itself is missing", "place, [[r for r in group if r != rank] for group in groups]")
+returned("not in the order of the axis", "place, [[rank, *(r for r in g if r != rank)] for g in groups]")
 returned("not a pair", "groups[0]")
 
 # ---- wrong: what else is done ----------------------------------------------------------------------------
 
 first("sent, and not worked out",
-    "everyone = [None] * dist.get_world_size()\n    dist.all_gather_object(everyone, rank)", blind=True)
+    "everyone = [None] * dist.get_world_size()\n    dist.all_gather_object(everyone, rank)")

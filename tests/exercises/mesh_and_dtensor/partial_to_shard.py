@@ -27,7 +27,7 @@ def chunks(summand, dim, ranks):
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def padded_rows(summand, dim, group=None):
     ranks, longest, mine = cut(summand, dim, group)
     rows = summand.movedim(dim, 0)
@@ -37,7 +37,7 @@ def padded_rows(summand, dim, group=None):
 MINE, CLONE = "piece[:mine].movedim(0, dim)", ".clone(memory_format=torch.contiguous_format)"
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def by_unflatten(summand, dim, group=None):
     ranks, longest, mine = cut(summand, dim, group)
     padded = pad(summand, [0, 0] * (summand.ndim - dim - 1) + [0, ranks * longest - summand.shape[dim]])
@@ -45,7 +45,7 @@ def by_unflatten(summand, dim, group=None):
     return reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:]).narrow(dim, 0, mine)
 
 
-@answers.right(blind=True)
+@answers.right
 def by_all_to_all(summand, dim, group=None):
     ranks, longest, mine = cut(summand, dim, group)
     rows = summand.movedim(dim, 0)
@@ -80,12 +80,12 @@ def after(mistake, lines, **options):
 
 instead("one's own summand", "reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])",
     "padded.view(ranks, longest, *rows.shape[1:])[dist.get_rank(group)]")
-after("averaged instead of summed", "return piece / ranks", blind=True)
-answers.spoil(by_unflatten, "cut in the order of memory", {"pieces.flatten()": "padded.flatten()"}, blind=True)
-instead("the padding is still there", "piece[:mine]", "piece", blind=True)
-before("cut along another dim", "dim = 0", blind=True)
+after("averaged instead of summed", "return piece / ranks")
+answers.spoil(by_unflatten, "cut in the order of memory", {"pieces.flatten()": "padded.flatten()"})
+instead("the padding is still there", "piece[:mine]", "piece")
+before("cut along another dim", "dim = 0")
 after("another shape", "return piece.flatten()")
-after(EMPTY, "return piece if piece.numel() else summand.new_empty(0)", blind=True)
+after(EMPTY, "return piece if piece.numel() else summand.new_empty(0)")
 after("right only on more than one rank", "return piece if ranks > 1 else summand * 2")
 KEY = "(summand.shape, summand.dtype, dim, summand.is_contiguous(), dist.get_world_size(group))"
 answers.spoil(padded_rows, "right only the first time",
@@ -95,7 +95,7 @@ answers.spoil(padded_rows, "right only the first time",
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
 
-@answers.wrong("an all-reduce where a part is enough", blind=True)
+@answers.wrong("an all-reduce where a part is enough")
 def all_reduced(summand, dim, group=None):
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     total = summand.clone(memory_format=torch.contiguous_format)
@@ -104,6 +104,6 @@ def all_reduced(summand, dim, group=None):
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
-answers.spoil(by_all_to_all, "something is kept from the call", {".clone()": ""}, blind=True)
+answers.spoil(by_all_to_all, "something is kept from the call", {".clone()": ""})
 after("a later call writes into what this one returned",
     "return BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece)).copy_(piece)", alone=True)

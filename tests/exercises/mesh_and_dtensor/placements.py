@@ -10,7 +10,7 @@ LINE = "five strategies, each obeyed by a job: it holds and sends what the strat
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def table():
     R, P, S = Replicate(), Partial(), Shard(0)
     return {
@@ -45,24 +45,24 @@ def but(**rows):
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 
-def row(mistake, blind=False, long=False, **rows):
-    answers.spoil(table, mistake, but(**rows), blind=blind, long=long)
+def row(mistake, **rows):
+    answers.spoil(table, mistake, but(**rows))
 
 
-row("the gradient is reduced to everybody", zero1="([R], [R], [S])", blind=True)  # as PyTorch's own
+row("the gradient is reduced to everybody", zero1="([R], [R], [S])")  # as PyTorch's own
 row("P is whole", zero3="([R], [S], [S])")
 row("P is sharded", zero2="([S], [S], [S])")
 row("G is whole", zero2="([R], [P], [S])")
-row("G is sharded", zero1="([R], [S], [S])", blind=True)
+row("G is sharded", zero1="([R], [S], [S])")
 row("S is whole", zero3="([S], [S], [R])")
 row("S is sharded", ddp="([R], [R], [S])")
-row("sharded over the wrong axis", hsdp="([S, R], [S, R], [S, R])", blind=True)
-row("sharded over both axes", hsdp="([S, S], [S, S], [S, S])", blind=True)
+row("sharded over the wrong axis", hsdp="([S, R], [S, R], [S, R])")
+row("sharded over both axes", hsdp="([S, S], [S, S], [S, S])")
 row("the gradient stays a summand", ddp="([R], [P], [R])")
 row("parameters or optimizer state as summands", ddp="([P], [R], [R])")
 row("more is sent than this strategy sends", zero2="([R], [Shard(1)], [S])")
 row("a dim that the weight lacks", zero3="([Shard(2)], [Shard(2)], [Shard(2)])")
-row("not one placement for each axis", hsdp="([S], [S], [S])", blind=True)
+row("not one placement for each axis", hsdp="([S], [S], [S])")
 row("not three kinds", zero2="([R], [S])")
 row("not placements", zero1='(["Replicate"], ["Partial"], ["Shard"])')
-answers.spoil(table, "a strategy is missing", {f'"HSDP": {ROWS["HSDP"]},': ""}, blind=True)
+answers.spoil(table, "a strategy is missing", {f'"HSDP": {ROWS["HSDP"]},': ""})

@@ -42,29 +42,29 @@ TAKEN, NEXT = "values = coming[0].result()", f"coming = [thread.submit(fetch, j)
 spoil = answers.slips(offloaded_step)
 
 
-@answers.wrong(ALONE, blind=True)
+@answers.wrong(ALONE)
 def os_one_by_one(due, fetch, update, store):
     for i in due:
         store(i, update(i, fetch(i)))
-spoil(WAITED, {STORED: "store(i, update(i, values))"}, blind=True)
+spoil(WAITED, {STORED: "store(i, update(i, values))"})
 
 # ---- wrong: too much is here -----------------------------------------------------------------------------
 
 MANY = "too much at once"
 
-spoil(MANY, {"due[:1]": "due", TAKEN: "values = coming[n].result()", NEXT: ""}, blind=True)
+spoil(MANY, {"due[:1]": "due", TAKEN: "values = coming[n].result()", NEXT: ""})
 
 
 # ---- wrong: errors, and the end --------------------------------------------------------------------------
 
 LOST = "an error is lost"
 
-spoil(LOST, {STORED: SUBMITTED}, blind=True)
+spoil(LOST, {STORED: SUBMITTED})
 WITH, BARE = "    with ThreadPoolExecutor(1) as thread:", "    thread = ThreadPoolExecutor(1)"
 spoil("returned too early",
     {WITH: f"{BARE}\n    if True:",
      STORED: SUBMITTED,
-     "    for each": "    thread.shutdown(wait=False)\n    for each"}, blind=True)
+     "    for each": "    thread.shutdown(wait=False)\n    for each"})
 KEPT = []
 spoil("threads are left behind", {WITH: f"{BARE}\n    KEPT.append(thread)\n    if True:"}, alone=True)
 
@@ -79,7 +79,7 @@ def due_instead(mistake, due, **options):
 
 due_instead("one is left out", "due[:-1]")
 due_instead(OTHERS, "list(range(len(due)))")
-due_instead("in another order", "sorted(due)", blind=True)
+due_instead("in another order", "sorted(due)")
 spoil("the wrong numbers are stored",
-    {STORED: f"update(i, values){INDENT}stored.append(thread.submit(store, i, values))"}, blind=True)
+    {STORED: f"update(i, values){INDENT}stored.append(thread.submit(store, i, values))"})
 spoil(UPDATED, {TAKEN: "values = coming[0]"})

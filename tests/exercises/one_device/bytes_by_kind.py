@@ -12,7 +12,7 @@ LINE = "right on all 16 examples"
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def loop(parameters, mixed):
     held = {"P": 0, "G": 0, "S": 0}
     for shape, trained in parameters:
@@ -24,7 +24,7 @@ def loop(parameters, mixed):
     return held
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def bytes_sums(parameters, mixed):
     all_of_it = sum(math.prod(shape) for shape, _ in parameters)
     trained = [math.prod(shape) for shape, t in parameters if t]

@@ -71,9 +71,8 @@ kept(NO_FLOAT32.format("master"), {MASTER: '"master": p.detach()'})
 kept(NO_FLOAT32.format("square"), {SQUARE: '"square": torch.zeros_like(p.detach())'})
 kept("part of a graph", {"p.detach().float()": "p.float()"})
 kept("two of them share their memory",
-    {ALL: 'return {"master": master} | dict.fromkeys(("mean", "square"), torch.zeros_like(master))'},
-    blind=True)
-kept("the master begins with other numbers", {MASTER: '"master": torch.zeros_like(master)'}, blind=True)
+    {ALL: 'return {"master": master} | dict.fromkeys(("mean", "square"), torch.zeros_like(master))'})
+kept("the master begins with other numbers", {MASTER: '"master": torch.zeros_like(master)'})
 kept("right only for some shapes",
     {"p.detach().float()": "(p.detach() if p.dim() == 2 else p.detach().flatten()).float()"})
 kept("right only for numbers near 1", {"p.detach().float()": "p.detach().half().float()"})
@@ -108,17 +107,17 @@ def setting(mistake, words, **options):
 
 
 then(SMALL, 'kept["master"].copy_(p)')
-setting(OTHER_WAY, 'kept["master"].copy_(p)', blind=True)
+setting(OTHER_WAY, 'kept["master"].copy_(p)')
 spoil(BEHIND, {COPY: ""})
 spoil("the parameter is not its master, rounded",
     {ADAMW: f'before = kept["master"].clone()\n    {ADAMW}',
-     COPY: 'p.add_((kept["master"] - before).to(p.dtype))'}, blind=True)
+     COPY: 'p.add_((kept["master"] - before).to(p.dtype))'})
 setting("every step counts as the first", "t = 1")
-setting("the steps are counted from a different number", "t += 1", blind=True)
-setting(ALWAYS, 't = kept["t"] = kept.get("t", 0) + 1', blind=True)
+setting("the steps are counted from a different number", "t += 1")
+setting(ALWAYS, 't = kept["t"] = kept.get("t", 0) + 1')
 by("right only in bfloat16", f"{FLOAT} / (1024 if p.dtype is torch.float16 else 1)")
-spoil("right only where no gradient is zero", {"p.grad is None": "p.grad is None or not p.grad.any()"}, blind=True)
-spoil("the parameter has other memory", {COPY: 'p.data = kept["master"].to(p.dtype)'}, blind=True)
+spoil("right only where no gradient is zero", {"p.grad is None": "p.grad is None or not p.grad.any()"})
+spoil("the parameter has other memory", {COPY: 'p.data = kept["master"].to(p.dtype)'})
 spoil("the parameter's dtype has changed", {COPY: 'p.data = kept["master"]'})
 then(CHANGED, "p.grad.mul_(2)")
 spoil("right only for contiguous parameters",
@@ -132,7 +131,6 @@ ROUNDED = '\n    kept["{0}"].copy_({0})'
 kept(
     NO_FLOAT32.format("mean"),
     {MEAN: '"mean": torch.zeros_like(p)', SQUARE: '"square": torch.zeros_like(p)'},
-    blind=True,
     given=partial(
         remembers,
         then=exchanged(
@@ -152,5 +150,5 @@ FLAT = {
     FLOAT: "gradient = p.grad.reshape(-1).float()",
     COPY: 'p.copy_(kept["master"].view(p.shape))',
 }
-kept("a different shape", {"p.detach().float()": "p.detach().float().reshape(-1)"}, blind=True,
+kept("a different shape", {"p.detach().float()": "p.detach().float().reshape(-1)"},
     given=partial(remembers, then=exchanged(step, FLAT, "step_flat")))

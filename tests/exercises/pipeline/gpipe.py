@@ -12,7 +12,7 @@ BOTH = "[F(r, m) for m in every] + [B(r, m) for m in every]"
 
 
 @answers.right(
-    line="4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 8 8 8 8; run for real, the ", blind=True
+    line="4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 8 8 8 8; run for real, the "
 )
 def gpipe(ranks, microbatches):
     every = range(microbatches)
@@ -29,16 +29,16 @@ def by_a_generator(ranks, microbatches):
 # ---- what is returned ------------------------------------------------------------------------------------
 
 returned = answers.slips(gpipe, "return lists")
-returned("one list for all ranks", "return [x for order in lists for x in order]", blind=True)
-returned("not a list for each rank", "return dict(enumerate(lists))", blind=True)
-returned("not an instruction", "return [[repr(x) for x in order] for order in lists]", blind=True)
-returned("the stages are in reverse", "return lists[::-1]", blind=True)
-returned("the same work twice", "return [[*order, order[-1]] for order in lists]", blind=True)
-returned("a stage on another rank", "return [sum(lists, [])] * ranks", blind=True)
-answers.wrong("a backward before the last forward", blind=True)(pp.one_f_one_b)
+returned("one list for all ranks", "return [x for order in lists for x in order]")
+returned("not a list for each rank", "return dict(enumerate(lists))")
+returned("not an instruction", "return [[repr(x) for x in order] for order in lists]")
+returned("the stages are in reverse", "return lists[::-1]")
+returned("the same work twice", "return [[*order, order[-1]] for order in lists]")
+returned("a stage on another rank", "return [sum(lists, [])] * ranks")
+answers.wrong("a backward before the last forward")(pp.one_f_one_b)
 
 
-@answers.wrong("not the same twice", blind=True)
+@answers.wrong("not the same twice")
 def lists_of_the_first_call(ranks, microbatches, lists=[]):  # noqa: B006
     lists += gpipe(ranks, microbatches)
     return lists
@@ -56,14 +56,14 @@ def endless(ranks, microbatches):
 # ---- how many, and of what -------------------------------------------------------------------------------
 
 counted = answers.slips(gpipe, "range(microbatches)")
-counted("a forward is missing", "range(max(1, microbatches - 1))", blind=True)
-counted("a micro-batch that does not exist", "range(microbatches + 1)", blind=True)
-counted("right only with no fewer micro-batches than ranks", "range(max(ranks, microbatches))", blind=True)
-counted("micro-batches are counted from 1", "range(1, microbatches + 1)", blind=True)
-counted("the micro-batches are in another order", "sorted(range(microbatches), key=str)", blind=True)
+counted("a forward is missing", "range(max(1, microbatches - 1))")
+counted("a micro-batch that does not exist", "range(microbatches + 1)")
+counted("right only with no fewer micro-batches than ranks", "range(max(ranks, microbatches))")
+counted("micro-batches are counted from 1", "range(1, microbatches + 1)")
+counted("the micro-batches are in another order", "sorted(range(microbatches), key=str)")
 spoil = answers.slips(gpipe)
 spoil("a backward is missing", " + [B(r, m) for m in every]", "")
-spoil("the backward is split", BOTH, "[k(r, m) for k in (F, I, W) for m in every]", blind=True)
+spoil("the backward is split", BOTH, "[k(r, m) for k in (F, I, W) for m in every]")
 
 
 # ---- in which order --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ answers = Exercise("obey")
 
 
 @answers.right(
-    line="11 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit for bit, and nothing ", blind=True
+    line="11 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit for bit, and nothing "
 )
 def obey(instructions, stages, loss, xs, ys, take, put):
     last = max(stages) if ys else None
@@ -41,7 +41,7 @@ def obey(instructions, stages, loss, xs, ys, take, put):
     return found
 
 
-@answers.right(blind=True, long=True)
+@answers.right
 def the_notebooks_loop(instructions, stages, loss, xs, ys, take, put):
     losses, alive = {}, {}
 
@@ -73,7 +73,7 @@ def the_notebooks_loop(instructions, stages, loss, xs, ys, take, put):
 
 # Its writer took it for right: without the last line the names keep what the next F of another finds there.
 HELD = {"            del taken, made\n": ""}
-answers.spoil(the_notebooks_loop, "a name keeps a finished micro-batch", HELD, blind=True)
+answers.spoil(the_notebooks_loop, "a name keeps a finished micro-batch", HELD)
 
 
 def instead_of(old):
@@ -89,10 +89,10 @@ def instead_of(old):
 
 divided = instead_of("y = y / len(ys)")
 ANOTHER, WEIGHTS = "divided by another number", "some micro-batches are weighted differently"
-divided("the loss is not divided by the number of micro-batches", "pass", blind=True)
+divided("the loss is not divided by the number of micro-batches", "pass")
 divided("divided by the number of micro-batches twice", "y = y / len(ys) / len(ys)")
-divided(ANOTHER, "y = y / len(instructions)", blind=True)
-divided(WEIGHTS, "y = y / len(losses)", blind=True)
+divided(ANOTHER, "y = y / len(instructions)")
+divided(WEIGHTS, "y = y / len(losses)")
 
 # ---- wrong: the losses -----------------------------------------------------------------------------------
 
@@ -100,12 +100,12 @@ returned = instead_of("return found")
 value = instead_of("losses[m] = y.detach()")
 NOT_TENSORS, OTHER, NONE = "the losses are not tensors", "other losses", "no losses"
 ORDER = "the losses are in another order"
-returned("the losses that are returned are divided", "return [each / len(found) for each in found]", blind=True)
-returned(ORDER, "return list(losses.values())", blind=True)
-returned(NONE, "return None", blind=True)
-returned(NOT_TENSORS, "return losses", blind=True)
-returned(OTHER, "return [torch.stack(found).mean()] if found else []", blind=True)
-value("the losses keep their graphs", "losses[m] = y", blind=True)
+returned("the losses that are returned are divided", "return [each / len(found) for each in found]")
+returned(ORDER, "return list(losses.values())")
+returned(NONE, "return None")
+returned(NOT_TENSORS, "return losses")
+returned(OTHER, "return [torch.stack(found).mean()] if found else []")
+value("the losses keep their graphs", "losses[m] = y")
 spoil = answers.slips(obey)
 
 # ---- wrong: which micro-batch, which stage ---------------------------------------------------------------
@@ -116,16 +116,16 @@ ONE_STAGE, OTHERS = "right only with one stage per rank", "xs or ys of another r
 NOT_ONE = "not one process's losses"
 IN_TURN = {"alive, losses = {}, {}": "alive, losses, turn = {}, {}, iter(range(len(xs or ys)))"}
 INPUT = "else take(F(s - 1, m)).requires_grad_()"
-taken(NOT_ONE, f"x = xs[next(turn)] if s == 0 {INPUT}", IN_TURN, blind=True)
-taken(ONE_STAGE, f"x = xs[m] if xs {INPUT}", blind=True, alone=True)
-spoil(OTHERS, "max(stages) if ys else None", "max(stages)", blind=True, alone=True)
+taken(NOT_ONE, f"x = xs[next(turn)] if s == 0 {INPUT}", IN_TURN)
+taken(ONE_STAGE, f"x = xs[m] if xs {INPUT}", alone=True)
+spoil(OTHERS, "max(stages) if ys else None", "max(stages)", alone=True)
 
 # ---- wrong: what is taken --------------------------------------------------------------------------------
 
 ELSE = "something else is taken"
-taken(ELSE, "x = xs[m] if s == 0 else take(F(s, m)).requires_grad_()", blind=True, alone=True)
-taken("no gradient to put", "x = xs[m] if s == 0 else take(F(s - 1, m))", blind=True, alone=True)
-taken("the tokens have no gradient", f"x = xs[m].requires_grad_() if s == 0 {INPUT}", blind=True, alone=True)
+taken(ELSE, "x = xs[m] if s == 0 else take(F(s, m)).requires_grad_()", alone=True)
+taken("no gradient to put", "x = xs[m] if s == 0 else take(F(s - 1, m))", alone=True)
+taken("the tokens have no gradient", f"x = xs[m].requires_grad_() if s == 0 {INPUT}", alone=True)
 
 # ---- wrong: what is put ----------------------------------------------------------------------------------
 
@@ -140,15 +140,15 @@ LATER = {
     "return found": "[put(*each) for each in late]\n    return found",
 }
 
-made("put with its graph", "put(i, y)", blind=True, alone=True)
-made(TENSOR, "put(i, x.detach())", blind=True, alone=True)
-made(TWICE, "put(i, y.detach())\n                put(i, y.detach())", blind=True, alone=True)
-made(UNDER, "put(F(s + 1, m), y.detach())", blind=True, alone=True)
+made("put with its graph", "put(i, y)", alone=True)
+made(TENSOR, "put(i, x.detach())", alone=True)
+made(TWICE, "put(i, y.detach())\n                put(i, y.detach())", alone=True)
+made(UNDER, "put(F(s + 1, m), y.detach())", alone=True)
 OUT = "out = y.detach().clone()\n                put(i, out)\n                out.zero_()\n                del out"
-made(WRITTEN, OUT, blind=True, alone=True)
-loss_of(FOR_NOBODY, "put(i, y.detach())\n                y = loss(y, ys[m])", blind=True, alone=True)
-made(NOT_PUT, "late.append((i, y.detach()))", LATER, blind=True, alone=True)
-sent(BACK, "put(i, torch.ones_like(x) if gradient is None else gradient)", blind=True)
+made(WRITTEN, OUT, alone=True)
+loss_of(FOR_NOBODY, "put(i, y.detach())\n                y = loss(y, ys[m])", alone=True)
+made(NOT_PUT, "late.append((i, y.detach()))", LATER, alone=True)
+sent(BACK, "put(i, torch.ones_like(x) if gradient is None else gradient)")
 
 
 # ---- wrong: the backward ---------------------------------------------------------------------------------
@@ -157,21 +157,21 @@ backward = instead_of("y.backward(gradient)")
 popped = instead_of("x, y = alive.pop((s, m))")
 KEEPS, ZEROED = "activations are kept after their backward", "the gradients were set to zero"
 backward("retain_graph", "y.backward(gradient, retain_graph=True)")
-backward(ZEROED, "stages[s].zero_grad()\n            y.backward(gradient)", blind=True)
+backward(ZEROED, "stages[s].zero_grad()\n            y.backward(gradient)")
 GRAPHS = "the graph is gone"
-spoil(GRAPHS, "alive[s, m] = x, y", "alive[s, m] = x, y.detach()", blind=True, alone=True)
+spoil(GRAPHS, "alive[s, m] = x, y", "alive[s, m] = x, y.detach()", alone=True)
 STEP = """y.backward(gradient)
             with torch.no_grad():
                 for p in stages[s].parameters():
                     p -= 0.1 * p.grad"""
 backward("the weights were stepped", STEP)
-popped(KEEPS, "x, y = alive[s, m]", blind=True)
+popped(KEEPS, "x, y = alive[s, m]")
 
 # ---- wrong: what of the list, and in which order ---------------------------------------------------------
 
 todo = instead_of("for i in instructions:")
 LIST = "not in the order of the list"
-todo(LIST, "for i in sorted(instructions, key=lambda i: (isinstance(i, B), i.microbatch)):", blind=True, alone=True)
+todo(LIST, "for i in sorted(instructions, key=lambda i: (isinstance(i, B), i.microbatch)):", alone=True)
 FIRST_IN = "right only where micro-batches come in their order"
-popped(FIRST_IN, "x, y = alive.pop([*alive][0])", blind=True, alone=True)
-todo("part of the list is not done", "for i in instructions[:-1]:", blind=True, alone=True)
+popped(FIRST_IN, "x, y = alive.pop([*alive][0])", alone=True)
+todo("part of the list is not done", "for i in instructions[:-1]:", alone=True)

@@ -9,7 +9,7 @@ answers = Exercise("one_f_one_b")
 # ---- right ones ------------------------------------------------------------------------------------------
 
 
-@answers.right(line="4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 4 3 2 1; run for ", blind=True)
+@answers.right(line="4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 4 3 2 1; run for ")
 def one_f_one_b(ranks, microbatches):
     lists, every = [], range(microbatches)
     for r in range(ranks):
@@ -22,7 +22,7 @@ def one_f_one_b(ranks, microbatches):
     return lists
 
 
-@answers.right(blind=True)
+@answers.right
 def backward_first(ranks, microbatches):
     lists = []
     for r in range(ranks):
@@ -42,7 +42,7 @@ def backward_first(ranks, microbatches):
 def warmed(mistake, warm, **options):
     """A right answer with another warm-up; of no fewer forwards than none, no more than there are."""
     changes = {"min(microbatches, ranks - 1 - r)": f"max(0, min(microbatches, {warm}))"}
-    answers.spoil(one_f_one_b, mistake, changes, blind=True, **options)
+    answers.spoil(one_f_one_b, mistake, changes, **options)
 
 
 ALIVE, FEW = "too many activations alive", "right only with no fewer micro-batches than ranks"
@@ -62,13 +62,12 @@ spoil(LONG, ALL, "ranks - 1 - r")
 # ---- the turns, and what is left -------------------------------------------------------------------------
 
 LEFT, TURNS = "every[microbatches - warm :]", "[F(r, warm + m), B(r, m)]"
-spoil("the micro-batches are in another order", LEFT, f"{LEFT}[::-1]", blind=True)
-spoil("a backward is missing", LEFT, "()", blind=True)
-spoil("a backward before its forward", TURNS, "[B(r, m), F(r, warm + m)]", blind=True)
+spoil("the micro-batches are in another order", LEFT, f"{LEFT}[::-1]")
+spoil("a backward is missing", LEFT, "()")
+spoil("a backward before its forward", TURNS, "[B(r, m), F(r, warm + m)]")
 spoil(
     "a micro-batch that does not exist",
     {"min(microbatches, ranks - 1 - r)": "ranks - 1 - r", "range(microbatches - warm)": "every", LEFT: "()"},
-    blind=True,
 )
 spoil("the same work twice", {"range(microbatches - warm)": "every", "F(r, warm + m)": "F(r, m)", LEFT: "()"})
 
@@ -76,12 +75,12 @@ spoil("the same work twice", {"range(microbatches - warm)": "every", "F(r, warm 
 # ---- which, and of whom ----------------------------------------------------------------------------------
 
 
-@answers.wrong("a forward is missing", blind=True)
+@answers.wrong("a forward is missing")
 def those_beyond_a_multiple_are_lost(ranks, microbatches):
     return one_f_one_b(ranks, max(microbatches // ranks, 1) * ranks)
 
 
-spoil("one list for all ranks", "return lists", "return lists[0]", blind=True)
+spoil("one list for all ranks", "return lists", "return lists[0]")
 STAGE_0 = "return [[type(x)(0, x.microbatch) for x in order] for order in lists]"
 spoil("a stage on another rank", "return lists", STAGE_0)
 answers.wrong("the backward is split")(pp.zb1p)

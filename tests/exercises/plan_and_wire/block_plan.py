@@ -18,7 +18,7 @@ def parts(config, sequence_parallel):
     return x, Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def in_a_table(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
     plan = {
@@ -38,7 +38,7 @@ def in_a_table(config, sequence_parallel):
     return plan
 
 
-@answers.right(blind=True)
+@answers.right
 def later_rows_win(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
     plan = Plan({"mixer.[kv]*": ColwiseParallel(heads=keys), "ffn.*": ColwiseParallel()})
@@ -55,7 +55,7 @@ def later_rows_win(config, sequence_parallel):
 # ---- the right one with other rows, or without some ------------------------------------------------------
 
 
-def but(mistake, changes=None, drop=(), blind=True, **options):
+def but(mistake, changes=None, drop=(), **options):
     """changes(config, x, queries, keys, sequence_parallel)."""
 
     def plan(config, sequence_parallel):
@@ -65,11 +65,11 @@ def but(mistake, changes=None, drop=(), blind=True, **options):
         return {name: style for name, style in right.items() if name not in drop}
 
     plan.__name__ = plan.__qualname__ = f"but_{len(answers.answers)}"
-    answers.wrong(mistake, blind=blind, **options)(plan)
+    answers.wrong(mistake, **options)(plan)
 
 
-def of(mistake, plan, blind=True, **options):
-    answers.wrong(mistake, blind=blind, **options)(plan)
+def of(mistake, plan, **options):
+    answers.wrong(mistake, **options)(plan)
 
 
 def columns(names, **options):
@@ -88,7 +88,7 @@ MEETS, COMES_WHOLE = "what is whole meets a piece", "the sum comes whole, and x 
 
 of("a shard is taken for the whole", lambda config, sequence_parallel: in_a_table(config, False))
 but(NORMS, drop=("norm_1", "norm_2"))
-but(HEAD, lambda c, x, q, k, s: columns(QKV), blind=False, alone=True)
+but(HEAD, lambda c, x, q, k, s: columns(QKV), alone=True)
 but(NEVER, lambda c, x, q, k, s: {"mixer.out": RowwiseParallel(output_layouts=x)})
 but(TWICE,
     lambda c, x, q, k, s: columns(READS, heads=q, input_layouts=x) | columns(KV, heads=k, input_layouts=x),

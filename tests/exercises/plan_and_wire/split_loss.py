@@ -25,7 +25,7 @@ def top(logits, group):
     return highest
 
 
-@answers.right(line=f"you sent 3.00 numbers per token forward and {NONE}", blind=True)
+@answers.right(line=f"you sent 3.00 numbers per token forward and {NONE}")
 def in_two(logits, targets, first, group=None):
     here, column, padded = target_column(logits, targets, first)
     shifted = padded - top(padded, group)[:, None]
@@ -34,7 +34,7 @@ def in_two(logits, targets, first, group=None):
     return (total.log() - target).mean()
 
 
-@answers.right(blind=True)
+@answers.right
 def without_padding(logits, targets, first, group=None):
     v = logits.shape[1]
     here = (targets >= first) & (targets < first + v)
@@ -84,7 +84,7 @@ INFINITE, GRADIENT = "not finite", "the right loss with a wrong gradient"
 MANY, DIVIDE = "more than three numbers per token", "right only where the ranks divide the vocabulary"
 TOKENS = "summed over the tokens"
 
-spoil = answers.slips(in_two, blind=True)
+spoil = answers.slips(in_two)
 spoil(INFINITE, {TOP: "0"})
 spoil("relative to each rank's own highest logit", {TOP: f"{LOW}[:, None]"})
 spoil(TOKENS, {END: "(total.log() - target).sum()"})
@@ -96,7 +96,7 @@ spoil(MANY, {END: f"(total.log() - {fourth}).mean()"})
 spoil(DIVIDE, {"targets, first)": f"targets, {RANK} * logits.shape[1])"})
 
 
-@answers.wrong("logits are gathered", blind=True)
+@answers.wrong("logits are gathered")
 def gathers(logits, targets, first, group=None):
     n, width = dist.get_world_size(group), torch.tensor([logits.shape[1]])
     widths = [torch.empty_like(width) for _ in range(n)]
@@ -114,7 +114,7 @@ def by_hand(mistake, changes, **options):
     answers.wrong(mistake, **options)(applied(exchanged(SplitLoss, changes, f"SplitLoss_{len(answers.answers)}")))
 
 
-by_hand("the gradient that comes in is left out", {"gradient / len": "1 / len"}, blind=True)
+by_hand("the gradient that comes in is left out", {"gradient / len": "1 / len"})
 one_hot = "ctx.wide = F.one_hot(targets, max(int(targets.max()) + 1, first + logits.shape[1]))"
 
 # ---- not seen by others ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ LINE = "right on all 87 examples"
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right(line=LINE, blind=True)
+@answers.right(line=LINE)
 def by_longest(elements, ranks, rank):
     longest = -(-elements // ranks)
     start = min(rank * longest, elements)
@@ -18,7 +18,7 @@ def by_longest(elements, ranks, rank):
     return start, stop
 
 
-@answers.right(blind=True)
+@answers.right
 def shard_range(elements, ranks, rank):
     size = (elements + ranks - 1) // ranks
     mine = range(elements)[rank * size : (rank + 1) * size]
@@ -32,6 +32,6 @@ UNHELD = {START: "rank * longest"}
 EMPTY = "an empty shard that does not end where it starts"
 
 instead = answers.slips(by_longest)
-instead(EMPTY, UNHELD, blind=True)
+instead(EMPTY, UNHELD)
 
 answers.instead(MISTAKES)

@@ -68,10 +68,10 @@ def wrong(way, mistake="", **options):
 
 # ---- right -----------------------------------------------------------------------------------------------
 
-right("both", line=LINE, blind=True)(summed)
+right("both", line=LINE)(summed)
 
 
-@right("both", blind=True, long=True)
+@right("both")
 def flat(x, group):
     y = torch.cat([x.reshape(-1)])
     dist.all_reduce(y, group=group)
@@ -85,15 +85,15 @@ NOT_DUE, STRIDES = "something is sent where nothing is due", "right only for con
 GATHERED, MANY = "gathered, where a sum belongs", "too many collectives"
 
 
-def spoil(mistake, ways, changes, blind=True, **options):
-    for place, way in enumerate(ways.split()):
-        answers.spoil(summed, mistake, changes, given=WAYS[way], blind=blind, **({"long": place > 0} | options))
+def spoil(mistake, ways, changes, **options):
+    for way in ways.split():
+        answers.spoil(summed, mistake, changes, given=WAYS[way], **options)
 
 
 wrong("copy_forward", "copy sends forward")(summed)
-wrong("copy_backward", "the gradient of copy is not summed", blind=True)(as_is)
+wrong("copy_backward", "the gradient of copy is not summed")(as_is)
 wrong("reduce_forward", "the summands are never added up")(as_is)
-spoil("N times too large", "reduce_forward", {END: "return y * dist.get_world_size(group)"}, blind=False)
+spoil("N times too large", "reduce_forward", {END: "return y * dist.get_world_size(group)"})
 spoil(NOT_DUE, "copy_forward", {END: "return y / dist.get_world_size(group)"})
 from_the_first = {SEND: "dist.broadcast(y, group=group, group_src=0)"}
 spoil("right only on the group of all ranks", "copy_backward reduce_forward", {", group=group": ""})
@@ -107,8 +107,8 @@ half = {"x.clone": "x.bfloat16().clone", END: "return y.to(x.dtype)"}
 shapes = "dist.all_gather_object([None] * dist.get_world_size(group), x.shape, group=group)"
 
 
-@wrong("reduce_forward", GATHERED, blind=True)
-@wrong("copy_backward", GATHERED, blind=True, long=True)
+@wrong("reduce_forward", GATHERED)
+@wrong("copy_backward", GATHERED)
 def gathered(x, group):
     x = x.contiguous()
     of_all = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -128,7 +128,7 @@ def adds_to_the_call_before(gradient, group):
 # ---- what is kept ----------------------------------------------------------------------------------------
 
 KEEPS = "kept for backward, but not needed there"
-answers.wrong(KEEPS, blind=True)((copy, border(summed, as_is, lambda x, y: x)))
+answers.wrong(KEEPS)((copy, border(summed, as_is, lambda x, y: x)))
 
 
 # ---- no border at all ------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def leaves_the_graph(x, group=None):
 wrong("reduce", "a collective that autograd does not see")(lambda x, group=None: summed(x, group))
 
 
-@wrong("copy", "right only for some shapes", long=True)
+@wrong("copy", "right only for some shapes")
 def at_least_one_dimension(x, group=None):
     return copy(torch.atleast_1d(x), group)
 

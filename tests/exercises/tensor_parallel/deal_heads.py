@@ -12,7 +12,7 @@ answers = Exercise("deal_heads")
 
 
 @answers.right(
-    line="21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message", blind=True
+    line="21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message"
 )
 def side_by_side(heads, kv_heads, ranks, rank):
     together = heads // kv_heads
@@ -49,16 +49,14 @@ def cut(mistake, start, stop, **options):
     answers.spoil(side_by_side, mistake, changes, **options)
 
 
-blind = {"blind": True}
-cut(UNEVEN, "rank * least + max(0, rank - ranks + more)", "start + least + (rank >= ranks - more)", **blind)
-cut(NO_HEAD, "min(rank * -(-kv_heads // ranks), kv_heads)", "min(start - (-kv_heads // ranks), kv_heads)", **blind)
-cut(NOT_ONCE, "rank * least", "start + least", **blind)
+cut(UNEVEN, "rank * least + max(0, rank - ranks + more)", "start + least + (rank >= ranks - more)")
+cut(NO_HEAD, "min(rank * -(-kv_heads // ranks), kv_heads)", "min(start - (-kv_heads // ranks), kv_heads)")
+cut(NOT_ONCE, "rank * least", "start + least")
 
 spoil = partial(answers.spoil, side_by_side)
 spoil(
     NOT_READ,
     {"if ranks > kv_heads:": "if kv_heads % ranks:", "= ranks // kv_heads,": "= max(1, ranks // kv_heads),"},
-    **blind,
 )
 spoil(
     "ranks that share are not neighbours",
@@ -68,15 +66,14 @@ spoil(
         "range(rank * each, (rank + 1) * each)": "range(key * together, key * together + each)",
         "return queries": "return queries if ranks <= kv_heads else [h + rank // kv_heads * each for h in queries]",
     },
-    **blind,
 )
 FIRST = "together = heads // kv_heads"
-spoil("not the same for everybody who asks", {FIRST: f"rank = dist.get_rank() % ranks; {FIRST}"}, **blind)
+spoil("not the same for everybody who asks", {FIRST: f"rank = dist.get_rank() % ranks; {FIRST}"})
 asks = "dist.all_gather_object([None] * dist.get_world_size(), (heads, kv_heads))"
-spoil("it sends", {FIRST: f"{asks}; {FIRST}"}, **blind)
+spoil("it sends", {FIRST: f"{asks}; {FIRST}"})
 
 
-@answers.wrong("keys and values twice, where there are enough", blind=True)
+@answers.wrong("keys and values twice, where there are enough")
 def queries_evenly(heads, kv_heads, ranks, rank):
     deal = [part.tolist() for part in torch.arange(heads).tensor_split(ranks)]
     kvs = [sorted({h * kv_heads // heads for h in q}) for q in deal]
@@ -92,18 +89,16 @@ def told(mistake, *results, **options):
 
 few, read = "if ranks <= kv_heads else", "[h for h in range(heads) if h // together in keys]"
 NOT_SUMMED, OTHERS = "the gradient of shared keys and values is not summed", "summed over the wrong ranks"
-told(NOT_SUMMED, "queries, keys, [rank]", "queries, keys, sharers[:-1] or sharers", **blind)
+told(NOT_SUMMED, "queries, keys, [rank]", "queries, keys, sharers[:-1] or sharers")
 told(
     OTHERS,
     f"queries, keys, sharers {few} list(range(ranks))",
     "queries, keys, [r for r in sharers if r != rank]",
-    **blind,
 )
 told(
     "not in order",
     "sorted(queries, key=lambda h: (h % together, h)), keys, sharers",
     "queries, keys[::-1], sharers",
-    **blind,
 )
 NO_LISTS = "not three lists of heads and ranks"
 told(NO_LISTS, "len(queries), len(keys), len(sharers)", "queries, keys")

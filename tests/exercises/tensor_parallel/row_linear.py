@@ -13,14 +13,14 @@ answers = Exercise("row_linear")
 
 
 @answers.right(
-    line="you sent 1.50 × y forward and 0.00 × backward; the least possible is 1.50 × and 0.00 ×", blind=True
+    line="you sent 1.50 × y forward and 0.00 × backward; the least possible is 1.50 × and 0.00 ×"
 )
 def in_two_lines(x, weight, bias, group=None):
     y = reduce(F.linear(x, weight), group)
     return y if bias is None else y + bias
 
 
-@answers.right(blind=True)
+@answers.right
 def on_the_first_rank_with_its_whole_gradient(x, weight, bias, group=None):
     if bias is None:
         return reduce(F.linear(x, weight), group)
@@ -54,8 +54,8 @@ SUM, END = "reduce(F.linear(x, weight), group)", "y if bias is None else y + bia
 RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
 
 
-def spoil(mistake, y=SUM, end=END, blind=True, **options):
-    answers.spoil(in_two_lines, mistake, {SUM: y, END: end}, blind=blind, **options)
+def spoil(mistake, y=SUM, end=END, **options):
+    answers.spoil(in_two_lines, mistake, {SUM: y, END: end}, **options)
 
 
 EACH, NTH, ONE = "the bias is added on every rank", "the gradient of the bias is an N-th", "the bias on one rank alone"
@@ -70,4 +70,4 @@ spoil("right only with a bias", end="y + bias")
 spoil(AS_WELL, "differentiable.all_reduce(F.linear(x, weight).contiguous(), group=group or dist.group.WORLD)")
 spoil("right only on some numbers of ranks", end=f"y if bias is None or {RANKS} == 1 else y + bias")
 
-spoil(PIECES, f"{SUM} if x.shape[-1] else F.linear(x, weight)", blind=False)
+spoil(PIECES, f"{SUM} if x.shape[-1] else F.linear(x, weight)")

@@ -55,34 +55,34 @@ SCALED = f"scale(shards, {FACTOR})"
 OWN = "the norm of one rank's shards only"
 
 spoil = answers.slips(usual)
-spoil(OWN, SUM, "pass", blind=True)
+spoil(OWN, SUM, "pass")
 spoil("norms are added, and not their squares",
     {SUM: "total = total.sqrt()\n    dist.all_reduce(total)",
-     ROOT: "norm = total"}, blind=True)
-spoil("the root is missing", ROOT, "norm = total", blind=True)
-spoil("the squares are averaged over the ranks", ROOT, "norm = (total / dist.get_world_size()).sqrt()", blind=True)
+     ROOT: "norm = total"})
+spoil("the root is missing", ROOT, "norm = total")
+spoil("the squares are averaged over the ranks", ROOT, "norm = (total / dist.get_world_size()).sqrt()")
 spoil("more than one number travels",
     {SQUARES: "total = torch.stack([squares_of([shard]) for shard in shards])",
-     ROOT: "norm = total.sum().sqrt()"}, blind=True)
+     ROOT: "norm = total.sum().sqrt()"})
 
 # ---- wrong: what is scaled, and by how much --------------------------------------------------------------
 
-spoil("small gradients are made larger", ".clamp(max=1.0)", "", blind=True)
+spoil("small gradients are made larger", ".clamp(max=1.0)", "")
 spoil("zero divided by zero", "(max_norm / (norm + 1e-6))", "(max_norm * (norm / norm) / norm)")
 spoil("None is not None any more", SQUARES,
     "for shard in shards:\n"
     f"        shard.grad = torch.zeros_like(shard) if shard.grad is None else shard.grad\n    {SQUARES}")
 spoil("not in place", SCALED,
     "for shard in shards:\n        if shard.grad is not None:\n"
-    f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)", blind=True)
+    f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)")
 spoil("the direction has changed", SCALED,
     "bound = max_norm / float(norm + 1e-6) * max([float(g.abs().max()) for g in gradients(shards)])\n"
     "    [g.clamp_(-bound, bound) for g in gradients(shards)]", alone=True)
-spoil("the parameters have changed", SCALED, f"for shard in shards:\n        shard.data.mul_({FACTOR})", blind=True)
+spoil("the parameters have changed", SCALED, f"for shard in shards:\n        shard.data.mul_({FACTOR})")
 
 # ---- wrong: what is returned -----------------------------------------------------------------------------
 
-spoil("the norm after clipping", "return norm", "return min(float(norm), max_norm)", blind=True)
+spoil("the norm after clipping", "return norm", "return min(float(norm), max_norm)")
 
 
 @answers.wrong("the gradients travel")

@@ -56,30 +56,30 @@ def after(mistake, line, **options):
     gathers(mistake, f"{ROOM}\n{GATHERED}\n{line}", **options)
 
 
-gathers("full has other memory", f"{WHOLE}full.data = whole", blind=True)
-after("copies of full parameters are kept", "full.kept = full.data.clone()", blind=True)
+gathers("full has other memory", f"{WHOLE}full.data = whole")
+after("copies of full parameters are kept", "full.kept = full.data.clone()")
 gathers("the parameters of the step before",
     f'if not hasattr(full, "kept"):\n    {ROOM}\n    {GATHERED}\n    full.kept = full.data.clone()\n'
-    f"{ROOM}\nfull.data.copy_(full.kept)", blind=True)
+    f"{ROOM}\nfull.data.copy_(full.kept)")
 gathers("the compute dtype is ignored",
     f"whole = torch.empty(full.shape, dtype=shard.dtype)\nall_gather(whole, shard.data)\n"
-    f"{ROOM}\nfull.data.copy_(whole)", blind=True)
+    f"{ROOM}\nfull.data.copy_(whole)")
 gathers("rounded on the way",
     f"{ROOM}\nwhole = torch.empty(full.shape, dtype=torch.bfloat16)\n"
-    "all_gather(whole, shard.data.bfloat16())\nfull.data.copy_(whole)", blind=True)
-gathers("the shard has changed", f"shard.data = shard.data.to(full.dtype)\n{ROOM}\n{GATHERED}", blind=True)
+    "all_gather(whole, shard.data.bfloat16())\nfull.data.copy_(whole)")
+gathers("the shard has changed", f"shard.data = shard.data.to(full.dtype)\n{ROOM}\n{GATHERED}")
 gathers("the pieces are rotated",
     f"{ROOM}\n_, ranks = place()\npieces = full.data.chunk(ranks)\n"
     "dist.all_gather([pieces[(i + 1) % ranks] for i in range(ranks)], shard.data.to(full.dtype))")
 gathers("there is no memory to gather into", GATHERED, alone=True)
 gathers("storage of another size",
     f"full.untyped_storage().resize_(full.numel() * shard.element_size())\n{GATHERED}")
-gathers("autograd sees the change", f"{WHOLE}{ROOM}\nwith torch.no_grad():\n    full.copy_(whole)", blind=True)
+gathers("autograd sees the change", f"{WHOLE}{ROOM}\nwith torch.no_grad():\n    full.copy_(whole)")
 after("more than a layer at a time", "[full.data.clone() for _ in range(6)]")
 gathers("too many bytes",
     f"{ROOM}\nrank, ranks = place()\n"
     "dist.gather(shard.data.to(full.dtype), list(full.data.chunk(ranks)) if rank == 0 else None, 0)\n"
-    "dist.broadcast(full.data, 0)", long=True)
+    "dist.broadcast(full.data, 0)")
 
 # ---- wrong: drop -----------------------------------------------------------------------------------------
 

@@ -47,24 +47,23 @@ N, GRADIENT = " / dist.get_world_size()", "reduce_scatter(gradient, None)"
 MEAN, ADDED = GRADIENT + N, f"add(shard, {GRADIENT}{N})"
 
 instead = answers.slips(ready, ADDED)
-instead("divided by the wrong number", f"add(shard, {GRADIENT} / 2)", blind=True)
-instead("overwritten instead of added", f"shard.grad = {MEAN}", blind=True)
+instead("divided by the wrong number", f"add(shard, {GRADIENT} / 2)")
+instead("overwritten instead of added", f"shard.grad = {MEAN}")
 instead("a moving average",
-    f"part = {MEAN}\nshard.grad = part if shard.grad is None else (shard.grad + part) / 2", blind=True)
+    f"part = {MEAN}\nshard.grad = part if shard.grad is None else (shard.grad + part) / 2")
 instead("the gradient of another piece",
     f"gradient = gradient.view(dist.get_world_size(), -1).roll(1, 0).reshape(-1)\n{ADDED}")
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
 instead("an all-reduce where a part is enough",
-    "rank, ranks = place()\ndist.all_reduce(gradient)\nadd(shard, gradient.chunk(ranks)[rank] / ranks)",
-    blind=True)
+    "rank, ranks = place()\ndist.all_reduce(gradient)\nadd(shard, gradient.chunk(ranks)[rank] / ranks)")
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
 TAKEN = "gradient, full.grad = full.grad, None"
 LAST = []
 
-answers.spoil(ready, "the whole gradient is kept", {TAKEN: "gradient = full.grad"}, blind=True)
+answers.spoil(ready, "the whole gradient is kept", {TAKEN: "gradient = full.grad"})
 instead("the whole gradient is kept elsewhere", f"full.kept = gradient\n{ADDED}")
 instead("freed only at the end of backward", f"LAST.append(gradient)\n{ADDED}\nif len(LAST) == 10:\n    LAST.clear()")
 instead("the shard has no gradient", f"return {MEAN}")

@@ -70,7 +70,7 @@ ROLLED = "reduce_scatter(full.grad.view(ranks, -1).roll({}, 0).reshape(-1), None
 spoil("the pieces are rotated", {SHARD: f"{NEXT}.clone()", MEAN: ROLLED.format(-1)})
 spoil("the gradient of another piece", {MEAN: ROLLED.format(1)})
 AGAIN = f"{MEAN} if shard.grad is None else shard.grad + {MEAN}"
-spoil("the gradient of the step before is added again", {MEAN: AGAIN}, blind=True)
+spoil("the gradient of the step before is added again", {MEAN: AGAIN})
 spoil("rounded on the way", {MEAN: "(reduce_scatter(full.grad.float(), None) / ranks).to(full.dtype)"})
 EVERYBODYS = (
     "gradients = [torch.empty_like(full.grad) for _ in range(ranks)]\n"
@@ -81,16 +81,16 @@ spoil("too many bytes", {GRADIENT: EVERYBODYS})
 
 # ---- wrong: who hears of it ------------------------------------------------------------------------------
 
-spoil("nobody gathers the parameters", {GATHER: "pass"}, blind=True)
+spoil("nobody gathers the parameters", {GATHER: "pass"})
 
 # ---- wrong: who holds what -------------------------------------------------------------------------------
 
 ALL = "the whole optimizer state is kept"
 OF_ALL = {"make([shard])": "make([full])"}
 
-spoil("nothing is sharded", OF_ALL | {GRADIENT: MIXED, GATHER: "pass"}, blind=True)
+spoil("nothing is sharded", OF_ALL | {GRADIENT: MIXED, GATHER: "pass"})
 # Each rank has state for everything, and sends its own part of what comes of it.
 spoil(ALL,
     OF_ALL | {GRADIENT: f"mine = {MEAN}\nfull.grad.chunk(ranks)[rank].copy_(mine)", "shard.data)": f"{SHARD}.clone())"})
-spoil("a new optimizer in every step", {MADE: "", STEP: "make([shard]).step()"}, blind=True)
+spoil("a new optimizer in every step", {MADE: "", STEP: "make([shard]).step()"})
 spoil("no step is returned", {"return step": "return optimizer"})

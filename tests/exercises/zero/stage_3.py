@@ -72,12 +72,12 @@ UPDATE = "    for layer in layers:\n        layer.update()\n"
 KEPT = FORWARD.replace("        layer.drop()\n", "")
 WITHOUT_GATHER = BACK.replace("        layer.gather()\n", "")
 
-spoil("layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
+spoil("layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER})
 spoil("more than one layer is whole",
     {FORWARD: "    layers[0].gather()\n"
          "    for layer, following in zip(layers, [*layers[1:], None]):\n"
          "        if following:\n            following.gather()\n"
-         "        x = layer.forward(x)\n        layer.drop()\n"}, blind=True)
+         "        x = layer.forward(x)\n        layer.drop()\n"})
 spoil("forward runs twice",
     {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"})
 
@@ -85,13 +85,13 @@ spoil("forward runs twice",
 
 spoil("gradients wait for each other",
     {BACK: BACK.replace("        layer.reduce()\n", ""),
-     UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}"}, blind=True)
-spoil("not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
+     UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}"})
+spoil("not one process's parameters", {"reversed(layers)": "layers"})
 spoil("a layer without backward()",
     {"reversed(layers)": "layers[:0:-1]",
      UPDATE: UPDATE.replace("layers:", "layers[1:]:")})
 TURNED = "    layers.reverse()\n    for layer in layers:\n"
-spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
+spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED})
 
 
 # ---- wrong: the end --------------------------------------------------------------------------------------
@@ -99,4 +99,4 @@ spoil("the list of layers has changed", {"    for layer in reversed(layers):\n":
 spoil("a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
 spoil("gathered too often",
     {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"})
-spoil("a layer without update()", {UPDATE: ""}, blind=True)
+spoil("a layer without update()", {UPDATE: ""})

@@ -9,7 +9,7 @@ events = Exercise("stages_by_event")
 # ---- stages_by_event: right ------------------------------------------------------------------------------
 
 
-@events.right(line="right", blind=True)
+@events.right(line="right")
 def table():
     return {
         "before_forward": ("", "", "all_gather"),
@@ -22,7 +22,7 @@ def table():
     }
 
 
-@events.right(blind=True)
+@events.right
 def columns():
     one = ["", "", "", "", "", "reduce_scatter", "all_gather"]
     two = ["", "", "", "", "reduce_scatter", "", "all_gather"]
@@ -43,7 +43,6 @@ NOTHING = '("", "", "")'
 THRICE = '("reduce_scatter",) * 3'
 
 but("stage 2 is made to reduce in sync, as stage 1 does",
-    '{"gradient_ready": ("", "", "reduce_scatter"), "sync": ("reduce_scatter", "reduce_scatter", "")}',
-    blind=True)
-but("stage 3 is made to gather in its step", '{"step": ("all_gather",) * 3}', blind=True)
-but(LEFT, f'{{"gradient_ready": {THRICE}, "sync": {NOTHING}}}', blind=True)
+    '{"gradient_ready": ("", "", "reduce_scatter"), "sync": ("reduce_scatter", "reduce_scatter", "")}')
+but("stage 3 is made to gather in its step", '{"step": ("all_gather",) * 3}')
+but(LEFT, f'{{"gradient_ready": {THRICE}, "sync": {NOTHING}}}')
