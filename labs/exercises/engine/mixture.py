@@ -42,11 +42,11 @@ class Made:
         )
         return f"It is made of {rows} times what is due{' of each micro-batch' if self.k > 1 else ''}."
 
-    def only(self, columns: slice) -> str | bool:
-        """Return the description if the others contributed these micro-batches and no others; else False."""
-        without = self.others.clone()
-        without[:, columns] = 0
-        return self.k > 1 and all_are(without, 0) and not all_are(self.others[:, columns], 0) and self.description
+    @property
+    def only_the_last(self) -> str | bool:
+        """Return the description if the others contributed their last micro-batch and no other; else False."""
+        before, last = self.others[:, :-1], self.others[:, -1]
+        return self.k > 1 and all_are(before, 0) and not all_are(last, 0) and self.description
 
 
 # fmt: off
@@ -66,8 +66,6 @@ COEFFICIENTS = (
             lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k))
                 and made.description,
             symptom="as if the learning rate grew with the number of micro-batches"),
-    Mistake("divided by the number of micro-batches twice", "Where is it divided, and by whom?",
-            lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.description),
     Mistake("averaged twice", "Who divides by the number of ranks, and how often?",
             lambda made: all_are(made.times, 1 / made.n) and made.description),
     Mistake("divided by the wrong number", "How many gradients were added up?",
@@ -77,8 +75,7 @@ COEFFICIENTS = (
             lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.description),
     Mistake("only the last micro-batch is synchronised",
             "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
-            lambda made: made.only(slice(-1, None)), symptom="right without accumulation, wrong with it"),
-    Mistake("only the first micro-batch is synchronised", "When is .grad complete?", lambda made: made.only(slice(1))),
+            lambda made: made.only_the_last, symptom="right without accumulation, wrong with it"),
     NOTHING,
     ONE_RANK,
     Mistake("", "Which gradients went into this one, and how often?", lambda made: made.description),

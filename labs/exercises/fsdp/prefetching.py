@@ -155,7 +155,6 @@ class Step:
 
     def __init__(self, world: Chain, notes: list[Any], most: int, own: bool) -> None:
         self.most, self.own, self.layers, self.depth = most, own, len(set(world.there)), len(world.there)
-        self.first = world.step == 0
         self.uses = [("forward", n) for n in world.there] + [("backward", n) for n in world.there[::-1]] * world.trains
         self.ahead = [k for k in range(len(self.uses)) if k not in (0, self.depth)]
         begun = [0, *accumulate(what in USES for what, _ in notes)]
@@ -201,11 +200,8 @@ def waited_early(step: Step) -> str | None:
     return first(step.describe(k, "waited for before") for k in step.ahead if begun.get(k, k) < k)
 
 
-def late(which: Callable[[Step], list[int]]) -> Callable[[Step], str | bool]:
-    """Return a function that describes a step in which exactly the uses `which(step)` came late."""
-    return lambda step: (
-        bool(step.late) and step.late == which(step) and step.describe(step.late[0], "not on its way before")
-    )
+def late(step: Step) -> str | bool:
+    return bool(step.late) and step.describe(step.late[0], "not on its way before")
 
 
 # fmt: off
@@ -241,16 +237,10 @@ STEP = (
     Mistake("waited for before it is needed",
             "What could this rank compute, instead of standing still for the next layer?", waited_early,
             symptom="gathers begin early, but the waiting is as long as without prefetch"),
-    Mistake("ahead only in the first step",
-            "In the first step all was on its way. What is used up by then, or refers to tensors that are gone?",
-            late(lambda step: [] if step.first else step.late)),
-    Mistake("nothing is on its way while a layer computes", NOW, late(lambda step: step.ahead),
+    Mistake("nothing is on its way while a layer computes", NOW,
+            lambda step: step.late == step.ahead and late(step),
             symptom="a comb of waiting in the timeline"),
-    Mistake("only in forward", "Which hook is called when a layer's backward begins?",
-            late(lambda step: [k for k in step.ahead if k > step.depth])),
-    Mistake("only in backward", "Which hook is called when a layer's forward begins?",
-            late(lambda step: [k for k in step.ahead if k < step.depth])),
-    Mistake("some gathers come late", NOW, late(lambda step: step.late)),
+    Mistake("some gathers come late", NOW, late),
 )
 # fmt: on
 PLAY = Play(

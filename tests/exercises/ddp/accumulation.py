@@ -33,12 +33,6 @@ def in_one_loop(model, micro_batches):
     model.sync()
 
 
-def divide(model, n):
-    for p in model.parameters():
-        if p.grad is not None:
-            p.grad.div_(n)
-
-
 FIRST, LAST = "(model(*micro_batch) / n).backward()", "(model(*micro_batches[-1]) / n).backward()"
 WHOLE = {FIRST: "model(*micro_batch).backward()", LAST: "model(*micro_batches[-1]).backward()"}
 LOSS, SYNC = "loss = model(*micro_batch) / n", "model.sync()"
@@ -52,7 +46,6 @@ COUNT = "n = len(micro_batches)"
 
 spoil("the loss is not divided by the number of micro-batches", WHOLE)
 spoil("averaged twice", {COUNT: "n = len(micro_batches) * dist.get_world_size()"})
-spoil("divided by the number of micro-batches twice", {SYNC: SYNC + "\n    divide(model, n)"})
 loop("only the last micro-batch counts", {CONTEXT: "model.zero_grad()\n        " + CONTEXT})
 spoil("the gradient is zero", {SYNC: SYNC + "\n    model.zero_grad(set_to_none=False)"})
 spoil("a gradient is gone", {SYNC: SYNC + "\n    model.zero_grad()"})
@@ -100,15 +93,6 @@ def every_time(model, micro_batches):
     for micro_batch in micro_batches:
         (model(*micro_batch) / len(micro_batches)).backward()
         model.sync()
-
-
-@answers.wrong("only the first micro-batch is synchronised")
-def after_the_first(model, micro_batches):
-    for i, micro_batch in enumerate(micro_batches):
-        with nullcontext() if i == 0 else model.no_sync():
-            (model(*micro_batch) / len(micro_batches)).backward()
-            if i == 0:
-                model.sync()
 
 
 # ---- what is held, told and left -----------------------------------------------------------------------------

@@ -67,16 +67,10 @@ def places(model):
 NOTHING = "nothing is on its way while a layer computes"
 VAIN = "gathered in vain"
 ONCE = "right only where no layer comes twice"
-FORWARD, BACKWARD = (
-    "        layer.register_forward_pre_hook(computes)\n",
-    "        layer.register_full_backward_pre_hook(computes)\n",
-)
 SOON = "        for soon in (layer, *uses[:1]):\n            soon.unshard(async_op=True)\n"
 BACK = "[*model, *reversed(model)]"
 
 spoil = answers.slips(prefetching)
-spoil("only in forward", BACKWARD, "")
-spoil("only in backward", {FORWARD: "        layer.register_forward_pre_hook(lambda *_: uses.pop(0) and None)\n"})
 spoil("the later one is gathered first", "(layer, *uses[:1])", "uses[:1]")
 spoil("waited for before it is needed", "async_op=True", "")
 spoil(NOTHING, "(layer, *uses[:1])", "[layer]")
@@ -144,27 +138,3 @@ def scaled(model):
 @answers.wrong(NOTHING)
 def nothing(model):
     pass
-
-
-@answers.wrong("ahead only in the first step")
-def a_list_that_is_used_up(model):
-    """Backward's order is made once, and each hook takes from it."""
-    layers, at = list(model), []
-    order = layers[-2::-1]
-
-    def start(*_):
-        at[:] = layers[1:]
-
-    def forward(layer, _):
-        if at:
-            at.pop(0).unshard(async_op=True)
-
-    def backward(layer, _):
-        layer.unshard(async_op=True)
-        if order:
-            order.pop(0).unshard(async_op=True)
-
-    model.register_forward_pre_hook(start)
-    for layer in set(layers):
-        layer.register_forward_pre_hook(forward)
-        layer.register_full_backward_pre_hook(backward)
