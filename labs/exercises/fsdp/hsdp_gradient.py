@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Memory, Sends, Sent
+from labs.exercises.engine.common_mistakes import Memory, Sends, Sent, in_another_dtype
 from labs.exercises.engine.on_axes import OnMesh
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Seen
@@ -157,6 +157,7 @@ EXERCISE = Exercise(
         Mistake("not the same bits on every replica",
                 "Does every replica add up in the same order? Replicas that differ by a bit drift apart.", unlike),
     ), sent=(
+        Mistake("reduced in the wrong dtype", "Who needs the extra digits?", in_another_dtype),
         Mistake("whole gradients cross the replicas",
                 "Which axis goes first, so that the other one has less to carry?", too_much_crossed,
                 symptom="more bytes between the nodes than DDP with a shard would send"),

@@ -254,6 +254,8 @@ UPDATED = (
     Mistake("two of them share their memory", "What happens to the mean when the square is written?",
             lambda one: len({one.kept[name].data_ptr() for name in NAMES}) < len(NAMES) and bool(one.p.numel())
             and "two of the three tensors have the same memory"),
+    Mistake("the master stands still", "Which line changes the master?",
+            goes(lambda one: torch.equal(one.master, one.start))),
     Mistake("small steps are lost", TYPES, goes(lambda one: torch.equal(one.master.to(one.p.dtype), one.master)),
             symptom="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
     Mistake("every step counts as the first", "What is the number of this step?", counted(lambda t: 1),

@@ -223,6 +223,9 @@ PLAY = Play(
                     and f"after the call, {name} is not what it was"),
         )),
         (gradients, (
+            Mistake("no gradient, or one that is not a number",
+                    "Which parameters does the backward of this stage reach, and by what is the loss divided?",
+                    lambda one: not one.received.isfinite().all()),
             Mistake("rounded on the way", "In which dtype does it cross, and in which is it added up?",
                     lambda one: one.near(one.received, one.expected, 2e-2)),
             Mistake("the loss is not divided by the number of micro-batches", COUNT, made(all_are)),

@@ -169,6 +169,7 @@ GRADIENT = (
             lambda one: (one.received is None) != (one.expected is None)),
     Mistake("zero divided by zero", "By what do you divide, when all gradients are zero?",
             lambda one: not one.received.isfinite().all()),
+    Mistake("nothing is clipped", "Which line writes into .grad?", as_if_by(lambda world: 1)),
     Mistake("small gradients are made larger", "What should happen to gradients shorter than max_norm?",
             as_if_by(lambda world: max(1, world.times))),
     *(Mistake(name, question, as_if_by(lambda world, of=of: world.by(of(world.squares))))

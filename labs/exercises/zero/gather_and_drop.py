@@ -108,6 +108,13 @@ def expected(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]
     return [{f"layer {i} (gather {number})": wholes[i] for number, (i, _) in enumerate(world.visits)}] * world.n
 
 
+def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
+    """Return the values if each rank filled all pieces with its own shard."""
+    return [
+        {name: x.chunk(world.n)[r].repeat(world.n) for name, x in expected(world)[r].items()} for r in world.members
+    ]
+
+
 # fmt: off
 STATE = (
     Mistake("the compute dtype is ignored", "In which dtype was full, before it was dropped?",
@@ -131,6 +138,7 @@ PLAY = Play(
             Mistake("the parameters of the step before",
                     "What has the optimizer changed since, and who has told the others?",
                     as_if(lambda world: (expected(world, step) for step in range(world.step)))),
+            Mistake("one's own shard everywhere", "Whose shard belongs where?", as_if(own_everywhere)),
             replace(pieces.ROTATED, question="Whose shard belongs where?"),
             *rows.VALUES,
         )),

@@ -164,6 +164,8 @@ PLAY = Play(
         )),
         (as_a_whole, rows.LUCK),
         (wrong(expected, TOLERANCE), (
+            Mistake("nothing is updated", "What does the optimizer update?",
+                    as_if(lambda world: after(world, world.step - 1))),
             Mistake("nobody gathers the parameters", "How do the other ranks learn the piece that you have updated?",
                     lambda one: as_if(own_piece_only)(one) and "It has updated its own piece, and nothing else."),
             pieces.ROTATED,

@@ -57,6 +57,8 @@ def axis_by_axis(gradient, mesh):
 
 spoil("never averaged over the replicas", ADDED, "pass", MEAN, f"piece / {S}")
 spoil("sharded along the wrong axis", "shards, replicas =", "replicas, shards =")
+spoil("reduced in the wrong dtype", "gradient, shards", "gradient.double(), shards",
+    MEAN, f"({MEAN}).to(gradient.dtype)")
 spoil("divided by one axis only", MEAN, f"piece / {S}")
 spoil("not the same bits on every replica", ADDED,
     f"pieces = piece.new_empty({R}, len(piece))\n"

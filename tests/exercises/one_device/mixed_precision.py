@@ -108,6 +108,7 @@ def setting(mistake, words, **options):
 
 then(SMALL, 'kept["master"].copy_(p)')
 setting(OTHER_WAY, 'kept["master"].copy_(p)')
+spoil("the master stands still", {FLOAT: "", ADAMW: "", COPY: "pass"})
 spoil(BEHIND, {COPY: ""})
 spoil("the parameter is not its master, rounded",
     {ADAMW: f'before = kept["master"].clone()\n    {ADAMW}',

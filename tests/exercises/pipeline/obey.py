@@ -93,6 +93,7 @@ divided("the loss is not divided by the number of micro-batches", "pass")
 divided("divided by the number of micro-batches twice", "y = y / len(ys) / len(ys)")
 divided(ANOTHER, "y = y / len(instructions)")
 divided(WEIGHTS, "y = y / len(losses)")
+divided("no gradient, or one that is not a number", "y = y / (0 * len(ys))")
 
 # ---- wrong: the losses -----------------------------------------------------------------------------------
 

@@ -173,11 +173,6 @@ SCHEDULE, PLACE = 'schedule.last_epoch = state["steps"]', 'loader.step = state["
 SET = 'torch.set_rng_state(state["random"])'
 
 spoil = answers.slips(resume, given=resumes)
-
-
-def before(mistake, words, **options):
-    """With these before all."""
-    spoil(mistake, {"    for name, p in": f"    {words}\n    for name, p in"}, **options)
 spoil("buffers are left out", {BUFFER: "pass"})
 spoil("the schedule is left out", {SCHEDULE: "pass"})
 spoil("the data begin anew", {PLACE: "pass"})

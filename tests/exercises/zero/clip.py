@@ -67,6 +67,7 @@ spoil("more than one number travels",
 
 # ---- wrong: what is scaled, and by how much --------------------------------------------------------------
 
+spoil("nothing is clipped", SCALED, f"for g in gradients(shards):\n        g = g * {FACTOR}")
 spoil("small gradients are made larger", ".clamp(max=1.0)", "")
 spoil("zero divided by zero", "(max_norm / (norm + 1e-6))", "(max_norm * (norm / norm) / norm)")
 spoil("None is not None any more", SQUARES,

@@ -71,6 +71,7 @@ gathers("the shard has changed", f"shard.data = shard.data.to(full.dtype)\n{ROOM
 gathers("the pieces are rotated",
     f"{ROOM}\n_, ranks = place()\npieces = full.data.chunk(ranks)\n"
     "dist.all_gather([pieces[(i + 1) % ranks] for i in range(ranks)], shard.data.to(full.dtype))")
+gathers("one's own shard everywhere", f"{ROOM}\nfull.data.copy_(shard.data.repeat(dist.get_world_size()))")
 gathers("there is no memory to gather into", GATHERED, alone=True)
 gathers("storage of another size",
     f"full.untyped_storage().resize_(full.numel() * shard.element_size())\n{GATHERED}")

@@ -82,6 +82,7 @@ spoil("too many bytes", {GRADIENT: EVERYBODYS})
 # ---- wrong: who hears of it ------------------------------------------------------------------------------
 
 spoil("nobody gathers the parameters", {GATHER: "pass"})
+spoil("nothing is updated", COPY | {GATHER: "all_gather(torch.empty_like(full.data), shard.data)"})
 
 # ---- wrong: who holds what -------------------------------------------------------------------------------
 
