@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch  # noqa: F401 (varied answers use it)
 import torch.distributed as dist
 
 from labs import collectives

@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch  # noqa: F401 (varied answers use it)
+import torch.distributed as dist  # noqa: F401 (as above)
 
 from labs import collectives
 from labs.collectives import exchange, group_rank, place

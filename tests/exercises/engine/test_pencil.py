@@ -1,6 +1,5 @@
 """Tests of the checks on paper: what they say beside a mistake's name.  Their answers are in tests/exercises."""
 
-import csv
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,7 @@ from labs.exercises.plan_a_run.bottlenecks import REPORTS
 from labs.exercises.plan_a_run.forecast import TABLE
 from labs.exercises.zero.held_per_rank import held
 from labs.model import PRESETS
+from labs.plan.published import RUNS, rows_of
 from tests.answers.together import together
 from tests.exercises.zero.stages_by_event import table
 
@@ -25,7 +25,7 @@ def test_a_wrong_table_says_of_which_stages():
     functions = [lambda changed=changed: table() | changed for changed in rows]
     first, second, third, *others = together([("stages_by_event", (fn,), False) for fn in functions])
     assert first.text.endswith("; wrong for stages 2 and 3") and "done already" in first.question
-    assert second.text.endswith("; wrong for stage 3") and second.mistake == "a gather is missing"
+    assert second.text.endswith("; wrong for stage 3") and not second.mistake
     assert third.text.endswith("; wrong for stages 2 and 3") and "which part of it" in third.question
     assert all(answer.ok is False for answer in others)
 
@@ -42,16 +42,15 @@ def test_what_a_rank_holds_is_what_cost_predicts(stage, ranks):
 
 def test_reports_of_bottlenecks_are_rows_of_the_playbook():
     """Compare each report with its row, and its `best` with the best row of the table."""
-    with open(TABLE, encoding="utf-8", newline="") as file:
-        published = [row for row in csv.DictReader(file) if row["batch_consistent"] == "1"]
+    published = [row for row in rows_of(RUNS) if row["table"] == TABLE and row["tokens_per_gpu"]]
     for report, _ in (each for name, each in REPORTS.items() if name != "G"):
         alike = [row for row in published if (row["model"], row["gpus"]) == (report.model, str(report.gpus))]
-        assert max(int(row["tok_s_gpu"]) for row in alike) == report.best
+        assert max(int(row["tokens_per_gpu"]) for row in alike if row["is_target"] == "1") == report.best
         accumulation, batch = report.microbatches.split(" of ")
-        names = {"tp": report.tp, "pp": report.pp, "dp": report.dp, "mbs": batch, "grad_acc": accumulation}
+        names = {"tp": report.tp, "pp": report.pp, "micro_batch": batch, "accumulation": accumulation}
         [found] = [row for row in alike if all(row[k] == str(v) for k, v in names.items()) and agrees(row, report)]
-        assert float(found["mem_reserved_rank0_gib"]) == report.GiB
+        assert float(found["gib"]) == report.GiB and int(found["replicas"]) * int(found["shards"]) == report.dp
 
 
 def agrees(row, report):
-    return int(row["tok_s_gpu"]) == report.tokens
+    return int(row["tokens_per_gpu"]) == report.tokens

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch  # noqa: F401 (varied answers use it)
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torchs
 
