@@ -1,4 +1,4 @@
-"""Train a large model on many devices: the map of this package.
+"""Training of large models on many devices: the map of this package.
 
 Each name in labs/ is a chapter, taught from scratch on torch.distributed: a file, or a folder with a file for each idea
 and an outline in its `__init__`.  Read the chapters in this order; each one imports only chapters above it.
@@ -33,6 +33,6 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     deepspeed    the same strategies in DeepSpeed, chosen by a configuration (extra deepspeed)
     xla          the same strategies in JAX: annotate arrays' layouts, and the compiler communicates (extra gspmd)
 
-labs/kit is the laboratory around these chapters: it runs and measures them.  Its own map is in labs/kit/__init__.py.
+labs/kit is the laboratory around these chapters, which runs and measures them; labs/kit/__init__.py has a map of it.
 labs/exercises has the exercises and challenges of the notebooks, one file each.
 """

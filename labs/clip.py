@@ -1,4 +1,4 @@
-"""Clipping by the global norm: the length of all gradients together, on whichever ranks their elements are.
+"""Clipping by the global norm: the length of all gradients as one vector, on whichever ranks its elements are.
 
 Let g be the vector of the gradients of all parameters that are trained.  If g is longer than `max_norm`, g is scaled to
 that length, and keeps its direction.  Source: Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2.
@@ -44,7 +44,7 @@ def clip_gradients(
     """Scale all gradients, in place, so that their global norm is at most `max_norm`; return the norm before (0-dim).
 
     parameters: this rank's parameters, or its shards; a `.grad` that is None or empty counts as zeros.
-    max_norm: the largest norm; inf only measures.
+    max_norm: the largest norm that is not clipped; with inf, the norm is only measured.
     groups: the process groups over which the parameters are sharded, None for all ranks.  Every rank of these groups
         must call this function.  Leave `groups` out for gradients that are DTensors, which know their groups.
 
@@ -84,7 +84,7 @@ def require_groups(
     ranks = [{frozenset(dist.get_process_group_ranks(group)) for group in groups} for groups in known]
     if not are_all or any(other != ranks[0] for other in ranks):
         raise ValueError(
-            "some gradients are sharded otherwise than the others: clip them with labs.tp.clip_gradients or "
+            "some gradients are sharded over other groups than the rest: clip them with labs.tp.clip_gradients or "
             "Parallel.clip_gradients, or take the global_norm of each kind and scale all gradients by the total"
         )
     others = {frozenset(dist.get_process_group_ranks(group)) for group in given}

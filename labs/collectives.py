@@ -1,7 +1,8 @@
-"""Collectives from send and receive alone.
+"""Collectives, written with send and receive alone.
 
 A collective is a program that every rank of a group runs at the same moment.  Each collective in this file is written
-with `isend` and `irecv`, in an algorithm that has a name.  The table shows what rank r of N sends of n elements.
+with `isend` and `irecv`, in an algorithm that has a name.  The table shows how many elements rank r of N ranks sends,
+for a tensor of n elements.
 A tensor is cut into N pieces as `tensor_split` cuts it: as evenly as possible, the longer pieces first; c_i is the size
 of piece i, indices modulo N.
 
@@ -16,8 +17,8 @@ of piece i, indices modulo N.
     all_to_all             pairwise exchange        N - 1             all but the piece that it keeps
     barrier                dissemination            ceil(log2 N)      1 per round
 
-The ring sends the fewest elements that an all-reduce can, 2 (N-1)/N n; the tree and the doubling need the fewest
-rounds.  So rings win on large tensors and doubling on small ones (Thakur, Rabenseifner and Gropp, 2005,
+The ring sends the fewest elements that an all-reduce can send, 2 (N-1)/N n per rank; the tree and the doubling need the
+fewest rounds.  So rings win on large tensors and doubling on small ones (Thakur, Rabenseifner and Gropp, 2005,
 "Optimization of Collective Communication Operations in MPICH"; `labs.cost` has the arithmetic).
 
 All collectives in this file work in place on contiguous tensors of any shape, size (empty, too) and dtype, on one
@@ -77,8 +78,8 @@ def reduce(tensor: Tensor, dst: int = 0, op=ReduceOp.SUM, group: ProcessGroup | 
 def reduce_scatter(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> Tensor:
     """Reduce piece r of `tensor` over all ranks into rank r's tensor, and return that piece: 1-D, a view of `tensor`.
 
-    A partial result starts from each rank and travels once around the ring.  Every rank that it passes adds its own
-    piece, and the result ends on the rank whose piece it is.  The other pieces of `tensor` are left half reduced.
+    A partial result starts from each rank and travels once around the ring.  Every rank on the way adds its own piece,
+    and the result ends on the rank whose piece it is.  Afterwards the other pieces of `tensor` hold partial results.
     """
     rank, ranks = place(group)
     pieces = flatten(tensor).tensor_split(ranks)
@@ -121,11 +122,11 @@ def all_reduce(
 
 
 def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
-    """Do the same as `all_reduce` in the fewest rounds: ranks 1, 2, 4, ... apart exchange whole tensors.
+    """All-reduce in the fewest rounds: ranks at the distances 1, 2, 4, ... exchange whole tensors.
 
-    Recursive doubling needs a power of two.  With N = power + extra, the last `extra` ranks first send their tensors to
-    the first `extra` ranks, which combine them with their own.  At the end the first `extra` ranks send the result
-    back.  So such an N costs two more rounds of n elements each.
+    Recursive doubling needs a number of ranks that is a power of two.  If N = power + extra, the last `extra` ranks
+    first send their tensors to the first `extra` ranks, which combine them with their own.  At the end the first
+    `extra` ranks send the result back. So an N that is no power of two costs two more rounds of n elements each.
     """
     rank, ranks = place(group)
     flat = flatten(tensor)
@@ -173,7 +174,7 @@ def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup 
 def barrier(group: ProcessGroup | None = None) -> None:
     """Wait until every rank has called this function; after k rounds, a rank knows that 2^k ranks have.
 
-    The message of a round tells its receiver that all ranks of which its sender knows have called the function.
+    By its message, a rank tells the receiver that all ranks of which it knows have called the function.
     """
     rank, ranks = place(group)
     token = torch.zeros(2, dtype=torch.uint8)
@@ -189,12 +190,12 @@ def exchange(
     send: tuple[Tensor, int] | None = None,
     receive: tuple[Tensor, int] | None = None,
 ) -> None:
-    """Run one round: post a send and a receive together, and wait for both.
+    """Run one round of a collective: post a send and a receive together, and wait for both.
 
     send, receive: (tensor, peer), where peers count modulo N; an empty tensor is not sent.
 
     On NCCL a send does not return before its receive has been posted.  A ring of ranks that all send first and receive
-    afterwards would never move, so both are posted together.
+    afterwards would never move, so a rank posts its send and its receive together.
     """
     ranks = dist.get_world_size(group)
     posts = [
@@ -217,7 +218,7 @@ def place(group: ProcessGroup | None) -> tuple[int, int]:
     """Return this rank's number within the group, and the group's size."""
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not a member of this group: only members may call")
+        raise ValueError(f"rank {dist.get_rank()} is not a member of this group: call it on members only")
     return rank, dist.get_world_size(group)
 
 

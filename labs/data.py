@@ -6,13 +6,14 @@
 
 The tokens are cut into windows of context + 1 tokens, one next to the other; a window's last token is only a target.
 Each epoch reads every window once, in an order drawn from (seed, epoch). A batch is the next `batch` windows in this
-order, and rank r reads the r-th of `ranks` equal parts of the batch. So no window is read twice, and the ranks together
-read the same batch, however many ranks there are. Windows that are too few to fill the epoch's last batch are left out.
+order, and rank r reads the r-th of `ranks` equal parts of the batch. So no window is read twice in an epoch, and the
+ranks together read the same batch, however many ranks there are. Windows that are too few to fill the epoch's last
+batch are left out.
 
 PyTorch's DistributedSampler differs in three ways. DistributedSampler assigns samples one by one: rank r of N takes
-samples r, r + N, .... It fills the last batch by *repeating* the first samples of the epoch, which then count twice,
-unless drop_last=True drops that batch. DistributedSampler also reads every epoch in the order of epoch 0, unless
-set_epoch(epoch) is called.
+samples r, r + N, .... DistributedSampler fills the last batch by *repeating* the first samples of the epoch, which then
+count twice, unless drop_last=True drops that batch. DistributedSampler also reads every epoch in the order of epoch 0,
+unless set_epoch(epoch) is called.
 
 Shape suffixes: B batch (of one rank), T time = context.
 """
@@ -77,10 +78,10 @@ class Corpus:
 
 
 def corpus(directory: str | Path | None = None, hub: str | None = None) -> Corpus:
-    """Read a corpus: by default this Python's own standard library, about 11 MB, which differ between Python versions.
+    """Read a corpus: by default this Python's own standard library, about 11 MB, which differs between versions.
 
-    directory: reads the text files below this directory instead
-    hub: reads the first 20,000 rows of column "text" of this Hugging Face dataset instead, if `datasets` is installed
+    directory: a directory, whose text files are read instead, with those in its subdirectories
+    hub: a Hugging Face dataset, the first 20,000 rows of whose column "text" are read instead; needs `datasets`
 
     Raises FileNotFoundError if the directory is missing or has no text, ImportError without `datasets`, ConnectionError
     if the hub cannot be read, and ValueError if the dataset has no text.
@@ -153,14 +154,14 @@ class Batches:
     The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  A step beyond the
     first epoch belongs to a later epoch; iterating over `batches` gives the steps of the first epoch.
 
-    tokens: 1-D, of any integer dtype
+    tokens: the corpus' tokens, 1-D, of any integer dtype
     batch: number of windows in a step, on all ranks together
     context: number of tokens in a sequence
     seed: seed of the order in which windows are read
     rank, ranks: this rank's number, and the number of ranks that share a batch
 
-    Raises ValueError if the batch is not divisible by the ranks, if the rank is not one of them, and if the corpus is
-    shorter than one batch; IndexError for a step below 0.
+    Raises ValueError if the batch is not divisible by the ranks, if `rank` is not one of the ranks, and if the corpus
+    is shorter than one batch; IndexError for a step below 0.
     """
 
     def __init__(self, tokens: Tensor, batch: int, context: int, seed: int = 0, rank: int = 0, ranks: int = 1) -> None:

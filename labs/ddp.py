@@ -10,11 +10,11 @@ average, which differ in what they do at two events of a training step:
     Overlapped   copy it into its bucket; start      wait
                  the all-reduces of full buckets
 
-Each sends the same bytes: 2 (N-1)/N of the gradients, per rank and step.  Buckets save messages, since every
-all-reduce costs its latency however small it is.  Overlap hides the time of the all-reduces behind the rest of
-backward: backward works from the last layer to the first, and the buckets are filled in that order.  PyTorch calls
-`Overlapped` DistributedDataParallel.  Source: Li et al., VLDB 2020, "PyTorch Distributed: Experiences on Accelerating
-Data Parallel Training".
+Each sends the same bytes, be it Naive, Bucketed or Overlapped: per rank and step, 2 (N-1)/N times those of the
+gradients.  Buckets save messages, since every all-reduce costs its latency however small it is.  Overlapping hides the
+time of the all-reduces behind the rest of backward: backward works from the last layer to the first, and the buckets
+are filled in that order.  PyTorch calls `Overlapped` DistributedDataParallel.  Source: Li et al., VLDB 2020, "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training".
 
     model = Overlapped(model)
     for micro_batch in micro_batches[:-1]:
@@ -49,19 +49,21 @@ MiB = 2**20
 
 
 class DataParallel(nn.Module):
-    """A model in data parallelism: a base class that keeps replicas equal, with `no_sync`, buffers, unused parameters.
+    """A replica in data parallelism: the base class of the three ways to average, which keeps all replicas equal.
 
-    A subclass implements `average`, which replaces every `.grad` by its mean over the ranks.
+    The base class handles `no_sync`, buffers and unused parameters.  A subclass implements `average`, which replaces
+    every `.grad` by its mean over the ranks.
 
     model: the module to train, equal on all ranks.
     group: the ranks that average their gradients; all ranks by default.
-    all_reduce: a function like torch.distributed.all_reduce.
-    find_unused: allow parameters that backward did not reach on some rank; their gradients count as zero there.  A
-        parameter that no rank reached keeps `grad = None`, so that the optimizer skips it as it would on one process.
+    all_reduce: the function that adds up gradients over the ranks, like torch.distributed.all_reduce.
+    find_unused: whether backward may leave parameters without a gradient on some ranks; these gradients count as zero.
+        A parameter with a gradient on no rank keeps `grad = None`, so that the optimizer skips it as it would on one
+        process.
 
     Buffers, such as running statistics, take rank 0's values when the model is wrapped, at the end of each `sync()`,
-    and before a second training forward of a step.  So all ranks evaluate the same model, and rank 0 may evaluate
-    alone.
+    and before a second training forward of a step.  With equal buffers all ranks evaluate the same model, and rank 0
+    may evaluate alone.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on their own rank only: use it for all micro-batches of a step but the last.
+        """Let gradients add up on their own rank, without an all-reduce: for all micro-batches of a step but the last.
 
-        `backward()` must run inside the context; in PyTorch the forward must.
+        `backward()` must run inside this context; in PyTorch's version the forward must.
         """
         before, self.syncing = self.syncing, False
         try:
@@ -159,7 +161,7 @@ class DataParallel(nn.Module):
             )
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
-        """Set `.grad` back to None for parameters that have a gradient on no rank; all-reduce a flag for each."""
+        """Set `.grad` back to None for parameters that have a gradient on no rank; all-reduce a flag per parameter."""
         device = next(iter(self.trainable.values())).device
         used = torch.tensor([name not in missing for name in self.trainable], dtype=torch.int32, device=device)
         self.all_reduce(used, group=self.group)
@@ -256,7 +258,7 @@ class Overlapped(DataParallel):
             self.start_full_buckets()
 
     def start_full_buckets(self) -> None:
-        """Start the all-reduces of full buckets, strictly in order: all ranks must start the same all-reduces.
+        """Start the all-reduces of full buckets, strictly in order, since all ranks must start the same all-reduces.
 
         A bucket that is full before an earlier bucket waits for it.
         """
@@ -336,6 +338,6 @@ def nbytes(tensors: list[Tensor]) -> int:
 
 
 def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Split a vector into views with the shapes of `like`."""
+    """Split a vector into views with the shapes of the tensors in `like`."""
     pieces = flat.split([x.numel() for x in like])
     return [piece.view(x.shape) for piece, x in zip(pieces, like, strict=True)]

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 class Versions:
     """The version counter of a tensor whose memory is freed and allocated again.
 
-    Autograd saves the version of a tensor that it keeps for backward.  If the version has changed by then, autograd
-    raises "modified by an inplace operation".  Otherwise backward would read freed memory, or numbers of another step.
+    Autograd saves the version of a tensor that it keeps for backward.  If the version has changed when backward needs
+    the tensor, autograd raises "modified by an inplace operation".  Without a change of the version, backward would
+    read freed memory, or numbers of another step.
     """
 
     def __init__(self, x: Tensor):

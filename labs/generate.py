@@ -6,8 +6,8 @@
 
 Without a cache, the n-th step would send all T + n tokens through the model again, to compute the same keys and values
 as before.  With a cache, a step costs one token's arithmetic and reads every weight once, so memory bandwidth sets the
-pace.  Several ranks that each read a part of the weights are faster than one, unless their communication takes longer
-than the reading that they save (`labs.cost.token_seconds`).
+pace.  Several ranks that each read a part of the weights are faster than one rank, unless their communication takes
+longer than the reading that they save (`labs.cost.token_seconds`).
 
 During generation, each attention's core is replaced by one with a cache, and all positions but the last are dropped
 after the last layer, since only the last logits of the prompt are used.  Nothing else in the model changes, so a model
@@ -55,9 +55,9 @@ def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0
 def choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """Choose the next token of each sequence, [B, 1].
 
-    Gumbel's trick: let noise -log(e) be added to each logit, with e drawn from the exponential distribution.  Then the
-    index of the largest sum is a draw from the softmax.  Logits that differ only in their last digits, as those of a
-    split model do, still give the same token.
+    Gumbel's trick: let noise -log(e) be added to each logit, with e drawn from the exponential distribution.  With this
+    noise, the index of the largest sum is a draw from the softmax.  Logits that differ only in their last digits, as
+    those of a split model do, still give the same token.
     """
     scores_BV = at_least_float32(logits_BV)
     if temperature > 0:
@@ -102,7 +102,7 @@ def exchange(attentions: Iterable[Attention], cores: Iterable[Core]) -> None:
 
 
 class CachedCore(Core):
-    """An attention core with a cache: new tokens take the positions after those in the cache, and attend to all of it.
+    """An attention core with a cache: new tokens take the positions after the cached ones, and attend to all of these.
 
     keys_BKTE holds rotated keys.  From the first call on, keys_BKTE and values_BKTE have room for all tokens.
     """
@@ -142,12 +142,12 @@ class CachedCore(Core):
 def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> None:
     """Raise TypeError or ValueError for arguments from which nothing can be generated."""
     if not isinstance(model, GPT):
-        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: for a wrapper, give the model in it")
+        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: if it is wrapped, give the GPT itself")
     if not isinstance(prompt_BT, Tensor) or prompt_BT.ndim != 2 or prompt_BT.dtype not in (torch.int64, torch.int32):
         given = f"{prompt_BT.dtype} {tuple(prompt_BT.shape)}" if isinstance(prompt_BT, Tensor) else f"{prompt_BT!r:.60}"
         raise ValueError(f"the prompt is {given}: it must be int64 in the shape [batch, tokens]; give one as x[None]")
     if prompt_BT.numel() == 0:
-        raise ValueError(f"the prompt of shape {tuple(prompt_BT.shape)} is empty: there must be a token to begin with")
+        raise ValueError(f"the prompt of shape {tuple(prompt_BT.shape)} is empty: give at least one token")
     if count < 1:
         raise ValueError(f"count is {count}: ask for 1 token at least")
     if not 0 <= temperature < math.inf:
@@ -156,7 +156,7 @@ def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> No
     if length > config.context:
         raise ValueError(
             f"{prompt_BT.shape[1]} tokens and {count} more are {length}, and the context is {config.context}: "
-            "ask for fewer, or build the model with dataclasses.replace(config, context=...)"
+            "ask for fewer tokens, or build the model with dataclasses.replace(config, context=...)"
         )
     lowest, highest = (int(end) for end in prompt_BT.aminmax())
     if lowest < 0 or highest >= config.vocab:

@@ -8,7 +8,8 @@
     divisor_before         returns the part of a mean's divisor that is applied before the sum; above 1 for float16 only
     meeting_place          returns the device on which ranks compare values of the host without waiting for a GPU
 
-Neither this file nor the backend checks that the ranks pass tensors that belong together: `labs.agree` compares them.
+Neither this file nor the backend checks that the ranks pass tensors that belong together: `labs.agree` compares tensors
+    between ranks.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
 
 
 def send_buffers(model: nn.Module, group: ProcessGroup | None) -> None:
-    """Overwrite the buffers of `model` with the first rank's, but for DTensors, which agree on all ranks already."""
+    """Overwrite the model's buffers by the first rank's, except DTensors, which agree on all ranks already."""
     for buffer in model.buffers():
         if not (buffer.is_meta or buffer.is_sparse or hasattr(buffer, "to_local")):
             broadcast(buffer, group)
@@ -87,12 +88,12 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 
 
 def divisor_before(dtype: torch.dtype, divisor: float) -> int:
-    """Return the factor by which numbers of this dtype are divided before their sum; the sum is divided by the rest.
+    """Return the part of a divisor by which numbers of this dtype are divided before their sum; the sum gets the rest.
 
     In float16 a sum may exceed 65504, the largest number, although the mean does not.  A number that is divided before
-    the sum may fall below 6e-8, the smallest number, and become 0.  So about the square root of the divisor is applied
-    before, as a power of two; PyTorch's FSDP2 does the same.  float32 and bfloat16 have enough range to need no such
-    split.
+    the sum may fall below 6e-8, the smallest number, and become 0.  So float16 numbers are divided by about the square
+    root of the divisor before the sum, a power of two; PyTorch's FSDP2 does the same.  float32 and bfloat16 have enough
+    range to need no such split.
     """
     before = 1
     while dtype == torch.float16 and divisor % before == 0 and divisor / before > before:

@@ -1,4 +1,4 @@
-"""Hooks that strategies share: they tell when the backward of a layer begins, and when it ends.
+"""Hooks that strategies share, which tell when the backward of a layer begins, and when it ends.
 
 differentiable     returns the tensors that may get a gradient, among a layer's inputs or outputs
 LayerCall          one forward of a layer, and its backward
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def alias(x: Any) -> Any:
-    """Return a view of `x`; its gradient is complete when all uses of the view have been added up.
+    """Return a view of `x`, whose gradient is complete when the gradients of all uses of the view have been added up.
 
     A value that is no tensor, or requires no gradient, is returned as it is.
     """
@@ -66,10 +66,10 @@ class LayerCall:
     """One forward of a layer, and its backward.
 
     given: the layer's input tensors.
-    uses: tensors that stand for the layer's parameters.
+    uses: aliases of the layer's parameters, through which the layer uses them.
     before_backward: a function to call when the gradient of one of the layer's outputs is computed.
-    after_backward: a function to call when this backward has computed all gradients of `given` and `uses` that it
-        will compute; an unused mask, for example, gets none.
+    after_backward: a function to call when the backward of this forward has computed all gradients of `given` and
+        `uses` that it will compute; an unused mask, for example, gets none.
     """
 
     def __init__(self, given: list[Tensor], uses: list[Tensor], before_backward: Callable, after_backward: Callable):
@@ -144,7 +144,7 @@ def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
 
 @torch.compiler.disable
 def require_counted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError, before a forward, if a rank's part of a batch has targets of -100, and the call no `over`."""
+    """Raise ValueError, before a forward, if a rank's part of a batch has targets of -100 and no `over` is passed."""
     several = torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1
     for x in tensors_in((args, kwargs), set()) if several and kwargs.get("over") is None else ():
         if x.dtype is torch.int64 and not x.is_meta:

@@ -8,8 +8,8 @@
     MLP         down(silu(gate(x)) * up(x))
 
 This file knows nothing of parallelism, and is written so that every strategy can be put around it.  Layers are held in
-a ModuleDict, so that a layer keeps its name when a pipeline splits the model.  A layer maps x_BTD to x_BTD and needs
-nothing else.  There are no buffers, which data parallelism would broadcast at every step.  Each parameter's initial
+a ModuleDict, so that a layer keeps its name when a pipeline splits the model.  A layer maps x_BTD to x_BTD and needs no
+other input.  The model has no buffers, which data parallelism would broadcast at every step.  Each parameter's initial
 numbers depend on its own name only, so that every way to split the model starts from the same weights.
 
 Shape suffixes, here and in the whole course:
@@ -70,7 +70,7 @@ class Config:
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} heads are not divisible by {self.kv_heads} kv_heads: "
-                "each head of keys and values serves the same number of query heads"
+                "each head of keys and values must serve the same number of query heads"
             )
         if self.head_size % 2:
             raise ValueError(
@@ -114,8 +114,8 @@ class GPT(nn.Module):
 
         over: the number that `CrossEntropy` divides by, in place of the number of targets
 
-        Raises ValueError for more than `config.context` tokens.  Rotary positions have no table that would end there,
-        but the model was never trained on later positions, and its answers would be silently wrong.
+        Raises ValueError for more than `config.context` tokens.  Rotary positions have no table that ends, but the
+        model was never trained on positions beyond its context, and its answers would be silently wrong.
         """
         require_context(self.config, tokens_BT.shape[1])
         x_BTD = self.embed(tokens_BT)
@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
 
 class Core(nn.Module):
-    """Attention without its projections.  It has no parameters, so that generation can use a core with a cache."""
+    """Attention without its projections.  A core has no parameters, so generation can use another one."""
 
     def __init__(self, rope_base: float, rope_scaling: RopeScaling | None = None) -> None:
         super().__init__()
@@ -190,8 +190,8 @@ class CrossEntropy(nn.Module):
     """The mean cross-entropy in nats per token (0-dim); without targets, the logits themselves.
 
     Targets of -100 are ignored.  If parts of a batch ignore different numbers of targets, the mean of the parts' means
-    is not the batch's mean.  Then give `over`, which divides the sum of a part's losses: the number of targets of the
-    whole batch that are not ignored, divided by the number of parts whose losses are averaged.
+    is not the batch's mean.  For such parts give `over`, which divides the sum of a part's losses: the number of
+    targets of the whole batch that are not ignored, divided by the number of parts whose losses are averaged.
     """
 
     def forward(self, logits_BTV: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:

@@ -27,7 +27,8 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: t
     The optimizer itself takes no step: a copy of it updates eight numbers, once as one parameter and once as two.
 
     instead: the sentence of the error that says what to do.
-    shape: the shape of the eight numbers as a whole; a matrix if the pieces are vectors that were cut from matrices.
+    shape: the shape of the eight numbers as one parameter; a matrix if the shards are vectors that were cut from
+        matrices.
     """
     if agree.alone:  # a dry run has no numbers to compare
         return
@@ -38,13 +39,13 @@ def require_elementwise(optimizer: torch.optim.Optimizer, instead: str, shape: t
         whole = stepped(optimizer, group, [(numbers.to(like).view(shape), gradients.to(like).view(shape))])
         if not torch.allclose(whole, stepped(optimizer, group, parts), rtol=1e-3, atol=1e-6):
             raise ValueError(
-                f"{type(optimizer).__name__} looks at more than one element: of a parameter that is sharded, it sees "
-                f"a shard, and its step is another one than with the whole. {instead}"
+                f"{type(optimizer).__name__} looks at more than one element: given a shard in place of the whole "
+                f"parameter, it takes another step. {instead}"
             )
 
 
 def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the numbers after a first step with these gradients, flat; group and optimizer stay as they are."""
+    """Return the numbers after a first step with these gradients, flat; do not change the optimizer or its group."""
     parameters = [nn.Parameter(numbers.clone()) for numbers, _ in parts]
     for p, (_, gradient) in zip(parameters, parts, strict=True):
         p.grad = gradient.clone()
@@ -58,7 +59,7 @@ def stepped(optimizer: torch.optim.Optimizer, group: dict, parts: Sequence[tuple
 
 
 def require_no_scaler(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RuntimeError if a GradScaler steps this optimizer; call this before each step."""
+    """Raise RuntimeError if a GradScaler steps this optimizer; call this function before each step."""
     if hasattr(optimizer, "found_inf"):
         raise RuntimeError(
             "a GradScaler looks for overflows in this rank's parts alone, and would skip a step that other ranks take: "

@@ -1,4 +1,4 @@
-"""Three dimensions on one mesh: pipeline, data and tensor parallelism, applied in the right order.
+"""Three dimensions on one mesh: pipeline, data and tensor parallelism, applied in the order that works.
 
     mesh = Mesh((2, 1, 2, 2), AXES)                                      # in a job of 8 ranks
     lists = pp.one_f_one_b(ranks=2, microbatches=4)
@@ -15,7 +15,8 @@
                  piece of each parameter
     tp           the part of each matrix           x and its gradient: for each micro-batch, at every split layer
 
-The axis that sends most stands last, so that its ranks are neighbours: tp inside of a node, pp and replicate between
+The axis that sends the most bytes stands last, so that its ranks are neighbours: tp inside of a node, pp and replicate
+    between
 nodes.  The three strategies are applied in this order:
 
     1  tp       splits the matrices of every stage.  It comes first, since pp and fsdp take a rank's part for a
@@ -25,12 +26,12 @@ nodes.  The three strategies are applied in this order:
     3  fsdp     shards the remaining parameters, layer by layer, over replicate and shard.
 
 **Sharded parameters stay gathered from a stage's first micro-batch to its last**, and gradients wait on their rank
-until the last micro-batch.  So each layer is gathered and reduced once per step, and not once per micro-batch.
-Sharding then saves the memory of the optimizer's state, and of parameters and gradients between steps, as stage 2 of
-ZeRO does.
+until the last micro-batch.  So each layer's parameters are gathered, and its gradients reduced, once per step and not
+once per micro-batch.  Sharding in this way saves the memory of the optimizer's state, and of parameters and gradients
+between steps, as stage 2 of ZeRO does.
 
 **The norm of the gradients is a sum over all axes but `replicate`.**  A gradient that several ranks hold counts once:
-along tp, that of a parameter that is not split; along pp, that of a tied parameter.
+along tp, the gradient of a parameter that is not split; along pp, the gradient of a tied parameter.
 
 Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls the combination PTD-P; torchtitan, arXiv
     2410.06511, section
@@ -132,7 +133,7 @@ def require_fitting(stages: Sequence[Stage], lists: Lists, mesh: Mesh) -> None:
         )
     for name, p in (each for stage in stages for each in stage.named_parameters()):
         if p.is_meta:
-            raise ValueError(f"parameter {name!r} is on the meta device, and has no numbers to be split: give it some")
+            raise ValueError(f"parameter {name!r} is on the meta device, and has no numbers to be split: initialise it")
     rank_of = ranks_of(lists)
     for (a, first), (b, second) in combinations(enumerate(stages), 2):
         if mesh["replicate", "shard"].size() > 1 and rank_of.get(a) == rank_of.get(b) and shares(first, second):

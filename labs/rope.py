@@ -1,8 +1,8 @@
 """Rotary positions: a token's position is an angle, by which its queries and keys are turned.
 
-A head's numbers are taken in pairs, and each pair is turned at a speed of its own.  Then the product of a query and a
-key depends on the distance of their tokens, and not on their positions.  There is no table of positions that must be
-learned, or that ends.
+A head's numbers are taken in pairs, and each pair is turned at a speed of its own.  So the product of a query and a key
+depends on the distance of their tokens, and not on their positions.  A model with rotary positions needs no table of
+positions, which would have to be learned, and would end.
 
 Shape suffixes are those of `labs.model`.
 
@@ -37,7 +37,7 @@ class RopeScaling:
     """A change of the frequencies that lets a model trained on `context` tokens read `factor` times as many.
 
     Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower.  Pairs that turn more than
-    `high` times turn as before, and those in between at a weighted mean of both speeds.  Llama 3.1 scales its positions
+    `high` times turn as before, and pairs in between at a weighted mean of both speeds.  Llama 3.1 scales its positions
     like this, and transformers calls it "llama3".
 
     Raises ValueError for a factor below 1, and unless 0 < low < high and 0 < context.
@@ -55,7 +55,7 @@ class RopeScaling:
             raise ValueError(f"{self}: factor is 1 or more, low less than high, and all of them positive")
 
     def __call__(self, frequencies: Tensor) -> Tensor:
-        """Return the changed frequencies.
+        """Return the frequencies as the longer context needs them.
 
         frequencies: for each pair, the angle from one position to the next
         """

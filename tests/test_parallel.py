@@ -199,7 +199,7 @@ SAID = [
     FEW,
     "the schedule is for 4 ranks, and the group has 2",
     "stages 0 and 3 have a tied parameter, and are on one rank, where only one of them can shard it",
-    "parameter 'embed.weight' is on the meta device, and has no numbers to be split: give it some",
+    "parameter 'embed.weight' is on the meta device, and has no numbers to be split: initialise it",
     FEW,
     "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part",
 ]

@@ -1,4 +1,4 @@
-"""The agreement of the ranks before a save writes anything: their parts are compared, and one plan is made of them.
+"""The agreement of the ranks before a save: their parts of the state are compared, and one plan is made of them.
 
     contribute            returns the values and tensors that this rank saves, without asking the other ranks
     agreed_plan           makes one index of all ranks' contributions, and decides which rank writes which piece
@@ -38,7 +38,7 @@ class Contribution:
     """A rank's description of the state that it saves, which it sends to the others.
 
     same: the arguments of `save` that must be the same on all ranks
-    described: for each tensor, by key, its shape and the blocks of it that this rank holds
+    described: for each tensor, by key, its shape and the blocks of the tensor that this rank holds
     groups: the optimizer's options, and the names of the parameters that each set of options is for
     own: the values that the rank saves for itself, as JSON
     word: random letters; those of the first rank become part of the draft's name
@@ -66,7 +66,7 @@ def contribute(folder: str | Path, step: int, held: Savable, values: Any, own: A
 class SavePlan:
     """A plan of a save, on which all ranks agree.
 
-    files, writes: for each rank, its file, and the pieces that it writes there
+    files, writes: for each rank, the name of its file, and the pieces of tensors that the rank writes to it
     """
 
     final: Path
@@ -91,7 +91,7 @@ class SavePlan:
 
 
 def agreed_plan(contributions: Mapping[int, Contribution]) -> SavePlan:
-    """Make the plan of a save from all ranks' contributions.  Raises ValueError if the ranks differ."""
+    """Make the plan of a save from all ranks' contributions.  Raises ValueError if they contradict each other."""
     compare({rank: each.same for rank, each in contributions.items()}, differ_in_values)
     described = {rank: each.described for rank, each in contributions.items()}
     index = agreed(described)
@@ -164,7 +164,7 @@ def require_kept_alike(found: Mapping[int, Described]) -> None:
 
 
 def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
-    """Return the optimizer's options for each parameter.  Raises ValueError if two ranks have different ones."""
+    """Return the optimizer's options for each parameter.  Raises ValueError if ranks have different options for one."""
     of_each: dict[str, dict[int, Options]] = {}
     for rank, groups in found.items():
         for options, parameters in groups:
@@ -178,9 +178,9 @@ def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
 def require_equal_copies(
     held: Sequence[Iterable[Piece]], tensors: Mapping[Piece, Tensor], group: ProcessGroup | None
 ) -> None:
-    """Raise ValueError if ranks that hold the same piece have different numbers in it.
+    """Raise ValueError if ranks that hold the same piece of a tensor have different numbers in it.
 
-    held: for each rank, the pieces that it holds
+    held: for each rank, the pieces of tensors that the rank holds
     tensors: the numbers of this rank's pieces
     """
     holders = Counter(piece for pieces in held for piece in pieces)

@@ -18,8 +18,8 @@ The copy is necessary.  If the thread is given the tensors themselves, as in an 
 (github.com/pytorch/pytorch/issues/144657), one half of a file may be of this step and the other half of the next step,
 without an error.
 
-If several ranks hold the same piece, each of them copies it, and the threads compare the copies: comparing them before
-training goes on would take longer than the copy does.
+If several ranks hold the same piece, each of them copies it, and the threads compare the copies: comparing the copies
+    before training goes on would take longer than the copying itself.
 
 The thread's collectives use a process group of their own.  In training's group, the thread's collectives would be mixed
 up with those of training.
@@ -67,9 +67,9 @@ class Saver:
         self.closed = False
 
     def save(self, step: int, held: Savable, values: Any = None, own: Any = None) -> None:
-        """Save as `labs.checkpoint.save` does, but return as soon as this rank has its copy.
+        """Save as `labs.checkpoint.save` does, but return as soon as this rank has copied its tensors.
 
-        Raises the errors that `wait` raises, and ValueError after the end of the `with`.
+        Raises the errors of the save before, as `wait` does, and ValueError after the end of the `with`.
         """
         if self.closed:
             raise ValueError("this Saver has ended, with its `with`: save inside the `with`, or make another Saver")

@@ -120,7 +120,7 @@ def prepare(folder: Path, draft: Path) -> None:
 
 
 def room_for(path: Path, tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """Make a file with a header that names these tensors, and return tensors that are mapped to their places in it."""
+    """Make a safetensors file with room for these tensors, and return tensors that are mapped to their places in it."""
     tensors = dict(sorted(tensors.items(), key=lambda pair: -pair[1].dtype.itemsize))  # this order aligns each tensor
     places = dict(zip(tensors, pairwise(accumulate(map(bytes_in, tensors.values()), initial=0)), strict=True))
     entries = {

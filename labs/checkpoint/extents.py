@@ -73,15 +73,16 @@ def require_whole(key: str, shape: Sequence[int], found: set[Block]) -> None:
         if prod(block.shape) and common(block, whole(shape)) != block:
             raise ValueError(f"{as_slices(block)} is no part of {key!r}, of shape {tuple(shape)}")
     missing = prod(shape) - sum(prod(block.shape) for block in found)
-    raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: save on all ranks")
+    raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: call save on all ranks")
 
 
 def covered_once(shape: Sequence[int], found: set[Block]) -> bool:
     """Return whether the blocks cover each element once, in time that grows linearly with the number of blocks.
 
-    In one dim, let +1 stand where a block begins, and -1 where it ends.  The sum up to an element is the number of
-    blocks that cover it, so the blocks cover each element once exactly if their signs add up to those of the whole
-    tensor.  In several dims, each corner of a block has the product of the signs that it has along the dims.
+    In one dim, let +1 stand at the index where a block begins, and -1 at the index where it ends.  The sum up to an
+    element is the number of blocks that cover it, so the blocks cover each element once exactly if their signs add up
+    to those of the whole tensor.  In several dims, each corner of a block has the product of the signs that it has
+    along the dims.
     """
     corners: Counter[tuple[int, ...]] = Counter()
     signs = [prod(each) for each in product((1, -1), repeat=len(shape))]
@@ -97,11 +98,11 @@ def as_slices(block: Block) -> str:
 
 
 def assign_pieces(held: Sequence[Mapping[Piece, int]]) -> list[list[Piece]]:
-    """Return, for each rank, the pieces that it writes.
+    """Return, for each rank, the pieces of tensors that it writes in a save.
 
-    A piece that several ranks hold is written by the one of them that has the fewest bytes to write so far.
+    A piece that several ranks hold is written by the rank among them that has the fewest bytes to write so far.
 
-    held: for each rank, the pieces that it holds, with their sizes in bytes
+    held: for each rank, the pieces that the rank holds, with their sizes in bytes
     """
     holders: dict[Piece, list[int]] = {}
     for rank, pieces in enumerate(held):

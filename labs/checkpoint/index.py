@@ -38,10 +38,10 @@ STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-\d+\.\w+\.draft")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint.
+    """An entry of the index: a tensor in a checkpoint.
 
     key: the name of the tensor's pieces in the files: the first key, if the tensor has several
-    files: the file in which each block lies
+    files: for each block of the tensor, the name of the file in which it lies
     """
 
     key: str
@@ -55,7 +55,7 @@ class Stored:
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> "Stored":
-        """Read an entry of the index.  Raises ValueError if its pieces do not make up the whole tensor."""
+        """Read an entry of the index.  Raises ValueError if the pieces in the entry do not make up the whole tensor."""
         dtype = getattr(torch, fields["dtype"], None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{fields['dtype']!r} is no dtype of torch's")
@@ -100,7 +100,7 @@ def numbered(step: Any) -> int:
 
 
 def entry(key: str, block: Block) -> str:
-    """Return the name of a piece in its file."""
+    """Return the name that a piece of a tensor has in its file."""
     return f"{key}{as_slices(block)}"
 
 
@@ -161,7 +161,7 @@ def indexed(record: dict[str, Any]) -> Index:
 
 def require_as_written(path: Path, written: int) -> None:
     if path.is_symlink() or not path.is_file():
-        raise ValueError(f"{path} is missing, or no file of a checkpoint: restore it, or load another checkpoint")
+        raise ValueError(f"{path} is missing, or no file of a checkpoint: restore the file, or load another checkpoint")
     if checksum(path) != written:
         raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")
 
@@ -173,7 +173,7 @@ def drafted(final: Path, draft: Path) -> Iterator[None]:
     The draft's index is locked until the end; the system removes the lock if this process dies.
     """
     if final.exists():
-        raise ValueError(f"{final} is there already: give another folder, or go on from it")
+        raise ValueError(f"{final} is there already: give another folder, or load it and go on")
     made = [parent for parent in draft.parents if not parent.exists()]
     try:
         draft.mkdir(parents=True)

@@ -46,7 +46,7 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
 
 
 def named(held: Held, config: Config) -> Parts:
-    """Return this rank's parameters under their names in a Llama.  Raises ValueError if the model is another one."""
+    """Return this rank's parameters under their names in a Llama.  Raises ValueError for another model's config."""
     theirs, shapes = names(config), whole_shapes(config)
     ours = {key.removeprefix("model/"): part for key, part in held.parts({}).items() if key.startswith("model/")}
     if config.tied:
@@ -66,7 +66,7 @@ def named(held: Held, config: Config) -> Parts:
 
 
 def require_tied_or_not(ours: Parts, config: Config) -> None:
-    """Raise ValueError if this rank holds embedding and head, and they are not tied or untied as in the config."""
+    """Raise ValueError if this rank holds embedding and head, and ties them otherwise than the config."""
     ends = [ours[name].blocks.values() for name in ("embed.weight", "head.weight") if name in ours]
     places = [[x.data_ptr() for x in blocks] for blocks in ends]
     if len(places) == 2 and all(places) and (places[0] == places[1]) != config.tied:

@@ -35,7 +35,7 @@ MOST = 5  # the largest number of differences that an error names
 
 @dataclass(frozen=True)
 class Remembered:
-    """The values in a checkpoint beside the tensors.
+    """The values that a checkpoint holds besides tensors.
 
     values: the values that all ranks saved together
     own: the values that each rank saved for itself, in the order of the ranks that saved
@@ -94,7 +94,7 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
 def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dict[str, Any], Index]:
     """Return a checkpoint's record and index, after each rank has checked its share of the files.
 
-    Raises ValueError, on all ranks, if a file is damaged, or if ranks find different checkpoints.
+    Raises ValueError, on all ranks, if a file of the checkpoint is damaged, or if ranks find different checkpoints.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     record: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> T
 
 
 def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
-    """Read only these elements of a piece in a file."""
+    """Read the elements in `slices` of a piece in a file, and no others."""
     return file.get_slice(name)[slices] if slices else file.get_tensor(name)
 
 
@@ -173,7 +173,7 @@ def require_fitting(where: Path, index: Index, found: Sequence[Mapping[str, Entr
 
 
 def require_optimizer(where: Path, kept: Kept, options: Mapping[str, Options], groups: Groups) -> None:
-    """Raise ValueError unless the optimizer here can take the state and the options in the checkpoint.
+    """Raise ValueError unless the job's optimizer can take the state and the options in the checkpoint.
 
     Each parameter with saved state must have an optimizer of the same kind, parameters in one group must have had equal
     options, and the names of a tied parameter must have had the same kinds of state.
@@ -206,7 +206,7 @@ def refuse(what: str, differ: Sequence[str]) -> None:
 
 
 def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any], parts: Parts) -> None:
-    """Raise ValueError if one tensor of the model here is two tensors with different numbers in the checkpoint.
+    """Raise ValueError if one tensor of the job's model is two tensors with different numbers in the checkpoint.
 
     A tied parameter is stored as two tensors if the stages of a pipeline saved it; these two must be equal.
     """

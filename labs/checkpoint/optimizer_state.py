@@ -7,8 +7,8 @@
     groups      returns the options of each group, made of what JSON can hold, and its parameters
 
 Options are part of a training, since a schedule changes the learning rate, which is an option.  Options are saved per
-parameter, since another layout may group parameters otherwise.  The optimizer's class is saved with them, since an
-optimizer of another class cannot use them.
+parameter, since another layout may group parameters otherwise.  The optimizer's class is saved with its options, since
+an optimizer of another class cannot use the state.
 """
 
 import json
@@ -49,7 +49,7 @@ class Optimizer:
                 yield group, of.get(copy, copy), copy
 
     def entries(self) -> Entries:
-        """Return the tensors that are kept for each parameter.  Raises ValueError for state that is no tensor."""
+        """Return the tensors that the optimizer has for each parameter.  Raises ValueError for other state."""
         found: Entries = {}
         for _, p, copy in self:
             found[p] = {"master": copy} if copy.dtype != p.dtype else {}
@@ -76,7 +76,7 @@ class Optimizer:
         return found
 
     def take(self, kept: Entries, options: Mapping[Tensor, Options]) -> None:
-        """Use these tensors and options from now on; a master that was not saved is copied from its parameter."""
+        """Give the optimizer these tensors and options; a master that was not saved is copied from its parameter."""
         for group, p, copy in self:
             self.inner.state.pop(copy, None)
             if copy is not p and "master" not in kept[p]:

@@ -46,10 +46,10 @@ DTYPES = {  # those of which safetensors can read a part
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's part of a tensor.
+    """A rank's part of a tensor that a checkpoint will hold.
 
     shape, dtype: the whole tensor's shape and dtype
-    blocks: the blocks that this rank holds, each with the memory in which its numbers are
+    blocks: the blocks of the tensor that this rank holds, each with the local tensor that has its numbers
     """
 
     shape: tuple[int, ...]
@@ -94,15 +94,15 @@ class Held:
         for model in self.models:
             for name, x in model.state_dict(keep_vars=True).items():
                 if found.setdefault(name, x) is not x:
-                    raise ValueError(f"two of the models have a {name!r}: put them into one, under a name each")
+                    raise ValueError(f"two of the models have a {name!r}: put them into one module, under two names")
                 if hasattr(x, "in_zero"):
                     raise ValueError(f"{name!r} is a vector of a model that is in Zero: give HeldByZero(zero)")
         return found
 
     def parts(self, kept: Entries | None = None) -> Parts:
-        """Return the parts that this rank holds.
+        """Return the parts of all tensors that this rank holds, by key.
 
-        kept: the optimizer's state; by default the state that it has now
+        kept: the optimizer's state; by default the state that the optimizer has now
         """
         names, found = self.names, {}
         for x, its in names.items():
@@ -143,7 +143,7 @@ class Held:
         return self.kept.room(wanted)
 
     def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
-        """Finish a load, after all parts have their numbers: give the optimizer its state and options."""
+        """Finish a checkpoint's loading, after all parts have their numbers: give the optimizer state and options."""
         for x in self.names:  # even if this rank's block of it is empty
             if isinstance(x, DTensor):
                 increment_version(x)
@@ -207,15 +207,15 @@ def what_is_odd(x: Any) -> str | None:
 
 
 def is_cut(key: str, names: Sequence[str], kept: Kept, wholes: Parts) -> bool:
-    """Return whether this state has one number per element of its parameter, and so is sharded as the parameter is.
+    """Return whether an optimizer's state has one number per element of its parameter, and so is sharded like it.
 
-    The state's shape decides, except for counters of steps, which have the same shape as a 0-dim parameter.
+    The state's shape decides, except for step counters, which could be taken for the state of a 0-dim parameter.
     """
     return key not in COUNTERS and all(kept[name][key][0] == wholes[name].shape for name in names)
 
 
 def cuts_in(model: nn.Module) -> Iterator[tuple[Tensor, tuple[Cut, int]]]:
-    """Yield each parameter that tensor parallelism has split, with its cut and this rank's place in the group."""
+    """Yield each parameter that tensor parallelism has split, with its cut and this rank's number in the group."""
     if hasattr(model, "tensor_parallel"):
         of = model.tensor_parallel
         parameters = dict(model.named_parameters())
@@ -236,7 +236,7 @@ def part_of(x: Tensor, cut: tuple[Cut, int] | None) -> Part:
 
 
 def in_vector(unit: Unit, shard: Tensor) -> Parts:
-    """Return, for each name, the part of the parameter that lies in this rank's shard of a vector."""
+    """Return, for each parameter in a flat vector, the part that lies in this rank's shard of the vector."""
     sizes = [shape.numel() for shape in unit.layout.shapes.values()]
     first, last = unit.rank * len(shard), (unit.rank + 1) * len(shard)
     found = {}

@@ -39,7 +39,7 @@ def save(
 ) -> Path:
     """Write the state that all ranks hold to folder/step-<step>, and return that path.
 
-    Every rank of the group must call this, with the same folder and step.
+    Every rank of the group must call this function, with the same folder and step.
 
     held: the state that this rank holds, such as `Held(model, optimizer=optimizer)`
     values: further values to save, the same on all ranks, made of what JSON can hold
@@ -54,7 +54,7 @@ def save(
 
 
 def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Path:
-    """Do the part of a save that involves other ranks and the disk, in any thread.
+    """Do the part of a save that involves other ranks and the disk; any thread may call this function.
 
     share: function that returns this rank's contribution and tensors; if it raises an error, all ranks raise it
     """

@@ -82,17 +82,17 @@ def require_known(config: Mapping[str, Any], known: Collection[str] = KEYS, wher
 
 
 def batch_sizes(config: Mapping[str, Any], ranks: int) -> BatchSizes:
-    """Return all three batch sizes, computed from those that the configuration has.
+    """Return all three batch sizes, computed from the sizes that the configuration has.
 
-    If the accumulation and one of the others are missing, a step has one micro-batch.  Raises ValueError if the sizes
-    do not agree, or do not determine the others.
+    If the accumulation and another size are missing, a step has one micro-batch per rank.  Raises ValueError if the
+    given sizes contradict each other, or do not determine the missing ones.
     """
     train, micro, accumulation = (config.get(key) for key in (TRAIN, MICRO, ACCUMULATION))
     for key in (TRAIN, MICRO, ACCUMULATION):
         if key in config and (not isinstance(config[key], int) or config[key] < 1):
             raise ValueError(f"{key} is {config[key]!r}: it must be an integer of 1 or more")
     if train is None and micro is None:
-        raise ValueError(f"neither {TRAIN} nor {MICRO} is there: give one of them")
+        raise ValueError(f"the configuration has neither {TRAIN} nor {MICRO}: give one of them")
     if micro is None:
         micro = divided(train, (accumulation or 1) * ranks, f"{accumulation or 1} micro-batches on {ranks} ranks")
     if train is None:
@@ -139,7 +139,8 @@ def from_fsdp(
 ) -> dict[str, Any]:
     """Return a configuration, without batch sizes, that does what `fully_shard` does with these settings.
 
-    DeepSpeed has no setting for `reshard_after_forward`: it leaves a parameter gathered if it is needed again soon.
+    DeepSpeed has no setting for `reshard_after_forward`: DeepSpeed leaves a parameter gathered if it is needed again
+        soon.
 
     Raises ValueError for a dtype that DeepSpeed does not train in.
     """
@@ -198,7 +199,7 @@ def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
 
 
 def require_said(config: Mapping[str, Any], where: str = "") -> None:
-    """Raise ValueError for "auto" and null, which leave a value to others, and for names of older releases."""
+    """Raise ValueError for the values "auto" and null, which other programs fill in, and for keys of older releases."""
     for key, value in config.items():
         if key in OLDER:
             raise ValueError(f"{where}{key} is an older name: say {OLDER[key]}")
@@ -210,7 +211,7 @@ def require_said(config: Mapping[str, Any], where: str = "") -> None:
 
 
 def require_kinds(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value of a kind that DeepSpeed does not accept."""
+    """Raise ValueError for a value of a type that DeepSpeed does not accept under its key."""
     for key, value in flat(config):
         what, fits = TRANSLATED.get(key, ("", bool))
         if what and not fits(value):

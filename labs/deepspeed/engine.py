@@ -70,7 +70,7 @@ def initialize(
 
 
 def full(engine: Any) -> dict[str, Tensor]:
-    """Gather the full parameters as {name: tensor}, the same on every rank; call it on all ranks."""
+    """Gather the full parameters as {name: tensor}, the same on every rank; call this on all ranks."""
     gathered = imported().zero.GatheredParameters
     whole = {}
     for name, p in engine.module.named_parameters():
@@ -115,7 +115,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the keys of a configuration, and return it with all three batch sizes."""
+    """Check the keys of a configuration, and return the configuration with all three batch sizes."""
     zero = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
     require_known(config)
     fields = {field.alias or name for name, field in zero.model_fields.items()} | {*zero.model_fields}

@@ -1,4 +1,4 @@
-"""Estimates of a model's memory by DeepSpeed's own estimators, as closed forms.
+"""Closed forms of DeepSpeed's own estimates of a model's memory.
 
     stage 2    on a device   2 Ψ + 18 Ψ / N; with the optimizer offloaded 2 Ψ
     stage 3    on a device   18 Ψ / N and 4 times the largest layer; with the optimizer offloaded, 2 Ψ / N replaces
@@ -7,7 +7,7 @@
 The estimates count the states of a model in 16 bits: per parameter 2 bytes for P, 2 and 4 for G, 12 for S.  The
 estimates leave out activations, temporaries, the buckets (`reduce_bucket_size`: by default 500 million elements, 2 GB
 in float32), and prefetched parameters.  A model in float32 has 4 bytes of P, where the estimates count 2.
-`labs.cost.deepspeed` counts all of these.
+`labs.cost.deepspeed` counts all that the estimates leave out.
 
 Source: estimate_zero2_ and estimate_zero3_model_states_mem_needs in DeepSpeed 0.19.8, deepspeed/runtime/zero; variants
 of them print the estimates for every kind of offload.

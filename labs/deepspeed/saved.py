@@ -10,8 +10,8 @@
           /latest_universal
           /global_step2_universal/zero/embed.weight/fp32.pt, exp_avg.pt, exp_avg_sq.pt, each with a full tensor
 
-A universal checkpoint of stage 1 or 2 cannot be loaded under stage 3, nor the other way round.  All of these files are
-pickles, so a file from somebody else can run any code.
+A universal checkpoint of stage 1 or 2 cannot be loaded under stage 3, nor the other way round.  All files of
+DeepSpeed's checkpoints are pickles, so a file from somebody else can run any code.
 """
 
 import io
@@ -56,7 +56,7 @@ def load(engine: Any, folder: str | Path) -> None:
     """Load the last checkpoint of a folder into an engine, on all ranks.
 
     Raises FileNotFoundError if there is no checkpoint, or no universal one for an engine that needs it; ValueError for
-    another number of ranks, and for a checkpoint of the other kind of stage.
+    another number of ranks, and for a checkpoint of stage 3 under another stage, or the other way round.
     """
     universal, stage = engine.load_universal_checkpoint(), engine.zero_optimization_stage()
     step = latest(Path(folder), LATEST_UNIVERSAL if universal else LATEST)
@@ -78,5 +78,5 @@ def load(engine: Any, folder: str | Path) -> None:
 def latest(folder: Path, pointer: str) -> Path:
     if not (folder / pointer).exists():
         do = "save_checkpoint" if pointer == LATEST else "to_universal"
-        raise FileNotFoundError(f"{folder} has no file {pointer!r}: {do} writes it when all else is there")
+        raise FileNotFoundError(f"{folder} has no file {pointer!r}: call {do} first, which writes this file last")
     return folder / (folder / pointer).read_text().strip()

@@ -1,7 +1,8 @@
 """The placements of an operation's result, given those of its inputs: a table of letters.
 
-Give each dim of the inputs and the output a letter, and the same dim the same letter.  A dim that must stay whole, or
-is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along one axis of a mesh, it can be computed
+Give each dim of an operation's inputs and output a letter, and the same dim the same letter.  A dim that must stay
+whole, or is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along one axis of a mesh, a matrix
+product can be computed
 
     on whole inputs                       Replicate(), Replicate() → Replicate()
     with a letter cut wherever it occurs  i:  Shard(0),    Replicate() → Shard(0)
@@ -11,15 +12,16 @@ is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along 
     on summands, where that is linear         Partial(),   Replicate() → Partial()
                                               Replicate(), Partial()   → Partial()
 
-There are no other ways to compute it on blocks (`ways` lists them).  With several outputs, as in "ab->a,b", each output
+There are no other ways to compute an operation on blocks (`ways` lists them).  With several outputs, as in "ab->a,b",
+each output
 follows its own letters: if a is cut, the first is Shard(0), and the second, which lacks a, is Partial().  An operation
 takes the way for which the redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does the same for
 a whole program (Xu et al.
 2021, arXiv 2105.04663, section 3).
 
 A rule says in which inputs the operation is linear: in "each" input while the others are whole, as a product is; in all
-inputs "together", as a sum is; or only in the "first" input.  With "shape", the result depends on the input's shape
-alone.  The table of rules is in labs.dtensor.rules.
+inputs "together", as a sum is; or only in the "first" input.  If the rule says "shape", the result depends on the
+input's shape alone.  The table of rules is in labs.dtensor.rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +39,8 @@ class Rule:
     """A row of the table of rules.
 
     letters: "ik,kj->ij", or a function that returns such a string; its arguments are the output's shape and the
-        operation's arguments, with a Spec in place of each tensor.  A capital letter marks a dim that may be cut
-        already, but is not cut for this operation.
+        operation's arguments, with a Spec in place of each tensor.  A capital letter marks a dim that may stay cut, but
+        that no input is cut along for this operation.
     linear: the inputs in which the operation is linear: "each", "together", "first", "shape", or "" for none
     local: function of (Doing, arguments) that each rank calls with its blocks, if that is not the operation itself
     tensors: number of input tensors with which the operation is linear in all of them together, or None for any number;
@@ -77,7 +79,7 @@ class Doing:
 
     @property
     def block(self) -> Block:
-        """Return the block of the (first) result that this rank holds."""
+        """Return this rank's block of the operation's (first) result."""
         return self.outputs[0].block(self.mesh.get_coordinate())
 
 
@@ -111,11 +113,11 @@ def where(letter: str, dims: str) -> Shard | None:
 
 
 def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Way] | None:
-    """Choose for each axis the way that sends the fewest elements; of several such ways, the first one.
+    """Choose for each mesh axis the way to compute an operation that sends the fewest elements, the first of several.
 
     fixed: whether the operation writes to its first input, whose placement then must not change
 
-    Returns None if an axis has no way that is possible.
+    Returns None if an axis has no possible way.
     """
     chosen = []
     for axis in range(len(inputs[0].mesh)):
@@ -134,7 +136,7 @@ def reachable(source: Placement, target: Placement) -> bool:
 
 
 def cost(way: Way, inputs: Sequence[Spec], axis: int) -> tuple[int, int, int]:
-    """Return the cost of a way along one axis: elements that the first rank sends, collectives, inputs that change."""
+    """Return a way's cost along an axis: elements that the first rank sends, collectives, redistributed inputs."""
     elements = messages = changed = 0
     for spec, placement in zip(inputs, way.inputs, strict=True):
         target = (*spec.placements[:axis], placement, *spec.placements[axis + 1 :])

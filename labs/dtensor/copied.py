@@ -2,9 +2,9 @@
 
 A slice, a chunk or a view of a tensor shares the tensor's memory.  A part of a DTensor does so, too, block by block, if
 no number has to move to another rank, as in w[:, :2] of a `w` that is placed as Shard(0).  For w[:2], numbers move to
-other ranks, and the part is a copy.  In one process, a write to the part would change w, and a write to w would change
-the part, but a copy does not follow.  So writing to a copied part is refused, and so is reading it after a write to w,
-as long as w exists.
+other ranks, and the part is a copy.  In one process, a write to a part would change w, and a write to w would change
+the part, but a copied part does not follow.  So writing to a copied part is refused, and so is reading a copied part of
+w after a write to w, as long as w exists.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ def require_as_shared(x: Tensor, written_by: str = "") -> None:
 
 
 def require_no_part_of_parameter(x: Tensor) -> None:
-    """Raise RuntimeError if `x` is a copied part of a parameter, and its memory is asked for while autograd is off.
+    """Raise RuntimeError if to_local() is called on a copied part of a parameter while autograd is off.
 
-    A write to that memory would not reach the parameter.
+    A write to the memory of a copy would not reach the parameter.
     """
     if not torch.is_grad_enabled() and (whole := x.copied()) and whole[2]:
         raise RuntimeError(

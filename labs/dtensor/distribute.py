@@ -1,4 +1,4 @@
-"""A DTensor made of a whole tensor, which is distributed along one axis of the mesh after the other."""
+"""The making of a DTensor from a whole tensor, which is distributed along one axis of the mesh after the other."""
 
 from collections.abc import Sequence
 

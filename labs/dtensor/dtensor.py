@@ -13,8 +13,8 @@
 
 Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule requires, the
 operation is carried out on the blocks, and the result knows its layout (labs.dtensor.operation; for an optimizer's
-operations, labs.dtensor.pointwise).  Backward consists of operations on DTensors, too.  Only redistribution and the
-conversions between a DTensor and its block have gradients of their own:
+operations, labs.dtensor.pointwise).  Backward consists of operations on DTensors, too.  Only redistribution,
+`from_local` and `to_local` have backwards of their own:
 
     forward                        backward
     from_local                     redistribute to the forward's placements, and take the block
@@ -61,7 +61,7 @@ class DTensor(Tensor):
     ) -> "DTensor":
         """Make a DTensor.
 
-        like: any tensor with the whole's shape and strides, such as a meta tensor
+        like: any tensor with the shape and strides of the whole tensor, such as a meta tensor
         """
         whole = Tensor._make_wrapper_subclass(
             cls,
@@ -110,7 +110,7 @@ class DTensor(Tensor):
         return FromLocal.apply(local_tensor, device_mesh, placements, like)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """Return this rank's block.
+        """Return this rank's block of the tensor.
 
         grad_placements: placements of the block's gradient; by default those of the block
         """
@@ -123,7 +123,7 @@ class DTensor(Tensor):
     def redistribute(
         self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None, *, async_op: bool = False
     ) -> "DTensor":
-        """Change the placements.  Raises RuntimeError for another mesh, for a new Partial(), or for async_op=True."""
+        """Change the placements.  Raises RuntimeError for another mesh, for a new Partial(), and for async_op=True."""
         if async_op:
             raise RuntimeError(
                 "redistribute(async_op=True): a redistribution waits for what it sends; leave async_op out"
@@ -150,7 +150,7 @@ class DTensor(Tensor):
         return whole.to_local(grad_placements=grad_placements)
 
     def moved(self, placements: Sequence[Placement]) -> Tensor:
-        """Return this rank's block in other placements, without autograd."""
+        """Return this rank's block of the tensor in other placements, without autograd."""
         require_as_shared(self)
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
 

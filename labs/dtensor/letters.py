@@ -76,7 +76,7 @@ def all_but(dim: int, shape: Sequence[int]) -> str:
 
 
 def resized(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """Keep the dim whole whose size changes."""
+    """Keep the dim whole whose size the operation changes."""
     letters = "".join(a if n == m else "." for a, n, m in zip(ALPHABET, x.shape, out, strict=False))
     return f"{letters}->{letters}"
 
@@ -100,7 +100,7 @@ def looked_up(out: Sequence[int], weight: Spec, indices: Spec, *args: Any) -> st
 def looked_up_backward(
     out: Sequence[int], gradient: Spec, indices: Spec, rows: int, padding: int, by_frequency: bool
 ) -> str:
-    """Keep the indices whole if the gradient is divided by frequencies, which are counted over all indices."""
+    """Keep the indices whole if each row's gradient is divided by the row's frequency among all indices."""
     letters = "." * len(indices.shape) if by_frequency else ALPHABET[: len(indices.shape)]
     return f"{letters}w,{letters}->.w"
 
@@ -108,7 +108,7 @@ def looked_up_backward(
 def reshaped(out: Sequence[int], x: Spec, *args: Any) -> str:
     """Give a letter to each dim that stays as it is, and a capital to the first of dims that are merged or split.
 
-    That first dim may stay cut if its size is divisible by the number of pieces, before and after.
+    The first of several merged or split dims may stay cut if the number of pieces divides its size, before and after.
     """
     before, after = ["."] * len(x.shape), ["."] * len(out)
     for letter, (i, j, alone) in zip(ALPHABET, leading_dims(x.shape, out), strict=False):

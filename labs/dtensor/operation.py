@@ -45,7 +45,7 @@ class Prepared:
     """An operation's preparation: the layouts that its inputs need and its outputs will have.
 
     inputs: the specs to which the inputs must be redistributed
-    outputs: the specs of the outputs
+    outputs: the specs that the outputs will have
     likes: for each output, a meta tensor with its shape and strides
     """
 
@@ -92,7 +92,7 @@ def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
 
 @lru_cache(maxsize=10_000)
 def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
-    """Prepare an operation by its rule.  Raises an error for an operation that cannot be done.
+    """Prepare an operation by its rule.  Raises an error for an operation that cannot be done on blocks.
 
     key: the arguments, flattened, with an Input in place of each tensor
     tree: the structure of the arguments
@@ -158,7 +158,7 @@ def layouts(specs: Sequence[Spec]) -> str:
 
 
 def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
-    """Return whether an operation is as linear as its rule says.
+    """Return whether an operation is linear on these inputs, as its rule says.
 
     A sum with a number is not linear, since every rank would add the number; nor is a conversion to integers.
     """
@@ -174,9 +174,9 @@ def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Any:
 
 @cache
 def name_of(op: Any) -> str:
-    """Return an operation's name in the table of rules, without the "_" of an operation in place.
+    """Return an operation's name in the table of rules, without the "_" of an in-place operation.
 
-    An overload for which the rule is not meant keeps its full name, such as "aten.add.out", and so has no rule.
+    An overload that does more than the rule describes keeps its full name, such as "aten.add.out", and so has no rule.
     """
     name = op._schema.name.removeprefix("aten::")
     written_elsewhere = op._schema.is_mutable and not name.endswith("_")
@@ -215,7 +215,7 @@ def spec_on(mesh: Mesh, x: Tensor) -> Spec:
 
 
 def is_left_out(name: str, x: Tensor) -> bool:
-    """Return whether autograd made this tensor: the zero gradient of a part of a split on which no result depends."""
+    """Return whether autograd made this tensor, the zero gradient of a part of a split that no result depends on."""
     return name == "cat" and torch._C._current_graph_task_id() != -1 and not x.any()
 
 

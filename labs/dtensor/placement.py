@@ -13,7 +13,7 @@
 A dim is cut as `torch.chunk` cuts it: into pieces of ceil(size / N), of which the last may be shorter; any pieces after
 it are empty.  If two axes of the mesh cut the same dim, the second axis cuts the pieces of the first.
 
-This file is arithmetic, without tensors or processes.  Names and results are those of torch.distributed.tensor.
+This file is arithmetic, without tensors or processes.  Its names and results are those of torch.distributed.tensor.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Spec:
         return Block(tuple(offset), tuple(shape))
 
     def pieces(self, dim: int) -> int:
-        """Return the number of pieces into which a dim is cut."""
+        """Return the number of pieces into which a dim of the tensor is cut."""
         cuts = zip(self.placements, self.mesh, strict=True)
         return prod(ranks for placement, ranks in cuts if placement.is_shard(dim))
 
@@ -84,7 +84,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a tensor: its offset and its size in each dim."""
+    """A block of a tensor: the block's offset and its size in each dim."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Operations that need no preparation: they work element by element, on tensors with equal layouts.
+"""Operations on DTensors that need no preparation: they work element by element, on tensors with equal layouts.
 
-Nearly all operations of an optimizer are of this kind:
+Nearly all operations of an optimizer are such elementwise operations:
 
     on_blocks     does an operation on this rank's blocks
     on_lists      does an operation on many tensors at once
@@ -17,7 +17,7 @@ from labs.dtensor.rules import RULES, broadcast
 
 
 def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
-    """Do an operation on blocks.
+    """Do an elementwise operation on this rank's blocks.
 
     Returns the result's block and a DTensor with the result's layout, or None if the operation needs a preparation.
     """
@@ -30,7 +30,7 @@ def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None:
-    """Do an operation on lists of tensors: on all blocks at once if nothing has to move, and otherwise one by one."""
+    """Do an operation on lists of DTensors: on all blocks at once if layouts are equal, and otherwise one by one."""
     name = op._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in args if is_list(arg)]
     rule = RULES.get(name.rstrip("_"))

@@ -1,6 +1,7 @@
 """The change from one placement to another: one collective for each pair, and the bytes that it sends.
 
-The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints it, and this file carries it out:
+The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints the table, and the functions of this file
+carry it out:
 
     from           to             collective        each rank sends
     Shard(i)       Replicate()    all_gather        (N-1)/N n
@@ -15,10 +16,11 @@ The table is for a tensor of n bytes on an axis of N ranks; `MOVES` prints it, a
     redistribute    carries out the plan on this rank's block
 
 The collectives need equal pieces, which an uneven cut does not give.  So pieces are padded before a collective, the
-padding is sent, too, and it is cut off afterwards.
+padding is sent, too, and the result is cut to its size.
 
 If two axes cut the same dim, the later axis cuts the pieces of the earlier one.  So cuts are undone from the last axis
-to the first, and made from the first to the last.  The plan is the same as torch's, step by step.
+of the mesh to the first, and made from the first to the last.  The plan of a redistribution is the same as torch's,
+step by step.
 """
 
 from collections.abc import Callable, Sequence
@@ -92,7 +94,7 @@ def keep_once(local: Tensor, line: Line, source: Replicate, target: Partial) -> 
 
 
 def distribute(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
-    """Return this rank's part of the whole tensor.
+    """Distribute a whole tensor along one axis of a mesh, and return this rank's part.
 
     source: place of the rank whose tensor is distributed, or None if each rank takes its part of its own tensor
     """
@@ -139,9 +141,9 @@ def gathered(line: Line, source: Shard, target: Replicate) -> int:
 
 
 def reduced(line: Line, source: Partial, target: Replicate) -> int:
-    """Count the elements of a ring all-reduce: each rank sends all pieces twice, except two pieces once.
+    """Count the elements that a rank sends in a ring all-reduce: all pieces twice, except for two pieces, sent once.
 
-    The pieces are those of the flat tensor, cut as evenly as possible.
+    The pieces of a ring all-reduce are those of the flat tensor, cut as evenly as possible.
     """
     size, longer = divmod(line.numel(), line.ranks)
     return 2 * line.numel() - sum(size + ((line.rank + i) % line.ranks < longer) for i in (0, 1))
@@ -195,7 +197,7 @@ class PlannedMove:
 
 
 def plan(spec: Spec, target: Sequence[Placement]) -> list[PlannedMove]:
-    """Return the steps from a spec's placements to others; an axis of one rank needs no step."""
+    """Return the steps from a spec's placements to the target's; an axis of one rank needs no step."""
     now, steps = list(spec.placements), []
 
     def go(axis: int, placement: Placement) -> None:
@@ -212,7 +214,7 @@ def plan(spec: Spec, target: Sequence[Placement]) -> list[PlannedMove]:
 
 
 def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bool:
-    """Return whether the axes before this one cut its target dim now as they will in the end."""
+    """Return whether the axes before this one cut the dim of its target now as they will after the redistribution."""
     last = target[axis]
     return not isinstance(last, Shard) or all(
         p.is_shard(last.dim) == q.is_shard(last.dim) for p, q in zip(now[:axis], target[:axis], strict=True)
@@ -249,22 +251,22 @@ def redistribute(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: M
 
 
 def padded(local: Tensor, dim: int, size: int) -> Tensor:
-    """Pad a dim to a size, and return `local` itself if it has that size: torch.nn.functional.pad would copy it."""
+    """Pad a dim of `local` to a size; return `local` itself, not a copy as torch's pad does, if it has that size."""
     more = size - local.shape[dim]
     return pad(local, [0, 0] * (local.ndim - dim - 1) + [0, more]) if more else local
 
 
 def in_pieces(x: Tensor, dim: int, line: Line) -> Tensor:
-    """Cut along a dim into equal pieces, with padding at the end, and return [N, *piece]."""
+    """Cut a tensor along a dim into N equal pieces, with padding at the end, and return [N, *piece]."""
     sizes = line.ranks, line.longest(dim)
     return padded(x, dim, prod(sizes)).unflatten(dim, sizes).movedim(dim, 0).contiguous()
 
 
 def side_by_side(pieces: Tensor, dim: int, line: Line) -> Tensor:
-    """Join [N, *piece] along a dim, without the padding."""
+    """Join N pieces, [N, *piece], along a dim, and drop the padding."""
     return pieces.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, line.shape[dim]).contiguous()
 
 
 def own(mine: Tensor, dim: int, line: Line) -> Tensor:
-    """Return this rank's piece without the padding."""
+    """Return this rank's piece of a padded tensor, without the padding."""
     return mine.narrow(dim, 0, piece(line.shape[dim], line.ranks, line.rank)[1]).contiguous()

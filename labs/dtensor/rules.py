@@ -1,6 +1,6 @@
 """The table of rules: operations, their letters, and the inputs in which they are linear (labs.dtensor.algebra).
 
-`print(RULES)` shows the table.  An operation in place, such as "add_", has the rule of "add".  If letters depend on
+`print(RULES)` shows the table.  An in-place operation, such as "add_", has the rule of "add".  If letters depend on
 shapes, a function returns them (labs.dtensor.letters).  If ranks must call something other than the operation itself on
 their blocks, the rule has a function for it.  IN_TERMS_OF has operations that are computed by other operations.
 """
@@ -52,14 +52,14 @@ def empty_alike(doing: Doing, x: Tensor, *args: Any, **options: Any) -> Tensor:
 
 
 def share_of_mean(doing: Doing, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """Return the sum of this rank's elements, divided by the number of all elements."""
+    """Return this rank's summand of a mean: the sum of its own elements, divided by the number of all elements."""
     return x.sum(dim=dim, keepdim=keepdim, dtype=dtype) / (
         prod(doing.inputs[0].shape) / max(1, prod(doing.outputs[0].shape))
     )
 
 
 def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
-    """Look up the rows that this rank holds; rows that another rank holds are zero."""
+    """Look up the rows of an embedding that this rank holds; return zeros for rows that another rank holds."""
     rows, block = doing.inputs[0].shape[0], doing.inputs[0].block(doing.mesh.get_coordinate())
     outside = (indices < 0) | (indices >= rows)
     if outside.any():

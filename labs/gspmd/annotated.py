@@ -1,4 +1,4 @@
-"""Annotations of this chapter: forward and backward of a layer, and the few layouts that are given.
+"""Annotations of a layer: a function of its forward and backward, and the few layouts that are given for it.
 
     the weight of             dim 0 (out)   dim 1 (in)    because
     q, k, v, gate, up, head   tp            dp            each rank along tp has its own heads, and columns of the MLP
@@ -8,7 +8,7 @@
     tokens, activations       dp                          the batch is cut
 
 An axis that the mesh does not have cuts nothing: dp alone is FSDP, tp alone is tensor parallelism, and with both, each
-matrix is cut into tiles.  A gradient has the layout of its tensor.
+matrix is cut into tiles.  A gradient has the layout of its parameter or activation.
 """
 
 from collections.abc import Callable, Sequence

@@ -41,7 +41,7 @@ def execute(program: Program, mesh: Mesh, *blocks: Tensor) -> list[Tensor]:
 
 
 def carry_out(step: LoweredOperation, held: Held, mesh: Mesh) -> list[Tensor]:
-    """Compute the blocks of the outputs of one operation."""
+    """Compute this rank's blocks of one operation's outputs."""
     operation, placed = step.operation, iter(step.inputs)  # a layout per argument: a value may be used twice
     args = tree_map_only(Value, lambda value: held[value][next(placed).placements], operation.args)
     do = operation.op

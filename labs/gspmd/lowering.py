@@ -39,7 +39,7 @@ class PlacedMove:
 
     @property
     def sent(self) -> int:
-        """Return the bytes that the first rank sends."""
+        """Return the bytes that the first rank sends in the move."""
         origin = (0,) * len(self.source.mesh)
         return self.value.itemsize * sent(self.source, self.target.placements, origin)
 
@@ -70,7 +70,7 @@ class Program:
 
     @property
     def sent(self) -> int:
-        """Return the bytes that the first rank sends."""
+        """Return the bytes that the first rank sends in the whole program."""
         return sum(move.sent for move in self.moves)
 
     @property

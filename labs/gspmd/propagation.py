@@ -1,7 +1,7 @@
 """Propagation from the layouts of a few values to the layout of every value, along one mesh axis after the other.
 
-A letter is a dim that the tensors of an operation share, so a cut passes along it (`pass_on`), both from inputs to
-outputs and back.  In "ik,jk->ij",
+A letter is a dim that the tensors of an operation share, so a cut along a letter passes from each of these tensors to
+the others (`pass_on`), from inputs to outputs and back.  In "ik,jk->ij",
 
     known                     the letter    the consequence
     ik as Shard(0)            i             ij is Shard(0)
@@ -10,13 +10,13 @@ outputs and back.  In "ik,jk->ij",
     ik, jk both as Shard(1)   k             none: ij has no letter k, and each rank has a summand of ij
 
 If two letters are cut along the same axis, an operation can keep only one of the cuts, and tensors that are cut along
-the other letter have to be made whole.  So the operation keeps the cut for which smaller tensors have to move (`meet`).
-With many tokens, i above stays cut, and the weight jk is gathered: that is FSDP.  With few tokens, the weight stays in
-place, and the tokens move.
+the other letter have to be made whole.  So the operation keeps the cut for which smaller tensors have to be moved
+(`meet`).  With many tokens, the tokens' letter i stays cut, and the weight jk is gathered: that is FSDP.  With few
+tokens, the weight stays in place, and the tokens move.
 
-The propagation passes over all operations, forward and in reverse, until it finds nothing new.  A value that has no
-layout by then is replicated.  But summands stay summands as long as they are only added up, so that one all-reduce
-suffices for all of them.
+The propagation passes over all operations, forward and in reverse, until it finds no new layout.  A value that still
+has no layout is replicated.  But a value that is a sum of the ranks' summands stays Partial() as long as it is only
+added to others, so that one all-reduce suffices for all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Layouts = dict[Value, Spec]
 
 
 def propagate(graph: Graph, mesh: Sequence[int], given: Mapping[Value, Sequence[Placement | None]]) -> Layouts:
-    """Return the layout of each value.
+    """Return the layout of each value of a graph.
 
     mesh: the size of each axis
     given: the layouts of some values, with one placement for each axis; None leaves an axis to the propagation
@@ -92,7 +92,7 @@ def cut(dims: Sequence[str], known: Sequence[Placement | None]) -> list[str]:
 
 
 def meet(operation: Operation, known: Sequence[Placement | None], letters: Sequence[str]) -> str:
-    """Return the cut letter that the operation keeps: the tensors cut along other letters have the fewest bytes.
+    """Return the cut letter that an operation keeps, so that tensors cut along other letters have the fewest bytes.
 
     If several letters are equally good, the first one is kept.
     """

@@ -1,8 +1,8 @@
 """Checks that refuse, during the trace, what a graph of operations cannot express.
 
-A graph has values, and no memory: it cannot express that an argument, a constant, or a view sees a write elsewhere.
-A graph is the same for all numbers: it cannot express that Python reads a number, and multiplies by it or branches on
-it.
+A graph has values, and no memory: it cannot express that a write to one tensor changes an argument, a constant or a
+view. A graph is the same for all numbers: it cannot express that Python reads a number, and branches on it or
+multiplies by it.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@
     operation    the op, its input and output values, its letters, and the inputs in which it is linear (labs.dtensor)
 
 Two tensors with the same memory and the same strides are one value: so detach() makes no new value, and a matrix that
-is transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
+is transposed twice is itself again.  A product of transposed matrices is recorded as one operation on the matrices
 themselves, "ik,jk->ij", so that labs.gspmd.lowering can decide where the matrices are gathered.
 
 A tensor that depends on no argument (the angles of rotary positions) is computed during the trace, and is a constant in
@@ -67,12 +67,12 @@ class Operation:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """Return the inputs, then the outputs, in the order of the letters."""
+        """Return the operation's inputs, then its outputs, in the order of its letters."""
         return (*self.inputs, *self.outputs)
 
     @property
     def dims(self) -> list[str]:
-        """Return the letters of each of the values."""
+        """Return the letters of each of the operation's values."""
         return self.letters.replace("->", ",").split(",")
 
 
@@ -129,7 +129,7 @@ class Tracing(TorchDispatchMode):
         return value
 
     def value_of(self, x: Tensor) -> Value:
-        """Return the value of a tensor; if no operation has made it, it becomes a new constant."""
+        """Return the value of a tensor; a tensor that no operation has made becomes a new constant."""
         if place_of(x) not in self.values:
             self.constants[self.new_value(x)] = x
         return self.values[place_of(x)]
@@ -148,7 +148,7 @@ class Tracing(TorchDispatchMode):
         return result
 
     def follows(self, x: Tensor) -> bool:
-        """Return whether a tensor depends on an argument."""
+        """Return whether a tensor depends on an argument of the traced function."""
         return self.values.get(place_of(x)) not in (None, *self.constants)
 
     def is_own(self, x: Tensor, follows: bool) -> bool:

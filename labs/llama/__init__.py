@@ -3,7 +3,8 @@
     config_json   reads and writes the shape of a model
     weights       reads and writes its weights, under Hugging Face's names
 
-A folder has config.json and model.safetensors.  A large model has several such files, and an index that names them.
+A model's folder has config.json and model.safetensors.  A large model has several safetensors files, and an index that
+names them.
 
     model = GPT(read_config(folder))
     load(model, folder)                     the whole model
@@ -12,8 +13,8 @@ A folder has config.json and model.safetensors.  A large model has several such 
 
 The course's GPT and a Llama in transformers compute the same function, and rotary positions even turn the same pairs of
 a head's numbers.  So no tensor has to be converted: only the names differ, and two tables translate them.  A Llama that
-computes something else is
-refused: one with biases, say, or with another scaling of rotary positions than Llama 3.1's.
+computes another function is refused: one with biases, say, or with another scaling of rotary positions than Llama
+3.1's.
 
 Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.
 """

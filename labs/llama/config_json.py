@@ -70,7 +70,7 @@ def read_config(folder: str | Path) -> Config:
 
 
 def rotary(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Return rope_type and its parameters; each version of transformers has another place, or name, for them."""
+    """Return rope_type and its parameters, for which each version of transformers has another place or name."""
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     return {"rope_type": given.get("type", "default"), **given}
 
@@ -96,7 +96,7 @@ def write_config(config: Config, dtype: torch.dtype, folder: Path) -> None:
 
 
 def require_same(ours: Config, theirs: Config, folder: Path) -> None:
-    """Raise ValueError if two configurations differ; only the context may, since no weight depends on it."""
+    """Raise ValueError if two configurations differ, except in the context, on which no weight depends."""
     for name in [name for name in (*FIELDS, "rope_scaling") if name != "context"]:
         if getattr(ours, name) != getattr(theirs, name):
             raise ValueError(

@@ -48,7 +48,7 @@ def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]]
     """Fill a model's parameters, which may have any dtype and any device, with the weights in a folder.
 
     slices: for each parameter that is only a part of the whole model's, `{name: one slice per dim}`; trailing dims
-        without a slice are whole.  No other part of the file is read.
+        without a slice are whole.  No other parts of the files are read.
 
     Raises ValueError, before a parameter changes, if the folder has another model, or only a part of this model.
     """
@@ -109,7 +109,7 @@ def save(model: GPT, folder: str | Path) -> None:
 
 
 def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> None:
-    """Raise ValueError unless the folder has every tensor in its shape, and no others."""
+    """Raise ValueError unless the folder has every tensor of the model in its shape, and no others."""
     wanted = names(config)
     for name, shape in whole_shapes(config).items():
         if (theirs := wanted[name]) not in files:

@@ -1,6 +1,7 @@
 """Optimizer state on disk that no crash can damage; files that were damaged in another way are detected.
 
-A committed file is never overwritten.  Each commit makes a new generation, which has its own files:
+A file of optimizer state that has been committed is never overwritten.  Each commit makes a new generation of the
+state, which has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
     (update)  the caller changes the numbers in place, like those of any tensor
@@ -10,16 +11,16 @@ A committed file is never overwritten.  Each commit makes a new generation, whic
     rank-0-of-2/  generation-11.json  parameter-0.11  parameter-1.11 ...      the commit before the last
                   generation-12.json  parameter-0.12  parameter-1.12 ...      the last commit
 
-A rename is atomic: it has either happened, or not.  So a process that is killed at any moment leaves one complete
-generation, and perhaps some files of the next, which the next opening removes.
+A rename is atomic: after a crash it has either happened, or not.  So a process that is killed at any moment leaves one
+complete generation, and perhaps some files of the next generation, which are removed when the folder is opened again.
 
-Each rank commits for itself, so a rank may have committed a step while another was killed before its commit.  The next
-opening takes the last generation that all ranks have.  Since no rank can finish a step without the others, ranks are
-one commit apart at most, and the generation before the last is still there.
+Each rank commits for itself, so a rank may have committed a step while another was killed before its commit.  When
+ranks open the folder again, they take the last generation that all of them have.  Since no rank can finish a step
+without the others, ranks are one commit apart at most, and the generation before the last is still there.
 
-Disks fail, and people copy files.  So a record has the rank, the step, and the checksum of each file and of itself.
-Ranks that open a folder together also agree on a random word, which all their later records contain.  The next opening
-checks all records and files before it removes any file.
+Disks fail, and people copy files.  So the record of a generation has the rank, the step, and the checksums of each file
+and of the record itself.  Ranks that open a folder together also agree on a random word, which all their later records
+contain.  Opening a folder checks all its records and files before any file is removed.
 
 `labs.memory.mapped_files` explains the format of a file.
 """
@@ -52,7 +53,7 @@ class Disk:
 
     Raises ValueError, on all ranks, for a file that is missing, damaged or of another rank; for files without a record;
     for a file in place of a folder; and if the ranks' last commits are more than one step apart, or of different
-    trainings.  An opening that raises an error removes no file.
+    trainings.  No file is removed if an error is raised.
     """
 
     def __init__(self, where: Path) -> None:
@@ -89,7 +90,7 @@ class Disk:
         return self.fetched[i]
 
     def store(self, i: int, values: Values) -> Entry:
-        """Flush parameter i's file, and return its entry for the record.
+        """Flush the file of parameter i, and return the file's entry for the record.
 
         Tensors that the optimizer made anew, in its first step or in every step, are written to the file first.
         """
@@ -103,7 +104,7 @@ class Disk:
         return self.next(i).name, layout, checksum(self.next(i))
 
     def commit(self, steps: int, stored: dict[int, Entry]) -> None:
-        """Make the stored files valid: until the rename, an opening finds the old files, and from then on the new."""
+        """Make the stored files valid: up to the rename an opening finds the old files, and after it the new ones."""
         before = self.files()
         self.generation += 1
         self.steps, self.entries = steps, self.entries | stored
@@ -144,7 +145,9 @@ class Disk:
             if path.exists() and not path.is_dir():
                 raise ValueError(f"{path} is a file, where the state's folder should be: give another name")
         if others := [other for other in where.glob("rank-*-of-*") if not other.name.endswith(f"-of-{self.ranks}")]:
-            raise ValueError(f"{others[0]} was not left by {self.ranks} ranks: give another folder, or start as many")
+            raise ValueError(
+                f"{others[0]} was not left by {self.ranks} ranks: give another folder, or start as many ranks"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         records, files = {}, [path for path in self.ours() if path.suffix != ".draft"]
         for path in [path for path in files if path.suffix == ".json"]:
@@ -166,7 +169,7 @@ class Disk:
 
 
 def sealed(record: Record) -> Record:
-    """Return a record together with its checksum, in the form in which it is written."""
+    """Return a record together with its checksum, in the form in which both are written."""
     return {"checksum": zlib.crc32(json.dumps(record).encode()), "record": record}
 
 
@@ -185,7 +188,8 @@ def agreed(found: Sequence[dict[int, Origin]], where: Path) -> int:
 
     found: for each rank, the origin of each of its generations
 
-    A crash may come between two ranks' commits.  Raises ValueError for ranks that are more than one commit apart.
+    The ranks' last generations may differ by one, since a crash may come between two ranks' commits.  Raises ValueError
+    for ranks that are more than one commit apart.
     """
     generation = max(set.intersection(*map(set, found)), default=-1)
     newest = [max(each, default=-1) for each in found]

@@ -1,7 +1,7 @@
 """Tensors in files that are mapped into memory, so that they use no memory of the process.
 
-The system caches as much of a file as it has room for, and reads the rest from the disk again.  A file has its tensors
-one after the other:
+The operating system caches as much of a file as it has room for, and reads the rest from the disk again.  The tensors
+lie in a file one after the other:
 
     describe    returns the layout, with the name, dtype and shape of each tensor, which the file itself does not have
     allocated   makes a file with room for tensors of a layout
@@ -43,7 +43,7 @@ def describe(values: Values) -> Layout:
 
 
 def mapped(path: Path, layout: Layout, shared: bool) -> Values:
-    """Return the tensors that lie in a file; if `shared`, writing to them changes the file."""
+    """Return the tensors in a file, mapped into memory; if `shared`, writing to them changes the file."""
     flat = torch.from_file(str(path), shared, path.stat().st_size, dtype=torch.uint8, device="cpu")
     values = {}
     for (name, dtype, shape), (start, end) in zip(layout, places(layout), strict=True):
@@ -54,7 +54,7 @@ def mapped(path: Path, layout: Layout, shared: bool) -> Values:
 def allocated(path: Path, layout: Layout) -> Path:
     """Make a file with room for these tensors, and return its path.
 
-    Raises OSError if the disk is full: now, and not when the memory is first written to.
+    Raises OSError if the disk is full: at once, and not when the mapped memory is first written to.
     """
     room = max(end for _, end in [(0, 1), *places(layout)])
     path.unlink(missing_ok=True)  # tensors that are mapped to an old file keep it
@@ -66,7 +66,7 @@ def allocated(path: Path, layout: Layout) -> Path:
 
 
 def places(layout: Layout) -> list[tuple[int, int]]:
-    """Return the first byte of each tensor of a file, and the byte after its last."""
+    """Return, for each tensor in a file, the index of its first byte, and of the byte after its last."""
     found, end = [], 0
     for _, dtype, shape in layout:
         start = end + -end % ALIGNMENT

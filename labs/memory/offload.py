@@ -7,14 +7,14 @@ is more room:
     "cpu"       masters and state, in host memory   G to the host, P back: 2 + 2 bytes         ZeRO-Offload
     a folder    the same, in memory-mapped files    the files too, in and out: 12 + 12 bytes   ZeRO-Infinity
 
-The bytes are for a parameter in bfloat16 and AdamW; with parameters on the CPU, only the files are moved.  The update
-happens where the state is: moving the state to the GPU and back would send 12 + 12 bytes per parameter over a narrow
-link.
+The bytes in the table are for a parameter in bfloat16 and AdamW; with parameters on the CPU, only the files are moved.
+The update happens where the state is: moving the state to the GPU and back would send 12 + 12 bytes per parameter over
+a narrow link.
 
     optimizer = Offloaded(model.parameters(), partial(torch.optim.AdamW, lr=1e-3), where="state")
 
 `Offloaded` can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is a copy of it, in
-float32 at least, which the optimizer updates.  Parameters take their steps one after the other.  While one parameter is
+float32 at least, which the optimizer updates.  Parameters are updated one after the other.  While one parameter is
 updated, a thread stores the state of the one before it, and fetches the state of the next one:
 
     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  ...     store n
@@ -81,7 +81,7 @@ class Offloaded:
         return self.tier.steps
 
     def step(self) -> None:
-        """Update the parameters that have a gradient, and commit."""
+        """Update the parameters that have a gradient, and commit the new state to its tier."""
         self.require_whole()
         require_frozen(self.frozen)
         self.half_way = True
@@ -94,7 +94,7 @@ class Offloaded:
         return to_host(p.grad, at_least_float32(p.dtype)), self.tier.fetch(i)
 
     def updated(self, i: int, fetched: tuple[Tensor, Values]) -> Values:
-        """Let the optimizer take its step with parameter i, and return its new master and state."""
+        """Let the optimizer take its step with parameter i alone, and return the parameter's new master and state."""
         gradient, values = fetched
         master = nn.Parameter(values["master"])
         master.grad = gradient
@@ -105,7 +105,7 @@ class Offloaded:
         return {"master": master.detach(), **inner.state[master]}
 
     def store(self, i: int, values: Values) -> Any:
-        """Copy the master to parameter i, store its tensors, and return what the tier's `commit` needs."""
+        """Copy the master to parameter i, store its tensors on the tier, and return what the tier's `commit` needs."""
         self.params[i].detach().copy_(values["master"])
         return self.tier.store(i, values)
 
@@ -148,9 +148,10 @@ class Offloaded:
 def one_ahead(
     due: Sequence[int], fetch: Callable[[int], Any], update: Callable[[int, Any], Any], store: Callable[[int, Any], Any]
 ) -> dict[int, Any]:
-    """Fetch, update and store the values of each number in `due`; return what `store` returned, by number.
+    """Fetch, update and store the values of each number in `due`; return `store`'s results by number.
 
-    While number n is updated, a thread stores n - 1 and fetches n + 1.  Raises what `fetch` and `store` raise.
+    While parameter n is updated, a thread stores the values of n - 1 and fetches those of n + 1.  Raises the errors
+    that `fetch` and `store` raise.
     """
     stored = {}
     with ThreadPoolExecutor(1) as thread:

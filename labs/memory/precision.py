@@ -1,10 +1,10 @@
 """Mixed precision: compute with numbers of two bytes, update numbers of four bytes.
 
 The model holds its parameters in bfloat16, and so its activations and gradients are in bfloat16, too: half the memory,
-half the bytes to send, and arithmetic that is many times as fast.  But bfloat16 has 8 significant bits: 1.0 + 0.01 is
-more than 1.0, but 1.0 + 0.001 is 1.0.  The update of a parameter is often that small, and would be rounded away.  So
-the optimizer works on a float32 copy of every parameter, its master, in which small updates add up until they are
-visible in bfloat16.
+half the bytes to send, and arithmetic that is many times as fast.  But bfloat16 has 8 significant bits: in bfloat16 1.0
++ 0.01 is more than 1.0, but 1.0 + 0.001 is 1.0.  The update of a parameter in one step is often that small, and would
+be rounded away.  So the optimizer works on a float32 copy of every parameter, its master, in which small updates add up
+until they are visible in bfloat16.
 
     P    parameters         the model                  bfloat16    2
     G    gradients          the model                  bfloat16    2
@@ -46,11 +46,11 @@ from torch.distributed import ProcessGroup
 
 
 class LossScale:
-    """A factor for a float16 loss, as large as the gradients allow, which is found by trial.
+    """A factor for a float16 loss, as large as the range of float16 gradients allows, which is found by trial.
 
     value: the first factor
     interval: number of steps without an overflow after which the factor is doubled; each overflow halves it
-    groups: process groups over which the gradients are sharded, all of which must agree; None is all ranks
+    groups: process groups over which the gradients are sharded, whose ranks must all scale alike; None is all ranks
     """
 
     def __init__(self, value: float = 2.0**16, interval: int = 2000, groups: Sequence[ProcessGroup | None] = (None,)):
@@ -113,7 +113,7 @@ class Masters:
         `torch.optim` except LBFGS do
     loss_scale: the scale of a float16 loss, if any
 
-    Change the learning rate in `param_groups`, and give `inner` to a scheduler of torch.
+    To change the learning rate, write to `param_groups`, or give `inner` to a scheduler of torch.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable, loss_scale: LossScale | None = None):
@@ -133,7 +133,7 @@ class Masters:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Convert a gradient to float32, update the master, and round it to the parameter, for one after the other."""
+        """Convert the gradient to float32, update the master and round it, for one parameter after the other."""
         require_frozen(self.frozen)
         self.inner.zero_grad()  # a step that failed half way may have left a gradient
         scale = 1.0
@@ -160,7 +160,7 @@ class Masters:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load masters, the inner state and options, and round the masters to the parameters.
+        """Load masters, the inner optimizer's state and options, and round the masters to the parameters.
 
         Raises ValueError if a master is missing, or has another shape.
         """

@@ -1,7 +1,8 @@
 """Activations that are computed twice, so that they need not be held until backward: activation checkpointing.
 
 Autograd holds every tensor that an operation's backward will read.  A recomputed layer holds only its inputs, and runs
-its forward once more when backward arrives at it.  So a rank holds the activations of one layer, and not of all.
+its forward once more when backward arrives at it.  So a rank holds the activations of one layer at a time, and not of
+all layers.
 
     recompute(model.layers.values())                                 # full: one more forward, a third more arithmetic
     recompute(model.layers.values(), keep=MATMULS | ATTENTION)       # selective: only the cheap operations again
@@ -16,20 +17,20 @@ its forward once more when backward arrives at it.  So a rank holds the activati
 
 (letters as in `labs.model`; all tensors in float32; with a fused kernel for RMSNorm, the row "none" has 2D less)
 
-While a layer's backward runs, its activations are held as in the row "none".  All rows give the same gradients, bit by
-bit: the second run draws the same random numbers as the first one, has the same autocast, and finds the same buffers.
-After the second run the buffers are as they were before it, so that a BatchNorm counts a batch once.  If something else
-changes between the runs, such as a generator of one's own, the two runs give different outputs; on the CPU this is an
-error.
+While a layer's backward runs, its activations are held as in the row "none".  All choices of `keep` give the same
+gradients, bit by bit: the second run draws the same random numbers as the first one, has the same autocast, and finds
+the same buffers.  After the second run the buffers are as they were before it, so that a BatchNorm counts a batch once.
+If something else changes between the runs, such as a generator of one's own, the two runs give different outputs; on
+the CPU this is an error.
 
 Each tensor that autograd would hold becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  When backward
 reads the first slot, the layer's forward runs again, which fills all slots in order.  `labs.memory.selective` explains
 how the second run skips some operations.
 
-A module is changed in place, without a wrapper.  So parameters keep their names, and the module's hooks run outside of
-both runs, such as those with which ZeRO gathers parameters before forward and before backward.  The module's `forward`
+A module is changed in place, without a wrapper.  So parameters keep their names, and the module's hooks, such as those
+with which ZeRO gathers parameters before forward and before backward, run outside of both runs.  The module's `forward`
 then refers to the module: once nobody uses the module, its parameters are freed when Python collects such cycles, which
-`gc.collect()` does at once.  Activations are in no cycle, and are freed with their graph.
+`gc.collect()` does at once.  Activations are in no such cycle, and are freed with their graph.
 
 Source: Chen et al. 2016, arXiv 1604.06174, section 4.
 """
@@ -62,7 +63,7 @@ def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
     """
     layers, ops = list(layers), operations(keep)
     if not layers:
-        raise ValueError("recompute() was given no layer: nothing would be recomputed")
+        raise ValueError("recompute() was given no layer: give it the modules that backward is to run again")
     for layer in layers:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"recompute() takes modules, not {layer!r:.60}: for a ModuleDict, give its .values()")
@@ -80,10 +81,10 @@ def require_itself(layer: nn.Module, called: nn.Module, inputs: Any) -> None:
 
 
 def checkpoint(fn: Callable[..., Any], /, *args: Any, keep: Iterable[str] = (), **kwargs: Any) -> Any:
-    """Return `fn(*args, **kwargs)`, and let backward compute its activations again.
+    """Return `fn(*args, **kwargs)`, and let backward compute the activations of this call again.
 
     fn: function that does the same each time that it gets the same arguments; other tensors that it reads, such as
-        parameters, must not change before backward.  The second run, too, goes to the function's end
+        parameters, must not change before backward.  In backward, too, fn runs to its end
     keep: operations whose outputs are held, by the dispatcher's names
 
     Raises RuntimeError in backward if the second run saves or returns other tensors than the first run, and TypeError

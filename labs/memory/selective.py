@@ -1,17 +1,17 @@
 """Selective recomputation: the outputs of some operations are held, so that the second run need not compute them again.
 
-Recomputing all of a layer costs a forward.  Most of a forward's time is spent in a few operations, but most of the
-memory holds the outputs of many cheap ones.  So hold the outputs of the few expensive operations, and compute the cheap
-ones again (Korthikanti et al. 2022, arXiv 2205.05198, section 5).  `labs.memory.recompute` has a table of the memory
-that each choice needs.
+Recomputing all of a layer costs a forward.  Most of a forward's time is spent in a few operations, but most of its
+activations are outputs of many cheap operations.  So hold the outputs of the few expensive operations, and compute the
+cheap ones again (Korthikanti et al. 2022, arXiv 2205.05198, section 5).  `labs.memory.recompute` has a table of the
+memory that each choice needs.
 
     MATMULS, ATTENTION    operations, by the dispatcher's names
     KeepOutputs           a mode for the first run, which collects the outputs of such operations
     HandOut               a mode for the second run, which returns these outputs in place of computing them
 
-Both modes work below autograd, which records the operation in either run.  The second run must get the same values as
-the first.  So if an operation drew random numbers, the second run sets the generator to the state after it, and an
-output that was changed in place after the operation is refused.
+Both modes work below autograd, which records the operation in either run.  The second run of a recomputed layer must
+get the same values as the first.  So if an operation drew random numbers, the second run sets the generator to the
+state after it, and an output that was changed in place after the operation is refused.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ ATTENTION = frozenset(
 
 
 def operations(keep: Iterable[str]) -> frozenset[str]:
-    """Return the names in `keep`.
+    """Return the names of operations in `keep` as a set.
 
     Raises ValueError for a name that the dispatcher does not know, and for an operation that fills or changes a tensor.
     """
@@ -113,7 +113,7 @@ def versions(output: Any) -> list[int]:
 
 
 def as_it_was(output: Any, shapes: list[Any]) -> Any:
-    """Return an output without its graph, and in the shape in which the operation returned it."""
+    """Return an operation's output without its graph, in the shape that it had when the operation returned it."""
     shape = iter(shapes)
     return tree_map_only(Tensor, lambda x: x.detach().as_strided(*next(shape)), output)
 

@@ -19,7 +19,7 @@ Buffers = list[tuple[dict[str, Any], str, Tensor, Tensor]]  # a buffer's dict an
 
 
 class SaveForBackward(torch.autograd.Function):
-    """A node of the graph that computes nothing: it only lets autograd save tensors for backward."""
+    """A node of autograd's graph that computes nothing, and only lets autograd save tensors for backward."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class SaveForBackward(torch.autograd.Function):
 
 
 class Stash:
-    """A nested value that is held until backward.
+    """A nested value, such as a call's arguments, that is held until backward.
 
     Autograd saves the tensors in the value, so saved_tensors_hooks around the call apply to them: a checkpoint within a
     checkpoint holds nothing until the outer one is recomputed.  If a saved tensor is changed in place before backward,
@@ -56,8 +56,9 @@ class Stash:
 class Surroundings:
     """A record of the default device, random numbers, autocast and buffers, as they are now.
 
-    Random numbers and autocast are recorded for the CPU and for the tensors' devices, which takes about 5 KB.  Buffers
-    are those of modules that are among the values, and of modules that `fn` is, belongs to, or refers to by name.
+    Random numbers and autocast are recorded for the CPU and for the tensors' devices, which takes about 5 KB.  The
+    recorded buffers are those of modules among the values, and of modules that `fn` is, belongs to, or refers to by
+    name.
     """
 
     def __init__(self, fn: Any, *values: Any) -> None:

@@ -1,4 +1,4 @@
-"""A grid of ranks with named axes.  It is arithmetic alone; `labs.mesh.mesh` adds the process groups.
+"""A grid of ranks with named axes.  A grid is arithmetic alone; `labs.mesh.mesh` adds the process groups.
 
 With one strategy, every rank communicates with every other one.  With two strategies, a rank communicates with some
 ranks for the first strategy, and with other ranks for the second.  So the ranks are laid out as a grid, row by row,
@@ -14,8 +14,8 @@ with a name for each axis:
     _flatten           joins several axes into one: the data-parallel ranks of HSDP are replicas times shards
 
 **The order of the axes is a decision.**  Ranks with neighbouring numbers share a node, and the last axis consists of
-such neighbours.  So the axis that sends the most bytes goes last (tensor parallelism), and the one that sends the least
-goes first.
+such neighbours.  So the axis that sends the most bytes, such as that of tensor parallelism, goes last, and the one that
+sends the fewest goes first.
 
 The methods of a grid have the names and results of torch's DeviceMesh; `groups_of` alone is ours.
 """
@@ -36,7 +36,7 @@ class Grid:
 
     shape: number of ranks along each axis
     mesh_dim_names: names of the axes, outermost first
-    rank: the rank whose place, and whose parts of the grid, can be asked for
+    rank: the rank as which to look at the grid: `get_coordinate` and parts of the grid are this rank's
 
     Raises ValueError for sizes and names that do not fit each other, and for a rank that is not on the grid.
     """
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def root(self) -> Self:
-        """Return the whole grid.  An attribute would be a reference cycle, which Python frees late."""
+        """Return the whole grid.  An attribute for the root would be a reference cycle, which Python frees late."""
         return self if self.part_of is None else self.part_of
 
     # ---- the grid ----------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Grid:
     # ---- parts of it -------------------------------------------------------------------------------------
 
     def __getitem__(self, mesh_dim_names: str | Axes) -> Self:
-        """Return the part of the grid along these axes that this rank is in; name them in the order of the mesh."""
+        """Return the part of the grid along these axes that this rank is in; name the axes in the order of the mesh."""
         several = isinstance(mesh_dim_names, tuple | list)
         names = tuple(mesh_dim_names) if several else (mesh_dim_names,)
         if not all(isinstance(name, str) for name in names):
@@ -108,9 +108,9 @@ class Grid:
         return self.part(self.mesh.reshape(1, -1), {name: axes})
 
     def part(self, meshes: torch.Tensor, made_of: dict[str, Axes]) -> Self:
-        """Return the one of several grids that this rank is in.
+        """Return the grid that this rank is in, out of several parts of the whole grid.
 
-        meshes: [number of grids, *their shape], the ranks of each
+        meshes: the ranks of each part, [number of parts, *shape of a part]
         made_of: for each axis of the part, the axes of the root grid that it joins
         """
         mine = (meshes == self.require_rank()).flatten(1).any(1)
@@ -190,9 +190,9 @@ def require_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
         raise ValueError(f"axis {twice!r} appears twice in {tuple(names)}: give each axis its own name")
     for name, size in zip(names, shape, strict=True):
         if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"axis {name!r}: a name is one word, such as dp or dp_shard")
+            raise ValueError(f"axis {name!r}: give it a name of one word, such as dp or dp_shard")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"axis {name!r} of size {size!r}: an axis has 1 rank or more")
+            raise ValueError(f"axis {name!r} of size {size!r}: give it 1 rank or more")
 
 
 def equation(shape: tuple[int, ...], names: tuple[str, ...]) -> str:

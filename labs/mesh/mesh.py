@@ -5,8 +5,8 @@
     _flatten           joins all axes into one, and makes the process groups along the new axis
     smaller_group      returns a group of a given number of neighbours along the last axis
 
-Everything else in a mesh is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5
-sees it.  The methods of a mesh have the names and results of torch's DeviceMesh.
+The rest of a mesh is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
+The methods of a mesh have the names and results of torch's DeviceMesh.
 """
 
 from math import prod
@@ -24,7 +24,7 @@ class Mesh(Grid):
 
     shape: number of ranks along each axis
     mesh_dim_names: names of the axes, outermost first
-    rank: makes the grid as this rank sees it, without process groups
+    rank: the rank as which to look at the grid, without process groups; by default, this process' rank in the job
 
     In a job, all ranks must make the mesh at the same point of the program, since its groups are made with it.  With
     `rank`, or outside of a job, a mesh is arithmetic alone.
@@ -46,7 +46,7 @@ class Mesh(Grid):
     def _flatten(self, mesh_dim_name: str | None = None) -> "Mesh":
         """Join all axes into one, named after them by default.
 
-        In a job, this makes the groups along the new axis, so all ranks must call it at the same point, like Mesh(...).
+        In a job, this method makes the groups along the new axis, so all ranks must call it at the same point.
         """
         flat = super()._flatten(mesh_dim_name)
         (axes,) = flat.made_of.values()
@@ -77,7 +77,7 @@ class Mesh(Grid):
         return super().__reduce_ex__(protocol)
 
     def make_groups(self, axes: Axes) -> None:
-        """Make a group along these axes for every place on the others; all ranks make all groups, in this order."""
+        """Make a group along these axes for every place on the others; all ranks make all groups, in one order."""
         for ranks in along(self.mesh, [self.number(name) for name in axes]).flatten(1).tolist():
             whole = len(ranks) == dist.get_world_size()
             group = dist.group.WORLD if whole else dist.new_group(ranks, group_desc=f"mesh_{'_'.join(axes)}")

@@ -19,7 +19,8 @@ def save_checkpoint(
     """Save a checkpoint, as `labs.checkpoint.save` does: each rank writes its shards, and the first rank an index.
 
     A tensor that several ranks hold is written by one of them, without a check that all copies are equal.  An earlier
-    checkpoint in the same folder is overwritten in place.  Until the index `.metadata` exists, nothing can be loaded.
+    checkpoint in the same folder is overwritten in place.  Until its index `.metadata` exists, the checkpoint cannot be
+    loaded.
     """
     from torch.distributed import checkpoint
 
@@ -31,8 +32,8 @@ def save_in_background(
 ) -> Future:
     """Copy the shards and return; a thread writes them, as with `labs.checkpoint.Saver.save`.
 
-    `.result()` waits for the thread, and only `.result()` raises the thread's error.  The thread uses the group
-    meanwhile, so give it a gloo group of its own.
+    `.result()` waits for the thread, and only `.result()` raises the thread's error.  While the thread writes, it uses
+    the group, so give it a gloo group of its own.
     """
     from torch.distributed import checkpoint
 

@@ -31,7 +31,7 @@ def fsdp(
     forward and backward. With `reshard_after_forward=False` the layers are not resharded either: every rank holds all
     parameters from forward to backward, as in stage 2.
 
-    layers: the modules each of which is gathered at once
+    layers: the modules whose parameters are gathered together
     mesh: device mesh with one axis, or two for HSDP, replicas first; by default all ranks
     precision: param_dtype, in which parameters are gathered, and reduce_dtype, in which gradients are averaged; between
         steps, parameters and gradients have the model's dtype

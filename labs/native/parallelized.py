@@ -14,9 +14,10 @@ from labs.tp import Plan, styles
 def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> nn.Module:
     """Split a model by the same plan as `labs.tp.parallelize`.
 
-    A rank's part is a DTensor.  All sizes must be divisible by the number of ranks, also the number of heads of keys
-    and values, since heads are cut like features.  Call a block of PrepareModuleInput with its inputs by position.
-    Compute a loss of split logits, and its backward, within `torch.distributed.tensor.parallel.loss_parallel()`.
+    A rank's part of a parameter is a DTensor.  All sizes must be divisible by the number of ranks, even the number of
+    heads of keys and values, since heads are cut like features.  Call a block of PrepareModuleInput with its inputs by
+    position.  Compute a loss of split logits, and its backward, within
+    `torch.distributed.tensor.parallel.loss_parallel()`.
     """
     rows = Plan(plan).rows(model)
     splits_the_loss = any(isinstance(style, styles.LossParallel) for _, _, style in rows)

@@ -22,12 +22,13 @@ def pp(
 ) -> Any:
     """Return a pipeline like `labs.pp.Pipeline`; `.step(x, target=y, losses=[])` runs a step.
 
-    Pass x on the rank of the first stage, target and losses on the rank of the last one.  At the end of a step all
-    gradients are divided by the number of micro-batches, even those of earlier steps.  A parameter that stages share is
+    Pass x on the rank of the first stage, and target and losses on the rank of the last stage.  At the end of a step,
+    all gradients are divided by the number of micro-batches, even gradients of earlier steps.  A parameter that stages
+    share is
     not handled: all-reduce its gradient before the optimizer's step.  In the schedules that split the backward, W holds
     all activations that F has saved.
 
-    stages: all stages of the model; this rank's must be modules, the others may be None
+    stages: all stages of the model; this rank's stages must be modules, the others may be None
     name: a schedule's name in `labs.pp.SCHEDULES`
     microbatches: number of micro-batches in a step
     loss: a function of a micro-batch's output and its targets
@@ -85,7 +86,7 @@ def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:
 def reshards(module: FSDPModule) -> bool:
     """Return whether FSDP reshards a module after forward, which is the default.
 
-    For a whole stage, which is a root, PyTorch decides in its first forward.
+    For a whole stage, which is FSDP's root, PyTorch decides in the stage's first forward.
     """
     group = module._get_fsdp_state()._fsdp_param_group
     return group is not None and group._reshard_after_forward

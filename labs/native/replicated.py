@@ -1,4 +1,4 @@
-"""DistributedDataParallel, with a copy of the model on every rank; and a sharded optimizer state for it."""
+"""PyTorch's DistributedDataParallel, alone and with an optimizer whose state is sharded (ZeRO, stage 1)."""
 
 import warnings
 from typing import Any
@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
     """Wrap a model so that backward averages its gradients in buckets, as `labs.ddp.Overlapped` does.
 
-    The first bucket is closed at 1 MiB, the others at 25 MiB; they are filled in the order in which gradients arrived
-    in the first step. Rank 0's parameters and buffers are copied to all ranks, rather than compared.
+    The first bucket is closed at 1 MiB, the others at 25 MiB; buckets are filled in the order in which gradients
+    arrived in the first step. Rank 0's parameters and buffers are copied to all ranks, rather than compared.
     """
     return DistributedDataParallel(model, process_group=group, find_unused_parameters=find_unused)
 
@@ -23,9 +23,9 @@ def zero1(
 ) -> tuple[nn.Module, Optimizer]:
     """Return a model under DDP and an optimizer in which each parameter is stepped by one rank.
 
-    This is a variant of `labs.zero.Zero` in stage 1. Each rank steps whole parameters, so the shards are only about
-    equal. DDP all-reduces all gradients, although each rank needs only a part of them. After the step, each rank
-    broadcasts the parameters that it has stepped.
+    The two together are a variant of `labs.zero.Zero` in stage 1. Each rank steps whole parameters, so the ranks'
+    shares of them are only about equal. DDP all-reduces all gradients, although each rank needs only those of its own
+    parameters. After the step, each rank broadcasts the parameters that it has stepped.
     """
     with warnings.catch_warnings():  # importing this uses torch.jit.script, about which PyTorch itself warns
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,4 +1,4 @@
-"""State dicts that a checkpoint consists of, whole or in shards.
+"""State dicts of model and optimizer for a checkpoint, whole or in shards.
 
 torch.distributed.checkpoint is not imported at the head of the file, since every rank of every job would wait for it.
 """
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[str, Any]:
     """Return the states of a checkpoint by the names of parameters, as {"model": ..., "optimizer": ...}.
 
-    By default each rank gets its own shards, which share memory with the model.  If full, all tensors are gathered, one
-    after the other, on the CPU of rank 0, and the other ranks get nothing: rank 0 can `torch.save` a single file.
+    By default each rank gets its own shards, which share memory with the model.  With `full`, all tensors are gathered,
+    one after the other, on the CPU of rank 0, and the other ranks get nothing: rank 0 can `torch.save` a single file.
 
     An optimizer that has not stepped yet makes a step in this call, with gradients of zero and a learning rate of zero;
     the optimizer's step counter counts that step.
@@ -27,9 +27,9 @@ def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[s
 
 
 def set_states(model: nn.Module, optimizer: Optimizer, found: Mapping[str, Any], full: bool = False) -> None:
-    """Put back the states that `states` returned.
+    """Put the states that `states` returned back into model and optimizer.
 
-    If full, rank 0 sends every tensor to all ranks, and each keeps its shard.
+    With `full`, rank 0 sends every tensor to all ranks, and each rank keeps its shard.
     """
     from torch.distributed.checkpoint import state_dict
 

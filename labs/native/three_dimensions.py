@@ -1,4 +1,4 @@
-"""Three dimensions on one mesh, in the order of `labs.parallel`, with the norm over all axes."""
+"""PyTorch's FSDP, TP and PP on one mesh, in the order of `labs.parallel`, and clipping by the norm over all axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

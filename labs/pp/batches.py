@@ -7,7 +7,7 @@ batches:
     x with x, y with y     by a checksum of their numbers, on all ranks that were given one, even if they do not read it
     x with y               by the number of sequences in them
 
-In later steps nothing is compared between ranks: a rank only checks that its own x and y have the size of the first
+In later steps no batches are compared between ranks: a rank only checks that its own x and y have the size of the first
 step.  So two mistakes stay unseen if all batches have the same size: ranks that read different batches and were given
 only the x or y that they read, and ranks whose batches agree in the first step and differ later.
 """
@@ -43,9 +43,9 @@ class GivenBatches:
         return GivenBatches(self.microbatches, self.ends, self.group, needs_y)
 
     def cut(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> list[Sequence[Tensor]]:
-        """Return the micro-batches of x and of y; an empty tuple for one that is None.
+        """Return the micro-batches of x and of y; an empty tuple if x or y is None.
 
-        look: a function that raises an error for anything else that is wrong on this rank.
+        look: a function that checks everything else on this rank, and raises an error if it is wrong.
 
         Raises ValueError or TypeError for batches that do not fit, in the first step on every rank.
         """
@@ -64,7 +64,7 @@ class GivenBatches:
         return [() if batch is None else batch.chunk(self.microbatches) for batch in (x, y)]
 
     def agreed(self, x: Tensor | None, y: Tensor | None, look: Callable[[], Any]) -> int:
-        """Return the size of the batch; all ranks compare the same values, so they all raise one error, or none."""
+        """Return the size of the batch; all ranks compare the same values, so all raise one error, or none."""
         everyones = on_all_ranks(partial(described, x, y, look, fingerprint), self.group)
         by_rank = dict(zip(dist.get_process_group_ranks(self.group or dist.group.WORLD), everyones, strict=True))
         sizes = [
@@ -80,7 +80,7 @@ class GivenBatches:
         return sizes[0]
 
     def size_of(self, name: str, given: dict[int, Described], reader: int) -> int:
-        """Return the size of the batch x or y; raise ValueError if ranks were given different ones.
+        """Return the size of the batch x or y; raise ValueError if ranks were given different batches.
 
         given: `{rank: shape and fingerprint, or None}`; reader: the rank that reads the batch.
         """
@@ -118,8 +118,8 @@ def described(
 def require_weighed(y: Tensor | None, loss: Any, over: float | None, group: ProcessGroup | None) -> float | None:
     """Return the divisor of the batch's summed losses: `over`, or the number of targets that count.
 
-    The divisor is None if no target is ignored.  Raises ValueError without `over` if the loss cannot be divided this
-    way, or if several pipelines read parts of one batch.
+    The divisor is None if no target is ignored.  Raises ValueError without `over` if the loss is no CrossEntropy, whose
+    sum can be divided, or if several pipelines read parts of one batch.
     """
     if over is not None or y is None or y.dtype is not torch.int64 or y.is_meta or counted(y) == y.numel():
         return over

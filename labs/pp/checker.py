@@ -1,4 +1,4 @@
-"""Can these lists be run?  The checker answers before anything runs.
+"""The check of a schedule: can these lists of instructions be run?  The checker answers before any instruction runs.
 
     validate     raises WrongSchedule if the lists cannot be run: an instruction is missing, or is there twice, or waits
                  for an instruction that never comes
@@ -23,7 +23,8 @@ class WrongSchedule(ValueError):
 
     rank, place: the rank of the first wrong instruction, and its index in the list, both from 0.  For a missing
         forward, place is the end of the list.
-    places: (rank, place) of every instruction that waits, if ranks wait for each other; else of the wrong one.
+    places: (rank, place) of every instruction that waits, if ranks wait for each other; otherwise of the wrong
+        instruction.
     """
 
     def __init__(self, text: str, *places: Place):
@@ -50,7 +51,7 @@ def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Ins
 
     The order goes in rounds: in a round, every rank runs its next instruction, if all that it needs ran before.
 
-    stages: the number of stages, if the lists may lack some of them.
+    stages: the number of stages, if the lists may lack some stages.
     """
     made, ran, stages = set(), [0] * len(lists), stages_of(lists) if stages is None else stages
     while ready := [
@@ -67,8 +68,8 @@ def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Ins
 def alive(lists: Lists) -> list[list[int]]:
     """Return, for each rank, the number of micro-batches whose activations it holds after each of its instructions.
 
-    F stores activations; B or W frees them.  I frees a part of them that depends on the model, so it is not counted.
-    If a rank has several stages, a micro-batch counts once per stage.
+    F stores activations; B or W frees them.  I frees a part of the activations that depends on the model, so that part
+    is not counted.  If a rank has several stages, a micro-batch counts once per stage.
     """
     return [list(accumulate(isinstance(x, F) - isinstance(x, B | W) for x in order)) for order in lists]
 
@@ -125,7 +126,7 @@ def places_of(lists: Lists) -> dict[Instruction, Place]:
 def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
     """Raise WrongSchedule unless each micro-batch goes forward and backward through each stage.
 
-    A split backward needs both of its halves.
+    A split backward needs both of its halves, I and W.
     """
     stages, microbatches, ranks = stages_of(lists), microbatches_of(lists), ranks_of(lists)
     for m, s in product(range(microbatches), range(stages)):
@@ -155,7 +156,7 @@ def require_own_order(lists: Lists, places: dict[Instruction, Place]) -> None:
 
 
 def circle(lists: Lists, ran: list[int], places: dict[Instruction, Place]) -> WrongSchedule:
-    """Return the error for ranks that wait for each other.
+    """Return the error for ranks that wait for each other in a circle.
 
     No rank can go on, so each rank that has not finished waits for another: follow the waits until a rank comes again.
 

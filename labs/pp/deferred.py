@@ -5,15 +5,16 @@
     torch.autograd.backward(y, gradient)    I    x.grad, and on the way the gradient of each matrix product's input
     later.backward()                        W    the gradients of the matrices themselves
 
-A product y = x Wᵀ has two gradients, which cost the same.  All layers before it wait for the gradient of x; nothing
-waits for the gradient of W.  So Deferred gives each product a small graph of its own, through which backward goes
+A product y = x Wᵀ has two gradients, which cost the same.  All layers before the product wait for the gradient of x; no
+layer waits for the gradient of W.  So Deferred gives each product a small graph of its own, through which backward goes
 twice, for one gradient each time.  The kernels are the same as in a backward that computes both gradients at once, so
 the numbers are equal, bit by bit.
 
 Parameters that are no matrices, such as those of norms and embeddings, get their gradients from I, which costs next to
 nothing.  A matrix that was computed from parameters gets its gradient from I, too, so that backward goes on through the
 matrix to those parameters.  From I to W, a product keeps x and the gradient of y; the stage's other activations are
-freed by I.  If the stage itself computes a gradient, as for a force or a penalty, no part of that one is left to W.
+freed by I.  If the stage itself computes a gradient, as for a force or a penalty, all of that gradient is computed at
+once.
 
 Source: Qi et al. 2023, arXiv 2401.10241, section 2.
 """
@@ -52,14 +53,14 @@ class Deferred(TorchFunctionMode):
         return p.is_leaf if self.parameters is None else p in self.parameters
 
     def backward(self) -> None:
-        """Add the matrices' gradients to their `.grad`; those of a matrix that was used twice are summed first."""
+        """Add the gradients of the matrices to their `.grad`; those of a matrix used twice are summed first."""
         if self.products:
             edges, gradients, matrices = zip(*self.products, strict=True)
             torch.autograd.backward(edges, gradients, inputs=[*dict.fromkeys(p for matrix in matrices for p in matrix)])
 
 
 class Product(torch.autograd.Function):
-    """The product x Wᵀ + b, in a graph of its own."""
+    """The autograd function of a product x Wᵀ + b that has a graph of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stand_in: Tensor, matrix: list[Tensor | None], products: list) -> Tensor:

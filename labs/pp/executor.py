@@ -101,7 +101,7 @@ class Pipeline:
         self.mail = Mail(self.group, device_of(self.parameters()))
 
     def follow(self, lists: Lists) -> None:
-        """Run these lists from now on, with more or fewer micro-batches; every stage must stay on its rank."""
+        """Run another schedule from now on, with more or fewer micro-batches; every stage must stay on its rank."""
         validate(lists)
         require_same_lists(lists, self.group)
         if (ranks := ranks_of(lists)) != self.ranks:
@@ -121,7 +121,7 @@ class Pipeline:
         """Run the schedule; return each micro-batch's loss (0-dim) on the last stage's rank, an empty list elsewhere.
 
         x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may pass None.
-            If all ranks pass both, the first step raises an error if the batches differ (labs.pp.batches).
+            If all ranks pass x and y, the first step raises an error if their batches differ (labs.pp.batches).
         over: if targets are ignored, and the pipelines of several ranks read parts of one batch: the number of targets
             that count in the whole batch, divided by the number of parts.
         """
@@ -139,9 +139,10 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor | None, y: Tensor | None = None, over: float | None = None) -> list[Tensor]:
-        """Run the forwards alone, in the mode of eval(); return losses as forward_backward does.
+        """Run the schedule's forwards alone, in evaluation mode; return losses as forward_backward does.
 
-        If the last stage's rank passes no y, it returns the stage's output for each micro-batch instead.
+        If the last stage's rank passes no y, that rank returns the stage's output for each micro-batch instead of
+        losses.
         """
         modes = {module: module.training for stage in self.stages.values() for module in stage.modules()}
         kept = self.batches, self.mail  # a batch may have another size in evaluation

@@ -37,7 +37,7 @@ def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
 def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
     """Raise ValueError, on every rank, if ranks have different stages.
 
-    Parameters' names are compared, and whether they are trained, but not shapes: a rank may have split its own.
+    Parameters' names are compared, and whether they are trained, but not shapes: a rank may have split its own stages.
     """
     on_all_ranks(partial(require_bare, stages), group)
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
@@ -63,9 +63,9 @@ def require_bare(stages: Sequence[nn.Module]) -> None:
 
 
 def require_known(x: Instruction, y: Tensor, known: Set[Tensor]) -> None:
-    """Raise ValueError if y, the output of instruction x, depends on a parameter that is not known.
+    """Raise ValueError if y, the output of instruction x, depends on a parameter that is not in `known`.
 
-    No optimizer would update such a parameter, and no rank would send its gradient.
+    No optimizer would update a parameter that the pipeline does not know, and no rank would send its gradient.
     """
     nodes, seen = [y.grad_fn], {None}
     while nodes:
@@ -82,9 +82,13 @@ def require_known(x: Instruction, y: Tensor, known: Set[Tensor]) -> None:
 
 def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:
     if len(lists) != dist.get_world_size(group):
-        raise ValueError(f"the schedule is for {len(lists)} ranks, and the group has {dist.get_world_size(group)}")
+        raise ValueError(
+            f"the schedule is for {len(lists)} ranks, and the group has {dist.get_world_size(group)}: change one"
+        )
     if len(stages) != stages_of(lists):
-        raise ValueError(f"the schedule is for {stages_of(lists)} stages, and the model is cut into {len(stages)}")
+        raise ValueError(
+            f"the schedule is for {stages_of(lists)} stages, and the model is cut into {len(stages)}: change one"
+        )
     for number, stage in enumerate(stages):
         inputs = [
             p.name

@@ -32,19 +32,19 @@ class Instruction:
 
 
 class F(Instruction):
-    """Forward."""
+    """The forward of a micro-batch through a stage."""
 
 
 class B(Instruction):
-    """Backward."""
+    """The whole backward of a micro-batch through a stage."""
 
 
 class I(Instruction):  # noqa: E742
-    """Backward, the input's gradient alone."""
+    """The half of a backward that computes the gradient of the stage's input."""
 
 
 class W(Instruction):
-    """Backward, the weights' gradients alone."""
+    """The half of a backward that computes the gradients of the stage's weights."""
 
 
 Lists = Sequence[Sequence[Instruction]]
@@ -52,12 +52,12 @@ KINDS = {kind.__name__: kind for kind in (F, B, I, W)}
 
 
 def makes(instruction: Instruction) -> Instruction:
-    """Return the instruction that others wait for: B for an I, since both compute the gradient of a stage's input."""
+    """Return the instruction that others wait for: B in place of an I, which computes the same gradient of an input."""
     return B(instruction.stage, instruction.microbatch) if isinstance(instruction, I) else instruction
 
 
 def needs(instruction: Instruction, stages: int) -> list[Instruction]:
-    """Return the instructions that must have run before, in a pipeline of this many stages."""
+    """Return the instructions that must have run before an instruction, in a pipeline of this many stages."""
     s, m = instruction.stage, instruction.microbatch
     match instruction:
         case F():
@@ -97,8 +97,8 @@ def read(text: str) -> Instruction:
 def read_csv(lines: Iterable[str]) -> list[list[Instruction]]:
     """Return the schedule in a CSV file of PyTorch, which has a row for each rank; `lines` may be the open file.
 
-    Empty cells, in which a rank waits, are left out.  A cell of two instructions that PyTorch runs at once, such as
-    (0F4;3B0)OVERLAP_F_B, becomes two instructions.  Raises ValueError for any other cell.
+    Empty cells of the file, in which a rank waits, are left out.  A cell of two instructions that PyTorch runs at once,
+    such as (0F4;3B0)OVERLAP_F_B, becomes two instructions.  Raises ValueError for a cell with any other text.
     """
     return [
         [read(word) for cell in row for word in words(cell.strip()) if word and not FOLLOWS.fullmatch(word)]

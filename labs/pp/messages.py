@@ -8,9 +8,9 @@ instructions, and `Mail` sends and receives them:
     rank 1   0F0←0  1F0  0F1←0  1B0  1B0→0  1F1  ...
 
 **Ranks never wait for each other in a circle.**  A backend tells the messages between two ranks apart by their order
-alone, and may keep one until its receiver asks for it.  So all messages have one order, that of `in_order`, and every
-rank sends and receives its own messages in this order.  Look at the first message that has not arrived yet: neither its
-sender nor its receiver waits for a later one, so both come to it.
+alone, and may keep a message until its receiver asks for it.  So all messages have one order, that of `in_order`, and
+every rank sends and receives its own messages in this order.  Look at the first message in this order that has not
+arrived yet: neither its sender nor its receiver waits for a later message, so both come to it.
 
 **A send buffer is freed as early as the lists allow.**  A send must be complete once its sender has received a tensor
 that the receiver computed after it used the message.  To find this moment, `plan` counts how many instructions of each
@@ -51,7 +51,7 @@ class Receive:
 
 @dataclass(frozen=True, repr=False)
 class Sent:
-    """The step at which it is certain that a message was received."""
+    """The step of a plan at which it is certain that a message was received."""
 
     message: Instruction
 
@@ -87,7 +87,7 @@ def plan(lists: Lists) -> list[list[Step]]:
 
 
 class Mail:
-    """The messages of one rank: those that its stages have put for others, and those that arrive for them.
+    """The messages of one rank: tensors that its stages have put for others, and tensors that arrive for them.
 
     A receiver must know the dtype and the shape of a message.  So the first message over a cut is preceded by its dtype
     and shape, which all later messages over this cut have, too, in every step and in both directions.
@@ -105,7 +105,7 @@ class Mail:
         self.made[message] = x.detach()
 
     def take(self, message: Instruction) -> Tensor:
-        """Return the message; wait for it if another rank sends it."""
+        """Return the tensor of a message; wait for the message if another rank sends it."""
         if message in self.made:
             return self.made.pop(message)
         source, work, x = self.arriving.pop(message)
@@ -145,7 +145,7 @@ class Mail:
         work.wait()
 
     def end(self) -> None:
-        """Wait, at the end of a step, for the last sends, after which nothing was received."""
+        """Wait, at the end of a step, for the last sends, after which this rank has received no message."""
         for work, _ in self.leaving.values():
             work.wait()
         self.leaving.clear()

@@ -4,16 +4,17 @@
     for x, y in micro_batches:
         (model.loss(placed(x), y.to("cuda:1")) / len(micro_batches)).backward()
 
-Only a copy from one device to the next is needed: in backward, autograd copies the gradient the other way.  So a model
-may be larger than a device.  But training is no faster than on one device: a micro-batch needs one device after the
-other, and while one device computes, the others wait.  As a schedule, with a rank for each device, this is:
+The stages need only a copy from one device to the next: in backward, autograd copies the gradient the other way.  So a
+model may be larger than the memory of one device.  But training is no faster than on one device: a micro-batch needs
+one device after the other, and while one device computes, the others wait.  The schedule of this pipeline, with a rank
+for each device, is:
 
     naive(2, 2)                      rank 0   0F0  ·   ·   ·  0B0──── 0F1  ·   ·   ·  0B1────
                                      rank 1    ·  1F0 1B0────  ·   ·   ·  1F1 1B1────
 
 GPUs compute while the process goes on, each in the order in which kernels were launched on it.  So only this order
 makes the GPUs wait: with the forwards of all micro-batches first, and then all backwards, the same code is GPipe.  On
-the CPU, the process itself computes, and does one thing at a time in any order.  Source: Huang et al. 2019, arXiv
+the CPU, the process itself computes, one operation at a time, whatever the order.  Source: Huang et al. 2019, arXiv
 1811.06965, figure 2.
 """
 
@@ -29,7 +30,7 @@ from labs.pp.schedules import Schedule, require
 class Placed(nn.Module):
     """A module that runs stages one after another, each on its device.
 
-    Raises ValueError if the number of devices is not that of stages, or if stages on two devices share a parameter.
+    Raises ValueError if there are not as many devices as stages, or if stages on two devices share a parameter.
     """
 
     def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device | str]):

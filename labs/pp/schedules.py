@@ -1,6 +1,6 @@
 """Schedules: the order in which each rank runs its forwards and backwards.
 
-A schedule is data, and a function without side effects returns it.  The table is for rank r of p and m micro-batches.
+A schedule is data, which a function without side effects returns.  The table is for rank r of p and m micro-batches.
 The table assumes that m is large enough, that F, I and W take the same time, and that B takes as long as I and W
 together:
 
@@ -13,7 +13,7 @@ together:
     dualpipev     2, a V           (p - 1) / (6 m)      2 p + 1                F and B of two micro-batches in pairs
 
 Activations are counted per stage: a stage that is v times smaller has activations that are v times smaller.  In a loop,
-rank r has the stages r, r + p, r + 2 p, ...  In a V, it has the stages r and 2 p - 1 - r, so that the first and the
+rank r has the stages r, r + p, r + 2 p, ...  In a V, rank r has the stages r and 2 p - 1 - r, so that the first and the
 last stage are on the same rank.
 
 Sources: Huang et al. 2019, arXiv 1811.06965 (GPipe); Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (1F1B,
@@ -69,7 +69,7 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 
 
 def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Return the schedule ZB1P: on rank r, each W runs r I's after its own I, or at the end.
+    """Return the schedule ZB1P: on rank r, each W runs after r more I's have followed its own I, or at the end.
 
     The nearer a rank is to the last, the longer its W's wait; the W's fill the end of a step, when no forward is left.
     """
@@ -152,7 +152,7 @@ def each(kind: type[Instruction], stages: Iterable[int], rounds: list[range]) ->
 
 
 def in_turns(forwards: list[Instruction], backwards: list[Instruction], warmup: int) -> list[Instruction]:
-    """Return `warmup` forwards, then a forward and a backward in turns, then the backwards that are left."""
+    """Return `warmup` forwards, then a forward and a backward in turns, then the remaining backwards."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     return [*forwards[:warmup], *chain(*zip(forwards[warmup:], backwards[:turns], strict=True)), *backwards[turns:]]
@@ -187,9 +187,9 @@ def with_weights(order: list[Instruction], behind: int) -> list[Instruction]:
 def along_a_v(rank: int, ranks: int, *phases: tuple[int, str]) -> list[Instruction]:
     """Return the instructions of a rank whose two stages lie in a V.
 
-    phases: pairs (times, words), in turn; the words of each are repeated `times` times.  A word is a stage and a kind:
-        a is the rank's first stage, z its other one, so that aF is the forward of the next micro-batch in stage a.  W
-        without a stage is the W of the I that has waited longest.
+    phases: pairs (times, words), in turn; the words of each are repeated `times` times.  A word has a stage and a kind
+        of instruction: a is the rank's first stage, z its other one, so that aF is the forward of the next micro-batch
+        in stage a.  W without a stage is the W of the I that has waited longest.
     """
     stages = {"a": rank, "z": 2 * ranks - 1 - rank}
     written, turn, due = [], Counter(), []

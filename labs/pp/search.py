@@ -3,11 +3,11 @@
     search(4, 6, most_alive=[4, 3, 2, 1])                 time 27: with the activations of 1F1B, nothing is faster
     search(4, 6, most_alive=[4, 3, 2, 1], split=True)     time 24: a split backward is faster
 
-**Micro-batches are alike, so every stage can take them in the same order.**  In any other lists, rename the k-th F of
-every stage as that of micro-batch k, and do the same with the backwards: each instruction still has in time what it
-needs, and none begins later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and its list
-merges them.  The limit on activations is one more need: if 4 may be alive, the F of micro-batch 6 needs the B of
-micro-batch 2.
+**Micro-batches are alike, so every stage can take them in the same order.**  In lists with another order, rename the
+k-th F of every stage as that of micro-batch k, and do the same with the backwards: each instruction still has in time
+what it needs, and none begins later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and its
+list merges them.  The limit on activations is one more need: if those of 4 micro-batches may be alive, the F of
+micro-batch 6 needs the B of micro-batch 2.
 
 The search extends *beginnings*, lists that are not complete yet, by one instruction at a time.
 
@@ -16,12 +16,12 @@ The next instruction of its rank begins before that end: otherwise there would b
 
 **Bound** (Carlier and Pinson 1989).  Each instruction has a head, the earliest time at which it can begin, and a tail,
 the time that other instructions still need when it has ended.  If a rank could interrupt its instructions, it would do
-best to always work on the one with the longest tail (Jackson 1955).  The time that this would take is computed quickly,
-and no lists take less: it is the bound.  A beginning is dropped if its bound is not below the time of the best lists so
-far.
+best to always work on the one with the longest tail (Jackson 1955).  The time of such interrupted work is computed
+quickly, and no lists take less: it is the bound.  A beginning is dropped if its bound is not below the time of the best
+lists so far.
 
-**Compare.**  Take two beginnings in which the same instructions are done.  If no head in the first is later than in the
-second, the second is dropped.
+**Compare.**  Take two beginnings in which the same instructions are done.  If no head in the first beginning is later
+than in the second, the second is dropped.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ ROUNDING = 1e-9  # a smaller relative difference of times is none
 
 @dataclass(frozen=True, repr=False)
 class Best:
-    """The fastest lists that were found; no lists at all take less time than `at_least`."""
+    """The result of a search: the fastest lists that were found; no lists at all take less time than `at_least`."""
 
     schedule: Schedule
     simulation: Simulation
@@ -52,7 +52,7 @@ class Best:
 
     @property
     def proven(self) -> bool:
-        """Return whether no lists can be faster."""
+        """Return whether the search has proven that no lists can be faster."""
         return self.at_least >= self.simulation.time * (1 - ROUNDING)
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Beginning:
     order: the numbers of the instructions that are done, in order.
     free: the time from which each rank is free.
     heads: the earliest time at which each instruction can begin; if it is done, the time at which it began.
-    bound: a time; no lists with this beginning take less.
+    bound: a time that no lists with this beginning can undercut.
     """
 
     order: tuple[int, ...]
@@ -118,7 +118,7 @@ class Beginning:
 
 
 class Work:
-    """All instructions of a schedule, each after those that it needs; the search knows them by their indices.
+    """All instructions of a schedule, each after those that it needs; the search knows instructions by their indices.
 
     needs: for each instruction, pairs (index of an instruction that it needs, time of the message between them).
     """
@@ -181,7 +181,7 @@ class Work:
 
 
 def interrupted(waiting: list[tuple[float, float, float]]) -> float:
-    """Return the time at which a rank's work and all its tails end, if it always works on the longest tail.
+    """Return the time at which a rank's instructions and all their tails end, if it always works on the longest tail.
 
     waiting: (head, cost, tail) of each instruction that the rank has yet to run.
     """

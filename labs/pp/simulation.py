@@ -3,8 +3,8 @@
     simulate(gpipe(2, 2))            rank 0   0F0 0F1  ·   ·   ·  0B0──── 0B1────
                                      rank 1    ·  1F0 1F1 1B0──── 1B1────
 
-An instruction begins as soon as the one before it on its rank has ended and all that it needs has been computed, and
-received if another rank computed it.  Ranks compute while messages are in flight.
+An instruction begins as soon as the instruction before it on its rank has ended, and the tensors that it needs have
+been computed, and received if they come from another rank.  Ranks compute while messages are in flight.
 
     time      the time at which the last instruction ends
     ideal     the time that the busiest rank computes; with these stages on these ranks, no schedule takes less
@@ -51,7 +51,7 @@ class Simulation:
 
     @cached_property
     def alive(self) -> list[list[tuple[float, int]]]:
-        """Return, for each rank, pairs (time, number of micro-batches whose activations it holds from then on)."""
+        """Return, for each rank, (time, number of micro-batches whose activations the rank holds from then on)."""
         return [
             [(self.start[x] if isinstance(x, Forward) else self.end[x], n) for x, n in zip(order, numbers, strict=True)]
             for order, numbers in zip(self.lists, alive(self.lists), strict=True)
@@ -74,7 +74,7 @@ def simulate(
     W: Cost = 1,
     send: Cost = 0,
 ) -> Simulation:
-    """Compute the times of a schedule.
+    """Compute the times at which each instruction of a schedule begins and ends.
 
     F, B, I, W: the time of each kind of instruction; one number, or one per stage.
     send: the time that a stage's result is in flight to a stage on another rank.
@@ -85,7 +85,7 @@ def simulate(
     of = as_far_as_it_goes(lists, stages_of(lists), F=F, B=B, I=I, W=W, send=send)
     if of.ideal == 0:
         raise ValueError(
-            "all instructions take 0: the bubble is a fraction of what they take, so give one of them a time"
+            "all instructions take 0: the bubble is a fraction of their time, so give one kind of instruction a time"
         )
     return of
 
@@ -116,7 +116,7 @@ def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:
 
 
 def grid(of: Simulation) -> list[str]:
-    """Draw a line for each rank; a column is as long as the shortest instruction, and a dot is one of waiting."""
+    """Draw a line for each rank; a column is as long as the shortest instruction; a dot is a column of waiting."""
     lasts = [of.end[x] - of.start[x] for x in of.end]
     unit = min((each for each in lasts if each > 0), default=1)
     width = 1 + max(len(repr(x)) for x in of.end)

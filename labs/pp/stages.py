@@ -61,9 +61,9 @@ class Stage(nn.Module):
 
 
 def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
-    """Cut a model into stages, in order.
+    """Cut a model into stages, and return them in order.
 
-    stages: the number of stages, or a list of the number of layers in each.
+    stages: the number of stages, or a list with the number of layers in each stage.
 
     Raises ValueError if a stage would have no layer, or if the numbers do not add up to the model's depth.
     """
@@ -77,14 +77,14 @@ def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
     else:
         sizes = list(stages)
         if sum(sizes) != len(names) or min(sizes) < 1:
-            raise ValueError(f"stages of {sizes} layers: each has 1 or more, and together they have {len(names)}")
+            raise ValueError(f"stages of {sizes} layers: give each 1 or more, and {len(names)} in all")
     return [Stage(model, names[first:end]) for first, end in pairwise([0, *accumulate(sizes)])]
 
 
 def materialise(stages: Sequence[nn.Module], mine: Collection[nn.Module], initial: Initial | None) -> None:
     """Replace the parameters of `mine` that are on the meta device by parameters with numbers, `initial(name, shape)`.
 
-    A parameter that several stages share has its name in the first of them.
+    A parameter that several stages share has the name that it has in the first of these stages.
 
     Raises ValueError for a parameter without `initial`, and for a buffer on the meta device.
     """
@@ -101,4 +101,4 @@ def materialise(stages: Sequence[nn.Module], mine: Collection[nn.Module], initia
             torch.utils.swap_tensors(p, nn.Parameter(numbers, p.requires_grad))
     for name, buffer in (pair for stage in mine for pair in stage.named_buffers()):
         if buffer.is_meta:
-            raise ValueError(f"buffer {name!r} is on the meta device, and has no numbers to begin with: give it some")
+            raise ValueError(f"buffer {name!r} is on the meta device, and has no numbers to begin with: initialise it")

@@ -49,7 +49,7 @@ class Tied:
         return self.shared.get(p, [self.rank])[0] == self.rank
 
     def begin(self) -> None:
-        """Set aside the gradients of earlier batches, which have been added up already.
+        """Set aside the gradients of earlier batches, which have been added up over the copies already.
 
         Raises RuntimeError if a tied parameter was frozen or unfrozen.
         """

@@ -1,16 +1,16 @@
-"""A comparison of the first forward with the whole model's: it finds results that are equal on all ranks, and wrong.
+"""A comparison of a split model's first forward with the whole model's: results equal on all ranks may be wrong.
 
-Between a column-parallel layer and the next row-parallel one, each rank has some of the features.  An operation there
-that works on each feature by itself is right.  An operation there that needs all features is wrong, without an error: a
-fused matrix whose output is cut in three, a fixed number of heads, a norm or a softmax over features.
+Between a column-parallel layer and the next row-parallel one, each rank has some of the features.  An operation between
+them that works on each feature by itself is right.  An operation between them that needs all features is wrong, without
+an error: a fused matrix whose output is cut in three, a fixed number of heads, a norm or a softmax over features.
 
 So after the first forward of a training, each rank runs the model twice more, in evaluation mode and without a
 graph: once as it is split, and once with all features, which are gathered after each column-parallel layer and cut
 again before each row-parallel one.  The outputs of the row-parallel layers must be equal in both runs, up to rounding.
 No weight is sent, and no rank multiplies a whole matrix.
 
-Some models are not compared: one that draws random numbers in evaluation mode, one whose input is a shard, and one that
-cannot run whole, since the number of its heads was divided by hand.
+Some models are not compared: a model that draws random numbers in evaluation mode, a model whose input is a shard, and
+a model that cannot run whole, since the number of its heads was divided by hand.
 """
 
 import warnings
@@ -58,7 +58,7 @@ Forward = Callable[..., Any]
 
 
 def compare(model: nn.Module, mesh: Mesh, args: Any, kwargs: Any, output: Any) -> None:
-    """Raise RuntimeError, on every rank, if the split model computes something else than the whole one."""
+    """Raise RuntimeError, on every rank, if the split model computes another result than the whole model."""
     split, whole = WholeRun(), WholeRun()
     try:
         with at_rest(model):
@@ -82,7 +82,7 @@ class WholeRun:
         self.outputs: list[Tensor] = []
 
     def go(self, model: nn.Module, args: Any, kwargs: Any, other: Callable[[nn.Module], Forward]) -> None:
-        """Run the model with other forwards of its split modules.
+        """Run the model once, with other forwards of its split modules.
 
         other: a function that returns the forward to use for a module.
         """
@@ -153,7 +153,7 @@ class WholeRun:
         return next(forward for kind, forward in kinds.items() if isinstance(module, kind))
 
     def difference(self, split: "WholeRun") -> str | None:
-        """Return the first layer at which the two runs differ, in words, or None."""
+        """Return, in words, the first layer at which two runs differ, or None."""
         for (name, shape, mine), (other, _, its) in zip(self.rows, split.rows, strict=False):
             if name != other:
                 return None  # the runs went through different layers and cannot be compared
@@ -172,7 +172,7 @@ def shard(y: Tensor, shape: torch.Size, mesh: Mesh) -> Tensor:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, without a graph or warnings; restore modes, buffers and random numbers afterwards."""
+    """Let the model run in evaluation mode, without a graph or warnings; restore its state afterwards."""
     trained = [module for module in model.modules() if module.training]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -2,7 +2,7 @@
 
 Under sequence parallelism, a split layer begins with an all-gather, for which its matrix products wait.  The layer ends
 with a reduce-scatter, which waits for the last product.  But the product of one rank's tokens needs no other rank's
-tokens. So the shards go round the ring one by one, and each is multiplied while the next is in flight:
+tokens. So the shards of x go round the ring one by one, and each shard is multiplied while the next one is in flight:
 
     gather_linear     shards of x go round; each rank multiplies the one that it has:   y = gather(x) @ weight.T
     linear_scatter    sums go round; each rank adds the product of its own part:        y = scatter(x @ weight.T)
@@ -96,7 +96,7 @@ class LinearScatter(torch.autograd.Function):
 
 
 def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, its shard) for all ranks, this one first; the next shard is in flight while the caller uses one."""
+    """Yield (rank, its shard) for all ranks, this rank first; the next shard is in flight while the caller uses one."""
     rank, ranks, shard = mesh.get_local_rank(), mesh.size(), mine.contiguous()
     for step in range(ranks):
         coming = torch.empty_like(shard)
@@ -110,8 +110,8 @@ def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
 def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> Tensor:
     """Return this rank's shard of a sum over all ranks, of the shape of `like`.
 
-    Each sum starts at the rank after its own, and passes through all others; while it is in flight, the next rank
-    computes its summand.
+    The sum for a rank's shard starts at the next rank of the ring, and passes through all other ranks; while it is in
+    flight, its receiver computes a summand.
 
     part: a function that returns this rank's summand of rank r's shard.
     """
@@ -127,7 +127,7 @@ def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> 
 
 
 def exchange(mesh: Mesh, send: Tensor, receive: Tensor) -> list[dist.Work]:
-    """Start to send to the next rank of the ring and to receive from the one before; return the works."""
+    """Start to send to the next rank of the ring and to receive from the rank before; return the works to wait for."""
     rank, ranks, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
     posts = [
         dist.P2POp(dist.isend, send, group=group, group_peer=(rank + 1) % ranks),

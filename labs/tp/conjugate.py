@@ -39,7 +39,7 @@ Way = tuple[Placement, Placement]
 
 
 def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
-    """Pass a whole x into a split layer.
+    """Pass a whole x into a split layer, and add up its gradient over the ranks in backward.
 
     among: the number of neighbours over which the gradient is added up; all ranks by default.
     """

@@ -103,10 +103,10 @@ class FirstStep:
         self.optimizers: WeakSet[Optimizer] = WeakSet()
 
     def watch(self, model: nn.Module, whole: list[str], as_whole: Callable, then: Callable[[nn.Module], None]) -> None:
-        """Register the hooks of all events.
+        """Register the hooks for all events of the first step.
 
-        whole: the names of the parameters that are not split.
-        as_whole: labs.tp.as_whole.compare.
+        whole: the names of the parameters that every rank has as a whole.
+        as_whole: the function labs.tp.as_whole.compare.
         then: a function to call when the first backward is over.
         """
         self.whole, self.as_whole, self.then = whole, as_whole, then
@@ -265,7 +265,7 @@ def differentiable_type(x: Tensor) -> bool:
 
 @torch.compiler.disable
 def some_tokens(given: Any) -> list[float] | None:
-    """Return some numbers of a module's input, or None if all tokens are equal: then shards have equal gradients."""
+    """Return some numbers of a module's input, or None if all tokens are equal, so that shards may be, too."""
     x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
     if x is None:
         return []

@@ -20,7 +20,7 @@ def require_elementwise(optimizer: Optimizer, own: Mapping[str, nn.Parameter], s
     """Raise TypeError or ValueError if the optimizer cannot update parts of parameters.
 
     own: those parameters of the model that the optimizer has, by name.
-    split: the names of those that are split.
+    split: the names of those parameters that are split.
     """
     kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in LOOK_AT_MORE]
     if kinds and split:
@@ -40,5 +40,5 @@ def require_elementwise(optimizer: Optimizer, own: Mapping[str, nn.Parameter], s
 
 
 def is_sharded(p: Tensor) -> bool:
-    """Return whether labs.fsdp has sharded `p`: its DTensors know the whole."""
+    """Return whether labs.fsdp has sharded `p`, and so made a DTensor of it, which knows the whole parameter."""
     return hasattr(p, "to_local")

@@ -1,7 +1,7 @@
 """Checks in the first step that no rank uses its part of a parameter as if it were the whole.
 
-A part is an ordinary tensor, and does not know the whole.  An operation that treats each number of a part by itself is
-right.  These uses of a part are wrong, and are found:
+A rank's part of a parameter is an ordinary tensor, and does not know the whole parameter.  An operation that treats
+each number of a part by itself is right.  These uses of a part are wrong, and are found:
 
     drawn      numbers drawn after parallelize(), from one seed on all ranks: the whole has the same rows several times
     used       a use outside of the split module: a norm or a mean in the loss is that of a part
@@ -45,7 +45,7 @@ class Parts:
     mesh: the ranks that the model is split over; cuts: the parts of each split parameter, by its name.
 
     The attribute `outside` of a parameter holds two sums, of all its gradients and of those that came through its
-    module; it is None if several pipeline stages share the parameter.
+    module; the attribute is None if several pipeline stages share the parameter.
     """
 
     def __init__(self, mesh: Mesh, cuts: Mapping[str, Cut]):
@@ -88,7 +88,7 @@ class Parts:
 
     @torch.compiler.disable
     def use(self, p: Tensor) -> Tensor:
-        """Return the parameter for use in its module; a gradient that comes back through it was not used outside."""
+        """Return a view of a parameter for its own module, to tell gradients of uses there from those of other uses."""
         if not isinstance(p, nn.Parameter) or not p.requires_grad:
             return p
         here = p.view_as(p)
@@ -144,14 +144,14 @@ def add(p: nn.Parameter, sign: int, gradient: Tensor) -> None:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """Return about 64 of the numbers of x, evenly spaced, in float64."""
+    """Return about 64 numbers of x, evenly spaced, in float64."""
     x = x.detach().to_dense() if x.is_sparse else x.detach()
     flat = torch.view_as_real(x).flatten() if x.is_complex() else x.flatten()
     return flat[:: max(1, len(flat) // 64)].double()
 
 
 def factor(now: Tensor, before: Tensor) -> float:
-    """Return the factor by which all numbers were multiplied; nan if there is none, or too few numbers to tell."""
+    """Return the factor by which all numbers were multiplied; nan if there is no such factor, or too few numbers."""
     if len(now) != len(before) or len(before.abs().unique()) < 3:
         return math.nan
     most = before.abs().argmax()

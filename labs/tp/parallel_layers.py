@@ -1,4 +1,4 @@
-"""The modules of a split transformer: the classes that `labs.tp` gives to a model's modules, with parts of parameters.
+"""The modules of a split transformer: classes that `labs.tp` gives to modules, which hold parts of parameters.
 
     ColumnParallelLinear        takes the whole x, returns a piece of the features
     RowParallelLinear           takes a piece of the features, returns a summand; the bias is added once, after the sum
@@ -48,7 +48,7 @@ class Watched:
 
 
 def unwatch(model: nn.Module) -> None:
-    """Replace every watched border by the border itself, after the first step."""
+    """Replace every watched border of a model by the border itself, after the first step."""
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
             module.use = same
@@ -103,7 +103,7 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """A Linear of which each rank has a part of the inputs, and computes their summand of all outputs.
+    """A Linear of which each rank has a part of the inputs, and computes a summand of all outputs.
 
     The bias is added once, after the sum.
     """
@@ -175,9 +175,9 @@ def first_of(function: Callable[..., Any], kwargs: dict[str, Any]) -> str | None
 class Region:
     """One forward of a Prepared block: its column-parallel layers share one border.
 
-    given: the block's x, as its modules see it.
-    inside: x after the border; a column-parallel layer computes with it if its input is `given`, and uses a border of
-        its own for any other input.
+    given: the block's input x, as the modules in the block see it.
+    inside: x after the border; a column-parallel layer computes with `inside` if its input is `given`, and uses a
+        border of its own for any other input.
     aside: a border for all other uses of an x that was gathered from shards.
     """
 
@@ -200,7 +200,7 @@ class Region:
 
 
 class OnShards(nn.Module):
-    """A module that each rank uses on different tokens or heads: gradients are added up, random numbers differ."""
+    """A module used on other tokens or heads by each rank: gradients are added up, random numbers differ."""
 
     place: Place
     added_up: tuple[str, ...]  # names of its parameters; labs.zero may take them out later
@@ -215,7 +215,7 @@ class OnShards(nn.Module):
 
 @contextmanager
 def copied(module: OnShards, given: Any) -> Iterator[None]:
-    """Replace the module's parameters by copies, whose backward adds up all ranks' gradients."""
+    """Replace a module's parameters, inside this context, by copies whose backward adds up all ranks' gradients."""
     place, before = module.place, []
     for name in module.added_up:
         owner = vars(module) if name in vars(module) else module._parameters

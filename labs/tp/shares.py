@@ -25,7 +25,7 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a tensor along `dim`: rank r has the indices from starts[r] up to stops[r].
+    """A cut of a tensor along `dim` into parts of the ranks: rank r has the indices from starts[r] up to stops[r].
 
     copies: the number of neighbours that have the same part.
     parts: the number of matrices that are fused along `dim`, as in q|k|v; a rank has these indices of each of them.
@@ -38,7 +38,7 @@ class Cut:
     parts: int = 1
 
     def slices(self, rank: int) -> tuple[slice | Tensor, ...]:
-        """Return indices such that whole[cut.slices(rank)] is the rank's part; for several parts, a list of indices."""
+        """Return indices such that whole[cut.slices(rank)] is the rank's part; a list of them for fused matrices."""
         mine = slice(self.starts[rank], self.stops[rank])
         if self.parts > 1:
             mine = torch.arange(self.parts * max(self.stops), device="cpu").view(self.parts, -1)[:, mine].flatten()
@@ -48,7 +48,7 @@ class Cut:
         return whole[self.slices(rank)]
 
     def whole(self, part: Tensor, mesh: Mesh) -> Tensor:
-        """Gather all ranks' parts, padded to the longest, and return the whole tensor."""
+        """Gather the parts of all ranks, padded to the longest part, and return the whole tensor."""
         sizes = [self.parts * (stop - start) for start, stop in zip(self.starts, self.stops, strict=True)]
         longest, first = max(sizes), part.detach().movedim(self.dim, 0)
         mine = pad(first, [0, 0] * (part.ndim - 1) + [0, longest - len(first)]).contiguous()
@@ -64,7 +64,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Features:
-    """A dim that can be cut between any two features."""
+    """A dim of features, which can be cut between any two of them."""
 
     def cut(self, size: int, dim: int, ranks: int) -> Cut:
         pieces = [piece(size, ranks, rank) for rank in range(ranks)]
@@ -102,7 +102,7 @@ class Keys:
 
 
 def even(size: int, dim: int, ranks: int, units: int) -> Cut:
-    """Return a cut into whole units, as evenly as possible; if there is a remainder, the first ranks get one more."""
+    """Return a cut into whole units, as evenly as possible; with a remainder, the first ranks get one unit more."""
     unit, (least, more) = width(size, units), divmod(units, ranks)
     ends = [(rank * least + min(rank, more)) * unit for rank in range(ranks + 1)]
     return Cut(dim, tuple(ends[:-1]), tuple(ends[1:]))

@@ -44,9 +44,9 @@ def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
 
 
 def require_one_way_out(rows: Rows) -> None:
-    """Raise ValueError if a block gathers its sequence once and leaves it as a shard more than once.
+    """Raise ValueError if a block gathers its sequence once, but several of its layers cut the sequence again.
 
-    After the first such end, x is a shard again, which nothing in the block expects.
+    After the first of these layers, x is a shard again, which no later layer of the block expects.
     """
     for block, _, style in rows:
         if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
@@ -64,7 +64,7 @@ def require_in_no_graph(name: str, p: nn.Parameter) -> None:
     """Raise ValueError if a parameter is part of a graph: autograd would expect gradients of its old shape."""
     if p._use_count() > 1:
         raise ValueError(
-            f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as DDP: "
+            f"parameter {name!r} is part of a graph that is still alive, of an earlier loss or a wrapper such as DDP: "
             "keep loss.item() in place of the loss, and wrap the model after parallelize()"
         )
 

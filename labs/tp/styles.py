@@ -1,8 +1,8 @@
 """Styles of a plan: the ways to split a module, and the borders (labs.tp.conjugate) that the split module gets.
 
-Each style has two methods.  `cuts` returns the cut of each of the module's parameters, and raises ValueError for a
-module that the style does not fit.  `change` turns the module into one of `labs.tp.parallel_layers`.  `labs.tp.tp` has
-a table of the styles.
+Each style has the methods `cuts` and `change`.  `cuts` returns the cut of each of the module's parameters, and raises
+ValueError for a module that the style does not fit.  `change` turns the module into one of `labs.tp.parallel_layers`.
+`labs.tp.tp` has a table of the styles.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -165,7 +165,7 @@ class PrepareModuleInput(Style):
 
 @dataclass(frozen=True, repr=False)
 class SequenceParallel(Style):
-    """A style of a module without a border, such as a norm or a dropout, which each rank uses on a shard."""
+    """A style of a module that each rank uses on its own shard of the sequence, such as a norm or a dropout."""
 
     takes_shards = True
 
@@ -211,7 +211,7 @@ def own(module: nn.Module, place: Place) -> dict[str, Any]:
 
 
 def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
-    """Change the module's class to `kind`, or to a new class that derives from `kind` and its own; set attributes."""
+    """Change a module's class to `kind`, or to a new class of `kind` and its own class; set attributes."""
     own = type(module)
     module.__class__ = kind if issubclass(kind, own) else type(f"{kind.__name__}{own.__name__}", (kind, own), {})
     vars(module).update(attributes)

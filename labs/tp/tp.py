@@ -31,10 +31,10 @@ A Linear keeps its matrix as [outputs, inputs], so the columns of the matrix are
 
 In the first step, the ranks compare the values that must be the same on all of them (labs.tp.first_step).
 
-A rank's part is an ordinary parameter of a smaller shape.  So other methods work on top of it: an optimizer that works
-element by element, or labs.fsdp along another axis of the mesh.  The styles have the names of
-torch.distributed.tensor.parallel.
-Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
+A rank's part is an ordinary parameter of a smaller shape.  So other methods work on top of tensor parallelism: an
+optimizer that works element by element, or labs.fsdp along another axis of the mesh.  The styles have the names of
+torch.distributed.tensor.parallel.  Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022,
+arXiv 2205.05198, section 4.2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Plan(dict[str, Style]):
         return "\n".join(f"{name:{width}}   {style!r}" for name, style in self.items())
 
     def rows(self, model: nn.Module) -> Rows:
-        """Return (name, submodule, style) for each submodule that the plan names, outer ones first.
+        """Return (name, submodule, style) for each submodule that the plan names, outer modules first.
 
         Raises ValueError for a name that no submodule has, and TypeError for a value that is no style.
         """
@@ -228,7 +228,7 @@ def require_parts(model: nn.Module, state: Mapping[str, Tensor], prefix: str, *o
 
 
 def keep_part(p: nn.Parameter, cut: Cut, rank: int) -> None:
-    """Keep this rank's part of the parameter, and of its gradient, if it has one."""
+    """Keep this rank's part of a parameter, and of the gradient that the parameter may have."""
     gradient, p.grad = p.grad, None
     p.data = part_of(p.data, cut, rank)
     p.grad = None if gradient is None else part_of(gradient, cut, rank)

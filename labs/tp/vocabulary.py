@@ -10,7 +10,8 @@ is possible; the last ranks' parts may be shorter, or empty.
                    |                  |               |
                    all_reduce SUM     all_reduce MAX  all_reduce SUM: one rank has it, the others add zero
 
-Each rank computes the gradient of its own columns, softmax - 1 at the target, so nothing is sent in backward.
+Each rank computes the gradient of its own columns of the logits, softmax - 1 at the target, so nothing is sent in
+backward.
 
 v: this rank's part of the vocabulary V.  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
@@ -100,7 +101,7 @@ class SplitCrossEntropy(torch.autograd.Function):
 
 
 def of_this_rank(tokens: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, Tensor]:
-    """Return whether each token is in this rank's part, and its row there; row 0 for the others."""
+    """Return whether each token is in this rank's part of the vocabulary, and its row there; row 0 for other tokens."""
     start, size = piece(vocabulary, mesh.size(), mesh.get_local_rank())
     here = (tokens >= start) & (tokens < start + size)
     return here, (tokens - start).where(here, 0)
@@ -109,8 +110,8 @@ def of_this_rank(tokens: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, T
 def require_tokens(tokens: Tensor, vocabulary: int, besides: int = 0) -> None:
     """Raise IndexError for a token that is neither in the vocabulary nor equal to `besides`.
 
-    Without this check, all ranks would return zeros for such a token.  An accelerator checks it as in PyTorch's own
-    embedding: the host does not wait, and the error does not name the token.
+    Without this check, all ranks would return zeros for such a token.  An accelerator checks a token as in PyTorch's
+    own embedding: the host does not wait, and the error does not name the token.
     """
     here = (tokens >= 0) & (tokens < vocabulary) | (tokens == besides)
     if tokens.device.type != "cpu":

@@ -57,7 +57,7 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
 
 
 def laid_out(array: Any, mesh: Mesh, placements: Sequence[Placement], name: str = "the batch") -> Array:
-    """Put an array on the mesh.  Raises ValueError if a dim is not divisible by the number of its pieces."""
+    """Put an array on the mesh, in these placements.  Raises ValueError if a dim cannot be cut into equal pieces."""
     spec = Spec(np.shape(array), tuple(mesh.shape.values()), tuple(placements))
     for dim, size in enumerate(spec.shape):
         if size % spec.pieces(dim):
@@ -76,9 +76,9 @@ def train(
     settings: Mapping[str, Any],
     kept_after: int | None = None,
 ) -> Trained:
-    """Take a step of AdamW for each batch, on a mesh with these axes.
+    """Train in JAX, with a step of AdamW for each batch, on a mesh with these axes.
 
-    weights: from_torch(model)
+    weights: the initial weights, as from_torch(model) returns them
     batches: tokens and targets, whole, of shape [B, T] each
     sizes: the size of each mesh axis; their product is the number of devices
     settings: AdamW's settings, by the names that torch.optim.AdamW gives them

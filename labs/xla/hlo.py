@@ -11,7 +11,7 @@ A line of a collective has its kind, the bytes of its result, and the groups of 
         mesh[...], device_ids=([2,2]T(1,0)) {'b'}                                       {{0,2},{1,3}}
 
 The bytes that a device sends follow from the kind, as in labs.collectives: a collective counts as the ring that sends
-the least.  The text is the program of one device.  A collective in a loop counts once, however often the loop runs.
+the least.  The HLO text is the program of one device.  A collective in a loop counts once, however often the loop runs.
 
 This file needs no JAX.
 """
@@ -44,9 +44,9 @@ GROUPS = re.compile(
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a program.
+    """One collective of a compiled program.
 
-    bytes: bytes of a device's result; if several arrays are sent together, of all of them
+    bytes: bytes of a device's result; if several arrays are sent together, the bytes of all of them
     groups: groups of devices; for a collective-permute, pairs (source, target)
     """
 
@@ -56,7 +56,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Return the bytes that a device sends."""
+        """Return the bytes that a device sends in this collective."""
         return round(SENDS[self.kind](len(self.groups[0])) * self.bytes)
 
     def axis(self, grid: Grid) -> str:
@@ -107,7 +107,7 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def numbered(order: str) -> torch.Tensor:
-    """Return the devices of a text such as "[2,2]T(1,0)": numbered row by row in a grid, whose axes are exchanged."""
+    """Return the devices of a text such as "[2,2]T(1,0)": a grid numbered row by row, whose axes are then exchanged."""
     shape, *exchanged = map(numbers_in, order.split("T"))
     numbers = torch.arange(prod(shape)).view(shape)
     return numbers.permute(*exchanged) if exchanged else numbers

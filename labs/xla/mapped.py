@@ -9,8 +9,8 @@ collective:
     forward        all_gather        psum_scatter     psum           ppermute to the next
     backward       psum_scatter      all_gather       a copy         ppermute to the one before
 
-So zero_3 contains only its all-gathers, and JAX derives the reduce-scatters of ZeRO 3; the pipeline contains only its
-forward, and JAX derives the backward.  Unlike with annotations, the compiler adds no collective and leaves none out.
+So zero_3 contains only all-gathers, and JAX derives the reduce-scatters of ZeRO 3; pipeline contains only the forward,
+and JAX derives the backward.  Unlike with annotations, the compiler adds no collective and leaves none out.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def zero_3(
 ) -> Callable[..., tuple[Weights, Weights, Array]]:
     """Return a step like labs.xla.pure.step: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
 
-    Every array is cut along its first dim by this mesh axis, whose size must divide it.
+    Every array is cut along its first dim by this mesh axis, whose size must divide the dim.
     """
     sharded = PartitionSpec(axis)
 
@@ -64,8 +64,9 @@ def stacked(weights: Weights, config: Config) -> Weights:
 def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array], Array]:
     """Return all layers of the model as a pipeline: (stacked weights, x_MBTD) -> y_MBTD, for M micro-batches.
 
-    There is a stage for each device of the axis, and their number must divide the depth; every device gets y.  With M
-    micro-batches and N stages there are M + N - 1 ticks.  Every stage computes in every tick, also in the first and
+    There is a stage for each device of the axis, the number of stages must divide the depth, and every device gets y.
+    A step with M micro-batches and N stages has M + N - 1 ticks.  Every stage computes in every tick, also in the first
+    and
     last ones, in which its input is meaningless: that is the bubble.  The stages of labs.pp wait in the bubble; the
     stages of this program compute in vain.
     """

@@ -6,7 +6,7 @@
 
 The code follows labs.model line by line, and has the same letters for shapes; a linear layer's weight is [out, in], as
 in PyTorch.  No line of this file mentions devices: the arrays get their layouts from outside (labs.xla.annotations).
-Only by the argument `keep` can a caller set the layout of the activations between layers.
+The argument `keep` is a caller's only way to set the layout of the activations between layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ def as_is(x: Array) -> Array:
 
 
 def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep: Keep = as_is) -> Array:
-    """Return logits_BTV.  Raises ValueError for more tokens than the context."""
+    """Return logits_BTV.  Raises ValueError for more tokens than the model's context."""
     require_context(config, tokens_BT.shape[1])
     x_BTD = keep(weights["embed.weight"][tokens_BT])
     for number in range(config.depth):
@@ -49,7 +49,7 @@ def loss(
     """Return the mean cross-entropy in nats per token (0-dim); nan if any target is ignored (-100).
 
     With ignored targets, each part of a batch would have to be weighted by its number of targets, and no part knows the
-    number of the whole batch.
+    number of targets in the whole batch.
     """
     logprobs_BTV = jax.nn.log_softmax(logits(weights, tokens_BT, config, keep))
     # Picking the target's number would gather what is cut along V; a sum with ones and zeros does not.
@@ -64,7 +64,7 @@ def layer(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
 
 
 def attention(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
-    """Return attention's output.
+    """Return the output of causal attention, after its last projection.
 
     Heads of queries are grouped by the head of keys and values that they share: K groups of G heads.
     """
@@ -129,7 +129,7 @@ def step(
 ) -> tuple[Weights, Weights, Array]:  # fmt: skip
     """Take a training step; return the new weights and moments, both by name, and the loss before the step.
 
-    settings: AdamW's settings
+    settings: AdamW's settings, by the names that torch.optim.AdamW gives them
     """
     value, gradients = jax.value_and_grad(loss)(weights, tokens_BT, targets_BT, config, keep)
     stepped = {name: adamw(w, gradients[name], moments[name], count, **settings) for name, w in weights.items()}

@@ -1,7 +1,7 @@
 """Vectors as `model.parameters()` shows them: their numbers can be read, and their gradients cannot.
 
-Under stage 1 a vector's gradient is this rank's own until sync().  Under stages 2 and 3 it has been reduced, and its
-mean is in `zero.shards`.  A norm or a step that used the vector's own gradient would differ from rank to rank.
+Under stage 1 a vector's gradient is this rank's own until sync().  Under stages 2 and 3 the gradient has been reduced,
+and its mean is in `zero.shards`.  A norm or a step that used the vector's own gradient would differ from rank to rank.
 Therefore computing with `.grad` raises an error that names the right place, and setting `.grad` to None, as
 `model.zero_grad()` does, drops the gradient of the whole vector, reduced or not.
 """

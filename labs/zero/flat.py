@@ -33,7 +33,7 @@ from labs.zero.layers import Home
 
 
 class Unit:
-    """Some parameters in one vector, and this rank's shard of it; N is the number of ranks.
+    """Parameters of a layer in one flat vector, and this rank's shard of the vector; N is the number of ranks.
 
     full: [n], n a multiple of N; under stage 3 it has memory only while the unit is in use.
     shard: [n / N]; a part of `full` under stages 1 and 2, and its own memory under stage 3.
@@ -59,7 +59,7 @@ class Unit:
             self.drop()
 
     def stand_in(self, module: nn.Module, name: str) -> None:
-        """Register the vector that is at rest in `module`, where `model.parameters()` finds it."""
+        """Register in `module` the vector that `model.parameters()` shows between steps."""
         module.register_parameter(name, self.at_rest)
         self.place = module, name
 
@@ -70,7 +70,7 @@ class Unit:
         return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
     def drop(self) -> None:
-        """Drop P: free the memory of `full`, and put objects in its views' places that refuse to compute."""
+        """Drop P: free the memory of `full`, and replace its views by placeholders that raise an error when used."""
         self.users.clear()
         self.full.untyped_storage().resize_(0)
         self.versions.forbid()
@@ -85,7 +85,7 @@ class Unit:
         self.homes[home] = x, trained
 
     def renew(self) -> None:
-        """Accept the shard's new numbers, as after an update."""
+        """Accept the shard's new numbers after an update; backwards of earlier forwards are refused from now on."""
         self.versions.renew()
         self.version = self.shard._version
 
@@ -101,7 +101,7 @@ class Unit:
         return own_gradient(self.full) is not None or self.shard.grad is not None
 
     def forget(self) -> None:
-        """Drop the unit's gradient, reduced or not."""
+        """Drop the gradients of the unit, reduced or not."""
         forget_gradient(self.full)
         self.shard.grad = None
 
@@ -116,7 +116,7 @@ class Unit:
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
     def require_as_sharded(self) -> None:
-        """Raise RuntimeError if the vector was replaced, moved or changed: no rank would gather or train that."""
+        """Raise RuntimeError if the unit's vector was replaced, moved or changed, which other ranks would not see."""
         own = self.shard.dtype, self.shard.device
         if any((x.dtype, x.device) != own for x in (self.full, self.at_rest)):
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
@@ -142,8 +142,8 @@ class Unit:
         module, name = self.place
         if module._parameters.get(name) is not self.at_rest:
             raise RuntimeError(
-                f"{name!r}, the vector of {self.name!r}, was replaced, as torch.func.functional_call does: what "
-                "computes are its views, so do that before the model is sharded"
+                f"{name!r}, the vector of {self.name!r}, was replaced, as torch.func.functional_call does: "
+                "layers compute with its views, so replace it before the model is sharded"
             )
         for home in self.homes:
             self.require_as_put(home)
@@ -238,7 +238,7 @@ class Layout:
         return [*sizes, -sum(sizes) % self.ranks]
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """Return the tensors side by side, in the order of the names, and the padding: [n]."""
+        """Return the tensors side by side in one vector, in the order of the names, with the padding: [n]."""
         first, *others = tensors
         return torch.cat([x.flatten() for x in (first, *others)] + [first.new_zeros(self.sizes[-1])])
 

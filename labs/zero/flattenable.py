@@ -1,6 +1,6 @@
 """Checks of a model and an optimizer: `labs.zero` must be able to lay the parameters into vectors.
 
-Each function refuses one thing:
+Each function of this file refuses one kind of mistake:
 
 require_trainable      a model that Zero cannot train
 require_elementwise    an optimizer whose update of an element needs other elements
@@ -46,7 +46,7 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
 
 
 def is_hooked(p: nn.Parameter) -> bool:
-    """Return whether `p` has a hook on its gradient, besides those that only watch, as the memory ledger does."""
+    """Return whether `p` has a hook on its gradient, besides hooks that only watch, such as the memory recorder's."""
     after = (p._post_accumulate_grad_hooks or {}).values()
     return bool(p._backward_hooks) or not all(hasattr(hook, "only_watches") for hook in after)
 
@@ -54,7 +54,7 @@ def is_hooked(p: nn.Parameter) -> bool:
 def require_elementwise(optimizer: Any) -> None:
     """Raise ValueError for an optimizer, or one inside of it, whose update of an element depends on other elements.
 
-    A class is judged by its name; an optimizer that has parameters is tried out on small ones.
+    An optimizer's class is judged by its name; an optimizer that has parameters is tried out on small ones.
     """
     if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
         raise ValueError(

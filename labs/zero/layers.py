@@ -15,7 +15,7 @@ CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
 class Home(NamedTuple):
-    """A place of a parameter; a tied parameter has several.  `name` is the parameter's first name in the model."""
+    """A place of a parameter, a module's attribute, and the parameter's first name; a tied one has several homes."""
 
     module: nn.Module
     attribute: str
@@ -74,7 +74,7 @@ def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[n
 def take_out(homes: list[Home], but: Iterable[str]) -> list[dict[str, nn.Parameter]]:
     """Remove the parameters at these homes from their modules; return a dict for each dtype and `requires_grad`.
 
-    but: names of parameters that were taken out before, at another home.
+    but: names of parameters that have been taken out already, at another home.
     """
     kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = {}
     for module, attribute, name in homes:

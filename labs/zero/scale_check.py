@@ -1,4 +1,4 @@
-"""Factors by which a rank multiplied its shards' gradients between sync() and step(): ranks compare them.
+"""The check that ranks multiplied their shards' gradients by the same factors between sync() and step().
 
 If each rank clips by the norm of its own shards, each rank scales its gradients by another factor, and the update
 points in another direction.  No operation fails, since the shards are ordinary tensors.  So `Zero` remembers some

@@ -14,10 +14,10 @@ stage is a column of this table; an event is a line of it, and a method of `Zero
     sync                reduce_scatter G        -                       -
     step                update, all_gather P    update, all_gather P    update
 
-The first five events happen to one layer at a time, so that no rank ever holds more than one full layer of sharded
-kind. Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an all-gather; stage 3 sends P once
-more. Stages 2 and 3 have no room to add up full gradients, so they reduce the gradients of each micro-batch; stage 1
-reduces once per step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
+The first five events happen to one layer at a time, so that a rank holds sharded parameters and gradients in full for
+one layer only. Stages 1 and 2 send the bytes of an all-reduce, which is a reduce-scatter and an all-gather; stage 3
+sends P once more. Stages 2 and 3 have no room to add up full gradients, so they reduce the gradients of each
+micro-batch; stage 1 reduces once per step.  Source: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 
     zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # in the optimizer's place
     model(x, y).backward()
@@ -28,7 +28,7 @@ The parameters of a layer lie in one vector, `full`, padded to a multiple of N; 
 The modules' own parameters are views of `full`.  Reduced gradients are in the `.grad` of `zero.shards`.
 
 - The optimizer must treat each element by itself, and all elements of a layer alike, as SGD and AdamW do.  Muon and
-  LAMB look at matrices and norms, so they are refused.  A scheduler takes `zero.optimizer`.
+  LAMB look at matrices and norms, so they are refused.  A learning rate scheduler takes `zero.optimizer`.
 - `labs.clip` clips gradients.  `nn.utils.clip_grad_norm_` would use another norm on every rank, which the ranks notice
   one step later (`labs.zero.scale_check`).
 - Whole layers can be frozen or unfrozen later; single parameters cannot.
@@ -75,8 +75,8 @@ class Zero:
     layers: the modules whose parameters are gathered together; by default the model's children, with containers
         opened, and the model itself for the rest.
     group: the ranks that shard; all ranks by default.
-    initial: a function (name, shape) -> the initial numbers of a parameter that is on the meta device.  It is called
-        for one layer at a time, so that under stage 3 no rank ever holds the whole model.
+    initial: a function (name, shape) -> the initial numbers of a parameter that is on the meta device.  `initial` is
+        called for one layer at a time, so that under stage 3 no rank ever holds the whole model.
 
     Raises ValueError for another stage, a model without trainable parameters, layers that miss some parameters, an
     optimizer that takes the shards in another order, and, without `initial`, replicas that do not start equal.
@@ -140,7 +140,7 @@ class Zero:
 
     def before_forward(self, layer: "FlatLayer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
-            raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
+            raise RuntimeError(f"{type(module).__name__}.compile() would compile Zero's hooks, too: compile its parts")
         if self.stage < 3:
             for unit in layer.homes:
                 unit.require_as_sharded()
@@ -178,18 +178,20 @@ class Zero:
             self.order.compare(self.shards[0].device)
 
     def before_backward(self, layer: "FlatLayer", updates: int) -> None:
-        """Gather the layer, as the gradient of its output is computed; updates: `self.updates` in its forward."""
+        """Gather the layer, when the gradient of its output is computed; updates: `self.updates` in its forward."""
         self.require_fresh(updates)
         if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True: stage 3 has dropped what a second backward needs: use stage 1 or 2")
+            raise RuntimeError(
+                "create_graph=True: stage 3 has dropped parameters for a second backward: use stage 1 or 2"
+            )
         layer.gather("backward")
 
     def after_backward(self, layer: "FlatLayer") -> None:
-        """Drop the layer, as the gradients of its parameters and inputs are computed; if not here, `step` drops it."""
+        """Drop the layer, when the gradients of its parameters and inputs are computed; otherwise `step` drops it."""
         layer.drop("forward", "backward")
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
-        """Reduce the gradient, as all uses of the unit's parameters have been added up in `full.grad`."""
+        """Reduce a unit's gradient, when all uses of its parameters have been added up in `full.grad`."""
         if self.stage > 1 and own_gradient(full) is not None:  # the unit may have been frozen since the forward
             self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
@@ -228,7 +230,9 @@ class Zero:
         self.reduce()
         self.order.add(scaled)
         if all(shard.grad is None for shard in self.shards):
-            raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
+            raise RuntimeError(
+                "step() found no gradient: each step() needs a backward() before it, and uses it up"
+            )
         self.stepping = True
         try:
             self.optimizer.step()
@@ -239,7 +243,7 @@ class Zero:
         send_buffers(self.model, self.order.group)
 
     def refresh(self, units: list[Unit]) -> None:
-        """Gather the changed shards of `units` into every copy, and refuse the backward of any earlier forward."""
+        """Gather the changed shards of `units` into all ranks' parameters, and refuse backwards of earlier forwards."""
         self.updates += 1
         works = []
         for unit in units:

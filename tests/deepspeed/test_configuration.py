@@ -47,7 +47,7 @@ def test_what_is_left_out_follows_from_the_rest(config, sizes):
         ({TRAIN: 18}, "18 cannot be cut into 1 micro-batches on 4 ranks: take 16 or 20"),
         ({TRAIN: 3}, "3 cannot be cut into 1 micro-batches on 4 ranks: take 4"),
         ({TRAIN: 16, MICRO: 3}, "16 cannot be cut into micro-batches of 3 on 4 ranks: take 12 or 24"),
-        ({ACCUMULATION: 4}, "neither train_batch_size nor train_micro_batch_size_per_gpu is there"),
+        ({ACCUMULATION: 4}, "has neither train_batch_size nor train_micro_batch_size_per_gpu"),
         ({TRAIN: 0}, "train_batch_size is 0: it must be an integer of 1 or more"),
         ({MICRO: "auto"}, "is 'auto': it must be an integer"),
     ],

@@ -138,7 +138,7 @@ REFUSED = [  # refusals in a world of 4
     ((2, 3), ("dp", "tp"), "world size 4 is not dp 2 × tp 3: start 6 ranks, or change a size"),
     ((2,), ("dp",), "world size 4 is not dp 2: start 2 ranks, or change a size"),
     ((2, 2), ("dp", "dp"), "axis 'dp' appears twice in ('dp', 'dp')"),
-    ((4, 0), ("dp", "tp"), "axis 'tp' of size 0: an axis has 1 rank or more"),
+    ((4, 0), ("dp", "tp"), "axis 'tp' of size 0: give it 1 rank or more"),
     ((-2, -2), ("dp", "tp"), "axis 'dp' of size -2"),
     ((2, 2.0), ("dp", "tp"), "axis 'tp' of size 2.0"),
     ((2, True), ("dp", "tp"), "axis 'tp' of size True"),
@@ -146,9 +146,9 @@ REFUSED = [  # refusals in a world of 4
     ((), (), "0 sizes and 0 names"),
     ((2, 2), "ab", "give sizes and names as tuples"),
     (4, ("dp",), "give sizes and names as tuples"),
-    ((4,), (7,), "axis 7: a name is one word, such as dp"),
-    ((2, 2), ("a,b", "c"), "axis 'a,b': a name is one word"),
-    ((2, 2), ("a", ""), "axis '': a name is one word"),
+    ((4,), (7,), "axis 7: give it a name of one word, such as dp"),
+    ((2, 2), ("a,b", "c"), "axis 'a,b': give it a name of one word"),
+    ((2, 2), ("a", ""), "axis '': give it a name of one word"),
 ]
 
 

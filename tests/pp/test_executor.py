@@ -301,9 +301,9 @@ def test_what_does_not_fit_together_is_refused_in_a_sentence():
     for stages, text in [
         (9, "9 stages of 8 layers: a stage has 1 or more, so give 1 to 8"),
         (0, "0 stages of 8 layers: a stage has 1 or more, so give 1 to 8"),
-        ([4, 5], "stages of [4, 5] layers: each has 1 or more, and together they have 8"),
-        ([8, 0], "stages of [8, 0] layers: each has 1 or more, and together they have 8"),
-        ([], "stages of [] layers: each has 1 or more, and together they have 8"),
+        ([4, 5], "stages of [4, 5] layers: give each 1 or more, and 8 in all"),
+        ([8, 0], "stages of [8, 0] layers: give each 1 or more, and 8 in all"),
+        ([], "stages of [] layers: give each 1 or more, and 8 in all"),
     ]:
         with pytest.raises(ValueError, match=re.escape(text)):
             cut(model, stages)

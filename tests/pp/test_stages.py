@@ -391,7 +391,7 @@ def refused():
     refuse(text, cut(model, 2), model.loss)
     with torch.device("meta"):
         empty = [BatchNormed() for _ in range(2)]
-    text = "buffer 'norm.running_mean' is on the meta device, and has no numbers to begin with: give it some"
+    text = "buffer 'norm.running_mean' is on the meta device, and has no numbers to begin with: initialise it"
     refuse(text, empty, loss_of, initial=lambda name, shape: torch.ones(shape))
     tied = stages(Plain, 2)
     tied[1].b.weight = tied[0].a.weight

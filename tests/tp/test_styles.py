@@ -327,7 +327,7 @@ def bad_trainings():
     plainly(model, optimizer, 0)
     optimizer.step()
     loss = model(given())
-    text = "parameter 'up.weight' is part of a graph that is still there, of an earlier loss or a wrapper such as DDP"
+    text = "parameter 'up.weight' is part of a graph that is still alive, of an earlier loss or a wrapper such as DDP"
     refuse(lambda: split(PAIR, model), text)
     del loss
     plainly(split(PAIR, model), optimizer, 0)
