@@ -230,9 +230,7 @@ class Zero:
         self.reduce()
         self.order.add(scaled)
         if all(shard.grad is None for shard in self.shards):
-            raise RuntimeError(
-                "step() found no gradient: each step() needs a backward() before it, and uses it up"
-            )
+            raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
         self.stepping = True
         try:
             self.optimizer.step()

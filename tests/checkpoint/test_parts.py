@@ -310,5 +310,7 @@ def test_a_parameter_that_came_later_is_reported(tmp_path):
 
 
 def test_two_stages_with_one_name_are_reported():
-    with pytest.raises(ValueError, match="two of the models have a 'weight': put them into one module, under two names"):
+    with pytest.raises(
+        ValueError, match="two of the models have a 'weight': put them into one module, under two names"
+    ):
         Held(nn.BatchNorm1d(3), linear())

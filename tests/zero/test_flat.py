@@ -89,7 +89,9 @@ CHANGES = {  # changes besides the odd trainings (tests/odd.py): three layers, t
     "no parameter": Change(lambda m: replace(m[0], "bias", None), *["parameter '0.bias' was replaced after"] * 2),
     "a hook": Change(lambda m: m[0].bias.register_hook(print), "'0.bias' has a hook, which the next step", DROPPED),
     "float": Change(lambda m: m.float(), *["became torch.float32 on cpu: convert or move a model before"] * 2),
-    "compiled": Change(lambda m: m[0].compile(backend="eager"), *["Linear.compile() would compile Zero's hooks, too"] * 2),
+    "compiled": Change(
+        lambda m: m[0].compile(backend="eager"), *["Linear.compile() would compile Zero's hooks, too"] * 2
+    ),
 }
 
 
