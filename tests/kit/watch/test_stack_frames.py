@@ -51,12 +51,12 @@ class Lines(queue.Queue):
 def test_a_line_within_the_standard_library_is_reported_as_the_line_that_called_it():
     lines = Lines()
     lines.put(None)  # through queue.py
-    assert lines.get() == f"test_frames.py line {line_of('lines.put(None)')}: lines.put(None)  # through queue.py"
+    assert lines.get() == f"test_stack_frames.py line {line_of('lines.put(None)')}: lines.put(None)  # through queue.py"
 
 
 def test_a_thread_reports_its_own_line():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: here()).result().startswith("test_frames.py line ")
+        assert pool.submit(lambda: here()).result().startswith("test_stack_frames.py line ")
         bare = pool.submit(sys._getframe).result()  # nobody's own code: only threading.py and concurrent.futures
     assert learner_frame(bare) is None and source_line(None) == "(inside torch)"
 
