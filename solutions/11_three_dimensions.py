@@ -671,8 +671,7 @@ draw.table(rows)
 #
 # Here it is open. Eight ranks on two nodes or on four, four models and batches. You choose the axes, their sizes and
 # their order. A step is run for real, and what leaves the busiest node, or comes into it, is counted. A rank has room
-# for one of so many `pieces` of the state, so replicas must be few enough. You are asked about batches that are a
-# little larger or smaller than those below, drawn anew each time; the mesh that is best stays the same.
+# for one of so many `pieces` of the state, so replicas must be few enough.
 #
 # **The bound.** A node has a part f of the layers, for a part g of the sequences; of n nodes, f g = 1/n. The nodes with
 # the same layers add up their gradients, for which each sends 2 (1 − g) of them, as in a ring. And at each end of its
