@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Checkpoints: a training that survives
 #
-# *Llama 3 was trained on 16,384 GPUs. In 54 days of that, it was interrupted 419 times without warning. What is left of
-# a training when one of its ranks dies?*
+# *Llama 3 was trained on 16,384 GPUs. In 54 days, the training was interrupted 419 times without warning. When one rank
+# of a training dies, how can the training go on?*
+#
+#
 #
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
-# The machine works for half a minute of it, in 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and from
-# [Offload](07b_offload.ipynb) what a rename is good for.
+# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and from
+# [Offload](07b_offload.ipynb) the use of a rename.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -46,9 +48,10 @@ from labs.zero import Zero
 # %% [markdown]
 # ## Question
 #
-# All ranks work together in every step. If one of them dies, the others have to stop, too; and what the dead one held
-# is gone. This is what stopped that training, by cause, but for the 47 interruptions of all 466 that were planned
-# (Llama Team, 2024, arXiv 2407.21783, table 5, with some of its rows added up):
+# All ranks work together in every step. If one rank dies, the others have to stop, too, and the state that the dead
+# rank held is lost. The next cell lists the causes of the 419 unplanned interruptions of Llama 3's training; 47 more
+# were planned. The numbers are from table 5 of the paper, with some of its rows added up (Llama Team, 2024, arXiv
+# 2407.21783):
 
 # %%
 INTERRUPTIONS = {
@@ -66,25 +69,26 @@ print(f"of all causes, for each GPU: one in {between * gpus / 24 / 365:.1f} year
 draw.chart(INTERRUPTIONS, "failures", kind="waiting", caption="interruptions in 54 days")
 
 # %% [markdown]
-# The last line counts all causes, and divides by the number of GPUs: a GPU, with the share of the hosts, the network
-# and the software that belongs to it, fails once in years. But there are so many of them that *some* part fails every
-# three hours. A training survives only if it can begin again from something that is still there: a **checkpoint**,
-# which is everything that it needs to go on, on disk.
+# The last line counts all causes, and divides by the number of GPUs: a GPU, together with its share of the hosts, the
+# network and the software, fails once in several years. But there are so many GPUs that *some* part of the cluster
+# fails every three hours. A training survives only if it can go on from a **checkpoint**: everything that the training
+# needs to go on, stored on disk.
 #
 # ## Picture
 #
 # ![Four ranks each write their quarter of P and S to a file of their own, in a folder called step-12.draft. Rank 0
 # writes index.json, which says what lies in which file, and renames the folder to step-12.](../images/checkpoint.svg)
 #
-# This is where we are going. Each rank writes what it holds, side by side with the others; what several ranks hold is
-# written by one of them. An **index** says which part of which tensor lies in which file. And all of it has another
-# name until the last byte is safely on the disk. Why so complicated?
+# The picture shows the checkpoint that this notebook builds. All ranks write their shards at the same time, and if
+# several ranks hold the same tensor, only one of them writes it. An **index** lists which part of which tensor is in
+# which file. The folder has another name until the last byte is safely on the disk. The next sections explain why each
+# of these parts is needed.
 #
 # ## Predict
 #
-# The simplest way is one line: each rank calls `torch.save` on its model and its optimizer. Say that each of four ranks
-# has the whole model and the whole state, as in DDP, in float32 with AdamW and its two moments. How many bytes do all
-# ranks together write, per parameter? And how many would be enough?
+# The simplest checkpoint takes one line: each rank calls `torch.save` on its model and its optimizer. Suppose that each
+# of four ranks has the whole model and the whole state, as in DDP, in float32 with AdamW and its two moments. How many
+# bytes per parameter do all ranks together write? And how many bytes per parameter would be enough?
 
 # %%
 guess_naive = 4 * (4 + 8)  # your number
@@ -93,9 +97,9 @@ guess_needed = 4 + 8  # your number
 # %% [markdown]
 # ## Build: what is wrong with `torch.save` on every rank
 #
-# A training that is sharded, here by FSDP, has to gather everything before `torch.save` can write it. Then either every
-# rank writes the whole, or only rank 0 does. The third way is the picture's. It is called `save`, and takes what this
-# rank *holds*: `Held(model, optimizer=…)`.
+# A training that is sharded, here by FSDP, has to gather all tensors before `torch.save` can write them. Then either
+# every rank writes all tensors, or only rank 0 does. The third way is that of the picture. The course's function `save`
+# writes only the shards that this rank *holds*, described by `Held(model, optimizer=…)`.
 
 
 # %%
@@ -104,7 +108,8 @@ def adamw(parameters):
 
 
 def by_parameter(model):
-    """FSDP: what this rank holds, and its optimizer."""
+    """Shard the model with FSDP. Return the description of what this rank holds, and its
+    optimizer."""
     for part in [*model.layers.values(), model]:
         fully_shard(part, mesh=Mesh((dist.get_world_size(),), ("dp",)))
     optimizer = adamw(model.parameters())
@@ -113,7 +118,7 @@ def by_parameter(model):
 
 @torch.no_grad()
 def whole(model, optimizer):
-    """All parameters and moments, on every rank."""
+    """Return all parameters and moments, on every rank."""
     moments = [x for state in optimizer.state.values() for x in state.values()]
     tensors = [*model.parameters(), *moments]
     return [x.full_tensor() if isinstance(x, DTensor) else x for x in tensors]
@@ -124,7 +129,8 @@ WAYS = {"every rank": range(4), "rank 0": range(1), "sharded": range(4)}
 
 
 def saved_by(way, model, optimizer, held, place):
-    """The file that this rank has written, if it has."""
+    """Save in one of the three ways. Return the path of this rank's file, which exists if this
+    rank has written one."""
     rank = dist.get_rank()
     if way == "sharded":
         return save(place, 1, held) / f"rank-{rank}-of-4.safetensors"
@@ -142,18 +148,18 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def count(config):
-    """How many parameters the model has."""
+    """Return the number of parameters of the model."""
     return sum(p.numel() for p in GPT(config).parameters())
 
 
 def fresh(name):
-    """A new folder, so that a cell may be run twice."""
+    """Return a new folder, so that a cell may be run twice."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=FOLDER.name))
 
 
 # %%
 def three_ways(place):
-    """For each way: seconds, and the bytes that this rank has written."""
+    """Return for each way the seconds, and the bytes that this rank has written."""
     model, found = GPT(LARGER), []
     held, optimizer = by_parameter(model)
     model(*Batches(TEXT.tokens, 1, LARGER.context)[0]).backward()
@@ -186,14 +192,15 @@ print(check.predict("Bytes per parameter, written by four ranks?", guess_naive, 
 print(check.predict("And how many are enough?", guess_needed, 12))
 
 # %% [markdown]
-# The first way writes the same thing four times. The second writes it once. But in both, a rank holds five shares: its
-# own, and the four that were gathered. Had that fitted on a GPU, nobody would have sharded the model. A host has more
-# memory than its GPUs, so PyTorch knows a fourth way: with `full_state_dict=True, cpu_offload=True`, one parameter
-# after another is gathered and put into the memory of rank 0's host. It works as long as the whole fits there.
+# The first way writes the same bytes four times, and the second writes them once. But in both ways a rank holds five
+# times its share: its own shards, and the gathered shards of all four ranks. If this fitted on a GPU, nobody would have
+# sharded the model. A host has more memory than its GPUs, so PyTorch offers a fourth way: with `full_state_dict=True,
+# cpu_offload=True`, it gathers one parameter after another and copies it to the memory of rank 0's host. This works as
+# long as the whole model and state fit there.
 #
 # ## Build: a torn file
 #
-# There is something worse. A file takes time to write, and in this time the process may die:
+# There is a worse problem. It takes time to write a file, and in this time the process may die:
 
 
 # %%
@@ -224,25 +231,26 @@ except RuntimeError as error:
     print(f"a part of the file is there, and torch.load raises {type(error).__name__}")
 
 # %% [markdown]
-# The new checkpoint is torn, and the old one was in the same file. The whole training is lost, at the very moment that
-# should have made it safe.
+# The new checkpoint is incomplete, and the old one has been overwritten, since both use the same file. The save that
+# should have made the training safe has destroyed it.
 #
 # ## Build: sharded
 #
-# [labs/checkpoint](../labs/checkpoint/__init__.py) saves a training under any strategy of the course. What it was given
-# for FSDP is a `Held`. For ZeRO it is a `HeldByZero`:
+# [labs/checkpoint](../labs/checkpoint/__init__.py) saves a training under any strategy of the course. For FSDP, the
+# object that describes a rank's shards is a `Held`. For ZeRO it is a `HeldByZero`:
 
 
 # %%
 def in_vectors(model):
-    """ZeRO's stage 3: what a rank holds, and its optimizer."""
+    """Shard the model with ZeRO's stage 3. Return the description of what this rank holds, and
+    its optimizer."""
     zero = Zero(model, stage=3, optimizer=adamw)
     return HeldByZero(zero), zero
 
 
 # %%
 def one_step(model, optimizer, batch):
-    """The mean loss over all ranks."""
+    """Take one step, and return the mean loss over all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     batches = Batches(TEXT.tokens, 12, CONFIG.context, rank=rank, ranks=ranks)
     loss = model(*batches[batch])
@@ -255,7 +263,8 @@ def one_step(model, optimizer, batch):
 
 # %%
 def two_steps(layout, where=None, to=None):
-    """The second loss.  Loads `where` before, and saves in the folder `to` after, if given."""
+    """Take two steps and return the second loss. Load `where` before them, and save in the
+    folder `to` after them, if given."""
     model = GPT(CONFIG)
     held, optimizer = layout(model)
     if where:
@@ -276,9 +285,10 @@ due, found = 12 * count(CONFIG), sum(sizes.values())
 draw.ledger({"bytes of P and S, in four files": (due, found)}, within=0.02)
 
 # %% [markdown]
-# Each number is written once, by four ranks at the same time. A parameter has four entries: itself, its two moments,
-# and AdamW's count of its steps. For each, the index says what shape the tensor has, and which blocks of it lie where:
-# where the block begins, its own shape, and the file.
+# The four ranks write at the same time, and each number is written once. The index has four entries for a parameter:
+# the parameter itself, its two moments, and AdamW's count of steps. Each entry holds the shape of the tensor, and a
+# list of its blocks. For each block it names the place where the block begins in the tensor, the shape of the block,
+# and the file.
 
 # %%
 index = json.loads((first / "index.json").read_bytes())["record"]
@@ -288,14 +298,15 @@ of_it = index["tensors"][f"model/{name}"]
 print(of_it["shape"], *of_it["pieces"], sep="\n")
 
 # %% [markdown]
-# A moment is stored under the *name* of its parameter. `optimizer.state_dict()` goes by *number*, and number 7 of an
-# optimizer that was given the parameters in another order is another parameter. If both have the same shape, nothing
-# fails: each gets the other's moments.
+# A moment is stored under the *name* of its parameter. In contrast, `optimizer.state_dict()` stores it under a
+# *number*, which depends on the order of the parameters in the optimizer. If an optimizer gets the parameters in
+# another order, number 7 is another parameter. If the two parameters have the same shape, nothing fails, but each gets
+# the other's moments.
 #
 # ## Build: into another layout
 #
-# After a failure you may have fewer ranks than before. That three ranks load what four have saved is called
-# **resharding**. Which elements of which files does each of them need? Move the sliders:
+# After a failure you may have fewer ranks than before. To load on three ranks a checkpoint that four ranks have saved
+# is called **resharding**. Which elements of which files does each of the three ranks need? Move the sliders:
 
 # %%
 play.explore(partial(draw.reads, 12), saved=[4, 1, 2, 3, 6], loading=[3, 1, 2, 4, 6])
@@ -303,20 +314,23 @@ play.explore(partial(draw.reads, 12), saved=[4, 1, 2, 3, 6], loading=[3, 1, 2, 4
 # %% [markdown]
 # ### Exercise 1: each element once (10 minutes)
 #
-# Budget: each element of this rank's part is read once and no other one, with at most one `read` per file, and none
-# from a file that has nothing of the part. At most twice the part is held, so `torch.cat` is allowed. No rank needs to
-# talk to another.
+# Budget: read each element of this rank's part once, and no other elements. Call `read` at most once per file, and
+# never for a file that holds none of the part. Hold at most twice the size of the part, so `torch.cat` is allowed. The
+# ranks need not talk to each other.
 
 
 # %%
 def load_shards(index, read, rank, ranks):
-    """This rank's equal part of a vector that other ranks have saved, as one tensor.
+    """Return this rank's equal part of a vector that other ranks have saved, as one tensor.
 
-    index: a list of pairs, a file's name and how many elements of the vector lie in it,
-        perhaps 0; the files follow one another
-    read(name, start, stop) -> the elements start:stop of that file: a 1-D tensor of any dtype
-    The vector's length is a multiple of `ranks`. A part may begin and end inside a file,
-    and it may be empty.
+    index: a list of pairs (file, n): n elements of the vector are in the file, perhaps 0; the
+        files follow one another
+    read: read(file, start, stop) returns the elements start:stop of the file, a 1-D tensor of
+        any dtype
+    rank, ranks: this rank's number, and the number of ranks that load
+
+    The vector's length is a multiple of `ranks`. A part may begin and end inside a file, and it
+    may be empty.
     """
     ### BEGIN SOLUTION
     each = sum(size for _, size in index) // ranks
@@ -334,11 +348,11 @@ def load_shards(index, read, rank, ranks):
 check.load_shards(load_shards)
 
 # %% [markdown]
-# The textbook does the same with blocks, in any number of dims:
-# [labs/checkpoint/extents.py](../labs/checkpoint/extents.py) finds what a rank needs, what a file has, and what the two
-# have in common. So it does not matter how many ranks have saved, or how they had split the model. Below, what four
-# ranks of ZeRO have saved is loaded under FSDP on three ranks, on two, and on one. Each then takes two steps, and the
-# second loss is compared: the step before it needs the moments, too.
+# The course's `load` does the same with blocks, in any number of dims:
+# [labs/checkpoint/extents.py](../labs/checkpoint/extents.py) computes the overlap between the blocks that a rank needs
+# and the blocks that a file has. So the number of ranks that saved does not matter, nor how they had sharded the model.
+# The next cell loads a checkpoint of four ranks with ZeRO into FSDP on three ranks, on two, and on one. Each job then
+# takes two steps, and we compare the second loss, which depends on the loaded moments, too.
 
 # %%
 layouts = {
@@ -355,37 +369,38 @@ for layout, loss in losses.items():
     print(f"{layout}: loss {loss:.4f}")
 
 # %% [markdown]
-# The course's tests do this for twelve layouts, each to each, tensor parallelism and pipelines among them, and compare
-# bit by bit what arrives.
+# The course's tests load from each of twelve layouts into each other, including tensor parallelism and pipelines, and
+# compare the loaded tensors bit by bit.
 #
 # ## Build: all or nothing
 #
-# What about the torn file? `os.rename` gives something another name from one moment to the next: to whoever looks, it
-# has happened or it has not. Such a change is called **atomic**. That is half of the trick. The other half is what a
-# disk does behind your back: `write` returns when the *system* has the text, which may be seconds before the disk has
-# it. If the power fails in between, the new name may be there, and the file empty. **Flushing** a file, `os.fsync`,
-# waits until the disk has its text. A folder is a list of names, and is flushed in the same way.
+# How can we avoid an incomplete file? `os.rename` changes a name in one instant: every other process sees either the
+# old name or the new one. Such a change is called **atomic**. But a rename alone is not enough. `write` returns when
+# the operating *system* has the text, which may be seconds before the disk has it. If the power fails in between, the
+# new name may be on the disk while the file is empty. To **flush** a file, with `os.fsync`, waits until the disk has
+# its text. A folder is a list of names, and is flushed in the same way.
 #
 # ### Exercise 2: old or new (10 minutes)
 #
-# The check's disk behaves as badly as a disk may. It cuts the power at each of your calls, looks at everything that
-# might then be on the disk, and calls your function once more, with the next text. Once your function has returned, the
-# new text must survive. Flushing a file does not flush its name; renames reach the disk in the order in which you made
+# The check simulates the worst disk that is allowed. It cuts the power at each of your calls, tries every content that
+# the disk might then have, and calls your function once more, with the next text. Once your function has returned, the
+# new text must survive. To flush a file does not flush its name. Renames reach the disk in the order in which you made
 # them.
 
 
 # %%
 def replace(disk, name, text):
-    """Let the file `name` have this text: at every moment the old or the new one is there,
-    whole.
+    """Replace the text of the file `name`. At every moment the file must hold the whole old
+    text or the whole new one.
 
-    disk.write(name, text): make a file, or overwrite one; what is written may be lost until
-    disk.flush(name): that file's text is on the disk
-    disk.rename(old, new): from one moment to the next, `new` is what was called `old`;
-        what was called `new` is gone
-    disk.flush_names(): all names are on the disk, as they are now
-    disk.remove(name), disk.names()
-    No other file stays behind, nor one that an earlier call has left in a power cut.
+    disk.write(name, text): makes or overwrites a file; the text may be lost until it is flushed
+    disk.flush(name): waits until this file's text is on the disk
+    disk.rename(old, new): atomically gives the file `old` the name `new`; the old file `new` is
+    gone
+    disk.flush_names(): waits until all names are on the disk, as they are now
+    disk.remove(name), disk.names(): remove a file; list the names
+
+    Leave no other file behind, not even one that an earlier call has left in a power cut.
     """
     ### BEGIN SOLUTION
     draft = f"{name}.draft"
@@ -399,9 +414,10 @@ def replace(disk, name, text):
 check.replace(replace)
 
 # %% [markdown]
-# A checkpoint is many files, so a whole *folder* is renamed. Here is what is in a folder while two checkpoints are
-# saved into it, call by call, as recorded in a small job of one rank. Drag the slider. At which moment does the second
-# checkpoint begin to count? Is there a moment, once the first is there, at which a crash would leave nothing to load?
+# A checkpoint consists of many files, so `save` renames a whole *folder*. The next figure shows the files in a folder
+# while a small job of one rank saves two checkpoints into it, call by call. Drag the slider. At which moment does
+# `load` begin to find the second checkpoint? After the first checkpoint is complete, is there a moment at which a crash
+# would leave nothing to load?
 
 
 # %%
@@ -417,9 +433,10 @@ moments = run(two_saves, fresh("moments"), ranks=1, device="cpu")[0]
 play.crashes(moments)
 
 # %% [markdown]
-# It counts from its rename on; and once there is one, there is always one to load. Before the rename, every rank has
-# flushed its file, and has taken its **checksum**, a number that changes with any bit of the file. The checksums are in
-# the index. So a file that was cut or altered later is found before a single tensor is loaded:
+# `load` finds the second checkpoint from its rename on, and after the first rename there is always a checkpoint to
+# load. Before the rename, every rank has flushed its file and computed its **checksum**, a number that changes if any
+# bit of the file changes. The index holds the checksums. So `load` notices a file that was cut or altered later, before
+# it loads a single tensor:
 
 # %%
 damaged = fresh("damaged") / first.name
@@ -434,18 +451,17 @@ except RankError as error:
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a training of 7 billion parameters is killed, starts again, and stops at
-# > once with `metadata is None`. Its checkpoints were saved in the background. As soon as a save had *begun*, the link
-# > `latest` was moved to it, and the checkpoint before may have been deleted. For about a minute, `latest` was a folder
-# > with some of the files in it, so a job that was killed in that minute may have had nothing left. That is how the
-# > thread explains it
-# > ([KempnerForge#102](https://github.com/KempnerInstitute/KempnerForge/issues/102), May 2026). First finish, then
-# > rename, then delete.
+# > once with `metadata is None`. *Cause*, as the thread explains it: checkpoints were saved in the background. As soon
+# > as a save had *begun*, the link `latest` pointed to it, and the previous checkpoint may have been deleted. For about
+# > a minute, `latest` was a folder with only some of the files, so a job that was killed in that minute may have had
+# > nothing to load ([KempnerForge#102](https://github.com/KempnerInstitute/KempnerForge/issues/102), May 2026). So
+# > first finish the new checkpoint, then rename it, and only then delete the old one.
 #
 # ## Native
 #
-# PyTorch's `torch.distributed.checkpoint`, **DCP**, has the same parts: a file for each rank, an index that is written
-# last and called `.metadata`, loading into any layout. `get_state_dict` gives the optimizer's state by the name of the
-# parameter.
+# PyTorch's `torch.distributed.checkpoint`, **DCP**, has the same parts: a file for each rank, and an index,
+# `.metadata`, which is written last. It can load into any layout. `get_state_dict` returns the optimizer's state under
+# the names of the parameters.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -457,7 +473,7 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 # %%
 def torchs_training():
-    """A model under PyTorch's FSDP, and its optimizer."""
+    """Return a model under PyTorch's FSDP, and its optimizer."""
     model, mesh = GPT(CONFIG), init_device_mesh("cpu", (dist.get_world_size(),))
     for part in [*model.layers.values(), model]:
         torchs_fully_shard(part, mesh=mesh)
@@ -465,14 +481,14 @@ def torchs_training():
 
 
 def states(model, optimizer):
-    """What DCP takes: a dictionary."""
+    """Return the dictionary that DCP saves."""
     of_model, of_optimizer = get_state_dict(model, optimizer)
     return {"model": of_model, "optimizer": of_optimizer}
 
 
 # %%
 def torchs(where=None, to=None):
-    """As two_steps does it, with PyTorch's own."""
+    """Do the same as two_steps, with PyTorch's own checkpoints."""
     model, optimizer = torchs_training()
     if where:
         found = states(model, optimizer)
@@ -494,13 +510,14 @@ assert abs(native - losses["one process"]) < 1e-4
 print(f"PyTorch's, saved on 4 ranks, loaded on 3: loss {native:.4f}")
 
 # %% [markdown]
-# The same loss as above. But does a checkpoint of DCP survive a power cut? Look at each file, and at the folder, in the
-# moment in which DCP flushes it: how many bytes does the system have by then?
+# The loss is the same as above. But does a checkpoint of DCP survive a power cut? The next cell records, for each file
+# and for the folder, how many bytes the system has when DCP flushes it:
 
 
 # %%
 def flushed(place):
-    """For each file of a save: bytes that the system has when it is flushed, and at last."""
+    """Return for each file of a save the bytes that the system has when it is flushed, and at
+    the end."""
     seen, flush = {}, os.fsync
 
     def note(file):
@@ -518,14 +535,14 @@ print("flushed:", *[name for name, (then, _) in sizes.items() if then is not Non
 print(f"PyTorch {torch.__version__}: {sizes['.metadata'][0]} of the index's bytes had arrived")
 
 # %% [markdown]
-# The folder is never flushed. And the index? PyTorch 2.13 writes its text into a Python file, flushes the file while
-# Python still has the text, and closes it: at the flush, 0 bytes have arrived. (PyTorch 2.15 hands the text over
-# first.) Those are calls that your disk of exercise 2 knows. Here they are, on that disk:
+# DCP never flushes the folder. PyTorch 2.13 writes the text of the index into a Python file, calls `os.fsync` while
+# Python still holds the text in its buffer, and then closes the file: at the flush, the system has 0 bytes. PyTorch
+# 2.15 empties the buffer first. The next cell makes the calls of PyTorch 2.13 on the disk of exercise 2:
 
 
 # %%
 def as_dcp(disk, name, text):
-    """The calls of PyTorch 2.13 for its index."""
+    """Make the calls of PyTorch 2.13 for its index."""
     draft = f"{name}.tmp"
     disk.write(draft, "")  # Python has the text
     disk.flush(draft)
@@ -536,14 +553,14 @@ def as_dcp(disk, name, text):
 check.replace(as_dcp, seed=1)
 
 # %% [markdown]
-# A second save under the same id writes into the very files of the first one, too. So give every save a folder of its
-# own, flush the folder, and keep the checkpoint before it until that is done. Another difference to know, since nothing
-# is said:
+# A second save of DCP under the same id also overwrites the files of the first. So give every save a folder of its own,
+# flush the folder, and keep the previous checkpoint until then. There is another difference, about which DCP gives no
+# warning:
 
 
 # %%
 def silently(place):
-    """What DCP makes of a key that nobody asks for."""
+    """Return the keys that DCP loads if the program does not ask for one of them."""
     dcp.save({"weight": torch.ones(2), "bias": torch.ones(2)}, checkpoint_id=place)
     found = {"weight": torch.zeros(2)}
     dcp.load(found, checkpoint_id=place)
@@ -553,16 +570,17 @@ def silently(place):
 print("loaded:", *run(silently, fresh("silent") / "step-1", ranks=1, device="cpu")[0])
 
 # %% [markdown]
-# The bias is in the checkpoint, and the program forgot to ask for it. Ours refuses that, with `nobody asks for its …`.
-# [tests/checkpoint/threads.py](../tests/checkpoint/threads.py) has eleven reports of what distributed
-# checkpoints have lost or mixed up, each tried here.
+# The bias is in the checkpoint, but the program forgot to load it. The course's `load` raises an error in this case:
+# `nobody asks for its …`. [tests/checkpoint/threads.py](../tests/checkpoint/threads.py) lists eleven reports of tensors
+# that distributed checkpoints have lost or mixed up, and tries each of them with the course's checkpoints.
 
 # %% [markdown]
-# ### A way out
+# ### Export to other libraries
 #
-# A checkpoint belongs to the program that wrote it. Others want the weights alone, in files that they know. `export`
-# writes a folder as Hugging Face's libraries have it, from any layout; no rank holds more of the model than its own
-# part, and one tensor. It is read here with nothing of the course:
+# Only the program that wrote a checkpoint can read it. Other programs need only the weights, in files of a common
+# format. `export` writes a folder in the format of Hugging Face's libraries, from any layout; no rank holds more of the
+# model than its own shards and one tensor. The next cells export the checkpoint, and read the folder without the
+# course's code:
 
 # %%
 from safetensors.torch import load_file
@@ -585,8 +603,8 @@ for path in weights.glob("*.safetensors"):
 print(len(found), "tensors, among them", min(found), tuple(found[min(found)].shape))
 
 # %% [markdown]
-# `transformers.AutoModelForCausalLM.from_pretrained(folder)` makes a model of it, and inference engines read the same
-# files. PyTorch's checkpoints have a way out of their own, into what `torch.load` reads:
+# `transformers.AutoModelForCausalLM.from_pretrained(folder)` builds a model from such a folder, and inference engines
+# read the same files. PyTorch can convert its own checkpoints into a file for `torch.load`:
 
 # %%
 plain_file = fresh("plain") / "step-2.pt"
@@ -597,67 +615,73 @@ FOLDER.cleanup()
 # %% [markdown]
 # ## Why, and why not
 #
-# | | what it gives | what it costs |
+# | way to save | advantage | price |
 # |---|---|---|
-# | every rank saves all | one line of code | each byte N times; a torn file is the end |
-# | rank 0 saves all | one file | a rank must hold the whole; the others wait |
-# | rank 0's host gathers all | one file; no GPU holds the whole | its memory must hold the whole; the others wait |
-# | sharded, with an index | ranks write side by side; any layout loads it | a folder, and an index |
+# | every rank saves all tensors | one line of code | each byte is written N times; an incomplete file loses all |
+# | rank 0 saves all tensors | one file | rank 0 must hold the whole model and state; the others wait |
+# | rank 0's host gathers all tensors | one file; no GPU holds all | the host must hold the whole; the others wait |
+# | sharded, with an index | ranks write side by side; any layout loads it | a folder with an index |
 #
-# **Why not** always? On one device, or where the whole model fits on a rank beside its share, `torch.save` on rank 0 is
-# enough: into a draft that is flushed, and then renamed. At work you will also have to decide how many checkpoints to
-# keep. Two at least: one that loads, and one to go back to when the loss goes wrong. And object stores have no rename.
-# There, the index is written last, and what has no index is no checkpoint.
+# **Why not** always save shards with an index? On one device, or if the whole model fits on a rank beside its share,
+# `torch.save` on rank 0 is enough: write a draft, flush it, and rename it. You also have to decide how many checkpoints
+# to keep. Keep at least two: the newest, and an older one to go back to if the loss goes wrong. Object stores have no
+# rename. There, write the index last; a folder without an index is not a checkpoint.
 #
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
 # <details><summary>Why is the folder renamed only at the end, and what must have happened before?</summary>
 #
-# A rename has happened or it has not, so there is no moment with half a checkpoint. Before it, every file and the index
-# must be flushed; otherwise the name may reach the disk before what is in the files.
+# A rename is atomic, so there is no moment at which half of a checkpoint has the final name. Before the rename, every
+# file and the index must be flushed; otherwise the name may reach the disk before the contents of the files.
 # </details>
 #
-# <details><summary>Four ranks have saved, three load. Who gathers the whole?</summary>
+# <details><summary>Four ranks have saved a checkpoint, and three ranks load it. Which rank gathers the whole
+# model?</summary>
 #
-# Nobody. Each rank reads from each file what lies in its own blocks. The index says where that is.
+# No rank does. Each rank reads from each file only the parts that belong to its own blocks. The index says where they
+# are.
 # </details>
 #
 # <details><summary>Why are moments stored by the name of their parameter?</summary>
 #
-# The number of a parameter depends on the order in which the optimizer was given it. In another order, the moments of
-# one would go to another of the same shape, and nothing would fail.
+# The number of a parameter depends on the order in which the optimizer gets the parameters. In another order, a
+# parameter could get the moments of another parameter of the same shape, and nothing would fail.
 # </details>
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
 # | bytes written per parameter, by `torch.save` on 4 ranks | 48 | – | 48 |
 # | bytes written per parameter, sharded | 12 | 12 | not measured here |
-# | loaded in another layout | the same loss | within 1e-4 | within 1e-4 |
+# | loss after loading in another layout | the same loss | within 1e-4 | within 1e-4 |
 #
 # ## Beat it: the cheapest save that survives (30 minutes)
 #
-# Here it is open. Four ranks hold a state of 48 kB, and save it eight times. Each
-# tensor is on all ranks, on two, or on one; some are frozen, and of sixteen experts only four change between two saves.
-# A rank writes 8 MB/s. Each flush, of a file or of the names, takes it 0.5 ms, as long as 4 kB. `disk.meet()` waits for
-# all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. What
-# counts is how long eight saves take, in the mean of five states. A tensor changes as a whole, or not at all.
+# In this challenge four ranks save a state of 48 kB eight times, as fast as they can. Some tensors are on several
+# ranks, some are frozen, and some do not change between two saves.
 #
-# The power may fail at any moment, as in exercise 2, and between two meetings nothing says which rank comes first. The
-# file `index` says where each piece is: `{("tensor 0", 0): "some file", …}`, the rows of this tensor from row 0 on.
-# What it leads to must be the state of the save before, or of this one; and after the save, of this one. The disk has
-# room for 2.25 states.
+# ![One save of four ranks, as the cells below do it. Each rank writes its file and flushes it. At a meeting all ranks
+# wait for the slowest. Then rank 0 writes the index, flushes it, renames it and flushes the names, while the others
+# wait.](../images/cheap_save.svg)
 #
-# **The bound.** All that has changed since the save before is new, so it has to be written, by four ranks side by side
-# at best, and flushed. Only then may its name change, and be flushed. So no save takes less than changed bytes/4W and
-# two latencies. Where the first rank that has a tensor writes it, as here, the mean is 41.7 points.
-# A score is 100 × bound / time.
+# - *Time*: a rank writes W = 8 MB/s, a flush takes α = 0.5 ms, and at `disk.meet()` all ranks wait for the slowest.
+# - *Safety*: the power may fail at any call, as in exercise 2. Between two meetings the calls of different ranks have
+#   no order. The file `index` names the file of each piece: `{("tensor 0", 0): "some file", …}` for the rows of this
+#   tensor from row 0 on. These files must always hold the previous state or the new one, and after the save the new
+#   one.
+# - *Room*: the disk has room for 2.25 states.
+#
+# **The bound.** Let M be the bytes that have changed since the last save. Then time ≥ M/(4W) + 2α. No save can beat
+# this: four ranks have to write M bytes and flush them, and only then may they flush the new name.
+#
+# The score is 100 × bound / time, as the mean over five states. The cells below, in which the first rank that holds a
+# tensor writes it, score 41.7.
 
 
 # %%
 def written_by(writer, disk, step, mine):
-    """Each tensor is written by its rank; then rank 0 writes the index. The old files go."""
+    """Write each tensor on its writer; then rank 0 writes the index. Remove the old files."""
     rank, file = dist.get_rank(), f"step {step}, rank {{}}".format
     own = {(name, 0): x for name, x in mine.items() if writer[name] == rank}
     disk.write(file(rank), own)
@@ -681,15 +705,18 @@ def by_the_first(disk, step, mine, tensors, memo):
 
 # %%
 def saved_cheaply(disk, step, mine, tensors, memo):
-    """Save step 0, 1, … 7 of a state: afterwards it survives, and until then the last one.
+    """Save step 0, 1, … 7 of a state. Afterwards this state survives a power cut, and until
+    then the last one does.
 
-    mine: this rank's tensors, by name; rows of 128 bytes. They change in place, later
-    tensors: of all tensors, by name, the rows, and the ranks that have it
+    mine: this rank's tensors by name, with rows of 128 bytes; later steps change them in place,
+        each as a whole or not at all
+    tensors: {name: (rows, the ranks that hold the tensor)} for all tensors
     memo: this rank's dictionary, the same one in each step; empty at first
-    disk.write(file, {(name, first row): rows of this tensor, …}), or, for the index, files;
-        16 bytes more for each entry
-    disk.flush, rename, flush_names, remove: as in exercise 2
-    disk.meet(x) -> what each rank has brought, by rank; disk.room: bytes
+    disk.write: disk.write(file, {(name, first row): rows of this tensor, …}), or names of files
+    for the index; each entry takes 16 bytes more
+    disk.flush, disk.rename, disk.flush_names, disk.remove: as in exercise 2
+    disk.meet: disk.meet(x) returns the x of each rank, by rank
+    disk.room: the bytes of the disk
     """
     ### BEGIN SOLUTION
     load, writer = [0] * dist.get_world_size(), {}
@@ -703,21 +730,23 @@ def saved_cheaply(disk, step, mine, tensors, memo):
 beat.cheap_save(saved_cheaply)
 
 # %% [markdown]
-# The course's answer gives each tensor, the largest first, to the rank that has least to write, and always writes all.
+# The course's answer assigns each tensor, the largest first, to the rank with the fewest bytes to write, and always
+# writes all tensors.
 #
-# <details><summary>Where is there room?</summary>
+# <details><summary>Where can time be saved?</summary>
 #
-# In what has not changed: an index may name files of earlier saves, as long as they are there. In tensors, which may
-# be cut into pieces. And in the index, which need not be the last to be flushed. But old files are full of what nobody
-# needs any more, and the disk is small.
+# Do not write unchanged tensors again: an index may name files of earlier saves, as long as they exist. Cut tensors
+# into pieces. And the index need not be flushed last. But old files also hold tensors that are no longer needed, and
+# the disk is small.
 # </details>
 #
 # **Read on**: [labs/checkpoint/saving.py](../labs/checkpoint/saving.py), then
 # [labs/checkpoint/loading.py](../labs/checkpoint/loading.py); and
 # [labs/checkpoint/exporting.py](../labs/checkpoint/exporting.py), for other libraries. Pillai et al., 2014, *All File
-# Systems Are Not Created Equal* (OSDI), on what disks do to programs that forget to flush.
+# Systems Are Not Created Equal* (OSDI), describe what happens to programs that forget to flush.
 #
-# **Next.** A checkpoint is there, whole. But is all of the training in it? [08b Resume](08b_resume.ipynb) goes on from
-# one as if nothing had happened, finds out how often to save, and lets training go on meanwhile.
+# **Next.** The checkpoint is complete on the disk. But does it hold everything that a training needs? [08b
+# Resume](08b_resume.ipynb) resumes a training with the same numbers to the last bit, computes how often to save, and
+# saves while training goes on.
 #
 # A clean copy of this notebook: `git restore notebooks/08_checkpoint.ipynb`, then *File > Reload Notebook from Disk*.

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Resume: as if nothing had happened
 #
-# *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as it did before.
-# Is it still the same training?*
+# *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as before. Is it
+# still the same training?*
+#
 #
 # **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
-# The machine works for half a minute of it, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), whose
-# `save` and `load` are used here.
+# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb),
+# which explains `save` and `load`.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -43,8 +44,8 @@ from labs.model import GPT, PRESETS
 # %% [markdown]
 # ## Question
 #
-# To go on from a checkpoint is to **resume**. Llama 3's training had to, after each of its interruptions (Llama Team,
-# 2024, arXiv 2407.21783, section 3.3.4):
+# To **resume** a training is to go on from a checkpoint. Llama 3's training had to resume after each of its
+# interruptions (Llama Team, 2024, arXiv 2407.21783, section 3.3.4):
 
 # %%
 failures, days, gpus = 419, 54, 16_384
@@ -52,23 +53,24 @@ between = days * 24 * 3600 / failures  # seconds between two failures of the job
 print(f"resumed {failures / days:.1f} times a day, every {between / 3600:.1f} h")
 
 # %% [markdown]
-# Each time, something may be forgotten: it was not saved, or not put back. Then what goes on is another training, and
-# nothing says so. And each time, the steps since the last checkpoint are lost, and have to be taken again.
+# Each time, some part of the training's state may be forgotten, because it was not saved or not loaded. Then a
+# different training goes on, without an error. And each time, the steps since the last checkpoint are lost, and have to
+# be taken again.
 #
 # ## Picture
 #
-# ![Above, a training of ten steps that nothing has disturbed. Below, the same training is saved after four steps, and
-# killed in its seventh; a new one begins, takes up what was saved, and goes on with the fifth step. Saved, and put
-# back, are five things: weights, moments, schedule, place and random numbers.](../images/resume.svg)
+# ![Above, a training of ten steps without interruption. Below, the same training is saved after four steps, and killed
+# in its seventh. A new process loads the checkpoint, and goes on with the fifth step. The checkpoint holds five things:
+# weights, moments, schedule, place and random numbers.](../images/resume.svg)
 #
-# When is that right? When the last row ends with the same numbers as the first one, to the last bit.
+# The resumed training is right if it ends with the same numbers as the training without interruption, to the last bit.
 #
 # ## Predict
 #
-# Two numbers, both found below. A training is saved after every step. Rank 1 is killed in the fourth step, before that
-# is saved. After the restart rank 0 is killed in the sixth. How many steps are taken twice?
+# Predict two numbers, which are computed below. A training is saved after every step. Rank 1 is killed in the fourth
+# step, before this step is saved. After the restart rank 0 is killed in the sixth step. How many steps are taken twice?
 #
-# And in Llama 3's training, say that a save takes a minute, for which training waits. After how many minutes of
+# In Llama 3's training, suppose that a save takes a minute, and that training waits for it. After how many minutes of
 # training should it save?
 
 # %%
@@ -76,12 +78,12 @@ guess_twice = 2  # your number
 guess_minutes = 20  # your number
 
 # %% [markdown]
-# ## Build: all five
+# ## Build: the five things to save
 #
-# A training is more than its weights. Ours has a little **dropout**: in every forward, a tenth of the embedding's
-# outputs, chosen at random, are set to zero. So five things change from step to step: the **weights**, the
-# **optimizer**'s moments, the **schedule** of the learning rate, which grows for ten steps here, the **place** in the
-# data, and the state of the **random** numbers, which differs on each rank.
+# The state of a training is more than its weights. Ours uses a little **dropout**: in every forward, a tenth of the
+# embedding's outputs, chosen at random, are set to zero. So five things change from step to step: the **weights**; the
+# **optimizer**'s moments; the **schedule** of the learning rate, which grows for ten steps here; the **place** in the
+# data; and the state of the **random** number generator, which differs on each rank.
 
 # %%
 CONFIG = dataclasses.replace(PRESETS["tiny"], depth=2)
@@ -91,7 +93,7 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def fresh(name):
-    """A new folder, so that a cell may be run twice."""
+    """Return a new folder, so that a cell may be run twice."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=FOLDER.name))
 
 
@@ -101,7 +103,8 @@ def adamw(parameters):
 
 
 def by_parameter(model):
-    """FSDP: what this rank holds, and its optimizer."""
+    """Shard the model with FSDP. Return the description of what this rank holds, and its
+    optimizer."""
     for part in [*model.layers.values(), model]:
         fully_shard(part, mesh=Mesh((dist.get_world_size(),), ("dp",)))
     optimizer = adamw(model.parameters())
@@ -110,7 +113,7 @@ def by_parameter(model):
 
 # %%
 def whole_training(seed, layout=by_parameter):
-    """What changes from step to step, on this rank."""
+    """Build everything that changes from step to step, on this rank."""
     torch.manual_seed(seed + dist.get_rank())
     model = GPT(CONFIG, seed=seed)
     model.embed.register_forward_hook(lambda module, args, x: F.dropout(x, 0.1))
@@ -121,7 +124,7 @@ def whole_training(seed, layout=by_parameter):
 
 # %%
 def take_steps(model, optimizer, schedule, steps):
-    """The mean losses over all ranks."""
+    """Take steps, and return the mean losses over all ranks."""
     rank, ranks, losses = dist.get_rank(), dist.get_world_size(), []
     batches = Batches(TEXT.tokens, 4, CONFIG.context, rank=rank, ranks=ranks)
     for step in steps:
@@ -135,15 +138,16 @@ def take_steps(model, optimizer, schedule, steps):
 
 
 # %% [markdown]
-# Besides what a rank holds, `save` takes what is no tensor: `values`, which must be the same on all ranks, and `own`,
-# which belongs to each rank. `load` gives both back. Here is how to resume, and how to forget one of the five. Note the
-# learning rate: a schedule's `load_state_dict` does not put it into the optimizer.
+# Besides the tensors that a rank holds, `save` takes two arguments: `values`, which must be the same on all ranks, and
+# `own`, which may differ on each rank. `load` returns both. The next cell resumes a training, and can forget one of the
+# five things. Note the learning rate: a schedule's `load_state_dict` does not set it in the optimizer.
 
 
 # %%
 @torch.no_grad()
 def resumed(where, model, held, optimizer, schedule, forgotten=""):
-    """The step at which the training goes on."""
+    """Load a checkpoint, without the forgotten thing. Return the step at which the training
+    goes on."""
     untrained = {name: p.to_local().clone() for name, p in model.named_parameters()}
     found = load(where, Held(model) if forgotten == "optimizer" else held)
     for name, p in model.named_parameters() if forgotten == "weights" else ():
@@ -158,8 +162,8 @@ def resumed(where, model, held, optimizer, schedule, forgotten=""):
 
 
 # %% [markdown]
-# The training takes ten steps and is saved. Then it is resumed six times: once with everything, and five times with one
-# of the five things forgotten.
+# The next cells train for ten steps and save. Then they resume the training six times: once with all five things, and
+# five times with one of them forgotten.
 
 # %%
 THINGS = ["weights", "optimizer", "schedule", "place", "random"]
@@ -186,8 +190,8 @@ assert curves[""] == curves["undisturbed"]
 print(f"resumed with everything: {len(curves[''])} losses, all the same numbers")
 
 # %% [markdown]
-# To the last bit. Now the five others, in a random order. Can you tell from the curve alone what was forgotten? A hint:
-# the bumps of a curve come from its batches.
+# The losses are equal to the last bit. Now look at the five other curves, in a random order. Can you tell from the
+# curve alone which of the five things was forgotten? A hint: the bumps of a curve come from its batches.
 
 # %%
 ORDER = random.Random(8).sample(range(5), 5)
@@ -195,7 +199,7 @@ lettered = {letter: curves[THINGS[n]] for letter, n in zip("ABCDE", ORDER, stric
 
 
 def beside(letters):
-    """The undisturbed curve, and these."""
+    """Draw the undisturbed curve, and these."""
     some = {letter: lettered[letter] for letter in letters}
     return draw.curves({"undisturbed": curves["undisturbed"], **some})
 
@@ -227,31 +231,35 @@ for letter, guess, n in zip("ABCDE", guesses, ORDER, strict=True):
     print(check.predict(f"{letter}: what was forgotten?", guess, n, tolerance=0, reason=why))
 
 # %% [markdown]
-# Without the undisturbed curve beside it, you would hardly have suspected some of these. So do not look at a curve to
-# find out whether a training resumes exactly. Compare its numbers with those of one that was not interrupted.
+# Without the undisturbed curve for comparison, you would hardly have suspected that something was forgotten in some of
+# these curves. So a curve does not tell you whether a training resumes exactly. Compare its numbers with those of a
+# training that was not interrupted.
 #
-# > **What went wrong in the wild.** *Symptom*: none. A model of 120 billion parameters was resumed on 256 ranks. But
-# > one of its streams of random numbers, from which the router of the experts draws, had been declared the same on
-# > ranks that have different ones, so one rank's was stored for all of them: 252 of the 256 ranks went on with another
-# > rank's ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August 2026). That is what `own` is
-# > for.
+# > **What went wrong in the wild.** *Symptom*: none. A model of 120 billion parameters was resumed on 256 ranks.
+# > *Cause*: the router of the experts draws from its own random number generator. The program declared the state of
+# > this generator equal on ranks where it differs, so one rank's state was saved for all of them. After the resume, 252
+# > of the 256 ranks went on with another rank's state
+# > ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August 2026). The argument `own` of our `save`
+# > avoids this.
 #
 # ### Exercise 1: remember, and resume (10 minutes)
 #
-# Now without the textbook: all that one rank needs, in a dictionary. The check pickles it, and gives what it unpickles
-# to a training that was just built. The optimizer there is an AdamW, too, but it was given the parameters in another
-# order. Some parameters may be frozen, there are buffers, and there may have been no step yet. Between the two, the
-# training that you remembered goes on, and changes its numbers. The ranks here do not average gradients: each trains a
-# model of its own.
+# Now do it without the course's functions: `remember` returns a dictionary with everything that one rank needs to go
+# on. The check pickles the dictionary, unpickles it, and passes it to `resume`, with a training that was just built.
+# This training's optimizer is an AdamW, too, but it gets the parameters in another order. Some parameters may be
+# frozen, the model has buffers, and perhaps no step has been taken yet. Between the two calls, the first training goes
+# on and changes its tensors. The ranks do not average gradients: each rank trains a model of its own.
 
 
 # %%
 def remember(model, optimizer, schedule, loader):
-    """All that a training needs to go on from here, on this rank: a dictionary of copies.
+    """Return a dictionary of copies of everything that a training needs to go on from here, on
+    this rank.
 
-    optimizer.state[p]: what it keeps of a parameter, a dictionary of tensors
-    loader.step: how many batches were read; it may be set
-    Dropout draws from torch's own generator.
+    optimizer.state[p]: the optimizer's state of a parameter, a dictionary of tensors
+    loader.step: the number of batches that were read; you may set it
+
+    Dropout draws from PyTorch's default generator.
     """
     ### BEGIN SOLUTION
     names = {p: name for name, p in model.named_parameters()}
@@ -271,10 +279,12 @@ def remember(model, optimizer, schedule, loader):
 
 # %%
 def resume(state, model, optimizer, schedule, loader):
-    """Let a training that was just built, from another seed, go on as if nothing had happened.
+    """Let a training that was just built, from another seed, go on with the remembered state.
 
-    Its optimizer may have been given the parameters in another order; optimizer.state_dict()
-    goes by number.
+    state: the dictionary that `remember` returned
+
+    The optimizer may have the parameters in another order; optimizer.state_dict() uses their
+    numbers.
     """
     ### BEGIN SOLUTION
     model.load_state_dict(state["model"])
@@ -292,21 +302,22 @@ check.resume(remember, resume)
 # %% [markdown]
 # ### Exercise 2, optional: the place in the data (10 minutes)
 #
-# On another number of ranks the random numbers cannot be the same. But the data can be, in the same order, if what is
-# remembered does not depend on the number of ranks: it is how many **windows**, pieces of text, all ranks *together*
-# have read.
+# On another number of ranks the random numbers cannot be the same. But the ranks can read the same data in the same
+# order, if the remembered place does not depend on the number of ranks. So remember how many **windows**, pieces of
+# text, all ranks *together* have read.
 
 
 # %%
 def next_windows(order, batch, read, rank, ranks):
-    """The numbers of the windows that this rank reads in the next step, after a restart.
+    """Return the numbers of the windows that this rank reads in the next step, after a restart.
 
-    order(epoch) -> the windows of an epoch, a list, in the order in which they are read:
-        another order for each epoch, but as many windows
-    batch: windows per step, on all ranks together, a multiple of ranks; rank r reads the r-th
-        of equal parts that lie one after the other
-    read: how many windows all ranks together have read so far, a multiple of batch; those at
-        the end of an epoch that do not fill a batch are left out, and not counted
+    order: order(epoch) returns the windows of an epoch, a list, in the order in which they are
+        read; each epoch has another order, but as many windows
+    batch: the windows per step of all ranks together, a multiple of ranks; the batch is cut
+        into equal consecutive parts, and rank r reads part r
+    read: the number of windows that all ranks together have read so far, a multiple of batch;
+        windows at the end of an epoch that do not fill a batch are left out, and not counted
+    rank, ranks: this rank's number, and the number of ranks
     """
     ### BEGIN SOLUTION
     steps = len(order(0)) // batch  # in an epoch
@@ -322,17 +333,18 @@ check.next_windows(next_windows)
 # %% [markdown]
 # ## Measure: kill it
 #
-# Put together, this is a training that looks for the newest checkpoint when it begins, and is saved after every step.
-# `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster torchrun does
-# that, with `--max-restarts 3`, as long as the node itself lives; when a node is lost, Slurm or Kubernetes has to start
-# the job again on another one. Both tell each rank in `TORCHELASTIC_RESTART_COUNT` how often that has happened.
+# The next cells put this together: a training that looks for the newest checkpoint when it begins, and saves after
+# every step. `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster
+# torchrun does the same, with `--max-restarts 3`, as long as the node itself works. When a node is lost, Slurm or
+# Kubernetes has to start the job again on another node. `run` and torchrun both set `TORCHELASTIC_RESTART_COUNT` to the
+# number of restarts so far.
 
 
 # %%
 def survivor(place, steps, deaths=()):
-    """All of this rank's numbers, after these steps.
+    """Train for these steps, and return all of this rank's numbers.
 
-    deaths: (attempt, rank, step) at which a rank is killed
+    deaths: list of (attempt, rank, step) at which a rank is killed
     """
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     model, held, optimizer, schedule = training = whole_training(seed=0)
@@ -355,14 +367,15 @@ why = "Each of the two that were not saved yet."
 print(check.predict("Steps that were taken twice?", guess_twice, 2, reason=why))
 
 # %% [markdown]
-# And at the end, both ranks have the same weights and moments as if nobody had been killed, bit for bit.
+# At the end, both ranks have the same weights and moments, bit for bit, as in the training in which no rank was killed.
 #
 # ## Measure: how often?
 #
-# Save often, and training waits often. Save seldom, and a failure loses much: on average half of the time between two
-# saves. Take δ seconds for a save, T seconds between two saves, and a failure every M seconds, the job's *mean time
-# between failures*. Then a share δ/T of the time is lost by waiting, and T/(2M) by work that is done again. A restart
-# takes time as well, but as much for every T. Here is Llama 3's training, if a save takes a minute:
+# If you save often, training often waits. If you save seldom, a failure loses much work: on average half of the time
+# between two saves. Let δ be the seconds that a save takes, T the seconds of training between two saves, and M the
+# seconds between two failures of the job, its *mean time between failures*. Then a share δ/T of the time is lost by
+# waiting, and a share T/(2M) by work that is done again. A restart takes time as well, but this time does not depend on
+# T. The next chart shows Llama 3's training, if a save takes a minute:
 
 # %%
 SAVE = 60  # seconds
@@ -375,21 +388,24 @@ lost, words = "of the time is lost", {"communication": "saving", "waiting": "wor
 draw.chart(shares, "%", caption=lost, words=words)
 
 # %% [markdown]
-# One part falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/(2M) (J. W. Young, 1974):
+# As T grows, the first share falls and the second rises. Their sum is smallest where its slope is zero, δ/T² = 1/(2M)
+# (J. W. Young, 1974):
 #
 # $$T = \sqrt{2 \delta M}$$
 #
 # ### Exercise 3: the interval (10 minutes)
 #
-# One line, but whose failures are they?
+# The function needs only one line. But consider which failures interrupt the job: those of one machine, or those of all
+# machines?
 
 
 # %%
 def interval(save, machine, machines):
-    """Seconds of training between two saves, by Young's formula.
+    """Return the seconds of training between two saves, by Young's formula.
 
-    save: seconds for which training waits in a save; 0 where it does not wait
-    machine: the mean seconds between failures of one machine; machines: how many the job has
+    save: the seconds that training waits in a save; 0 if it does not wait
+    machine: the mean seconds between failures of one machine
+    machines: the number of machines of the job
     """
     ### BEGIN SOLUTION
     return math.sqrt(2 * save * machine / machines)
@@ -413,25 +429,26 @@ for seconds in (1, 10, 60, 600):
 draw.table(rows)
 
 # %% [markdown]
-# The formula counts at most one failure between two saves, so it holds as long as T is much shorter than M. In the last
-# row T is a third of M: take that row for a rough guess. What counts is how long training *waits*. If it waits a tenth
-# as long, less than a third as much is lost.
+# The formula assumes at most one failure between two saves, so it holds as long as T is much shorter than M. In the
+# last row T is a third of M, so this row is only a rough guess. The loss depends on how long training *waits* in a
+# save. If it waits a tenth as long, less than a third as much time is lost.
 #
-# ## Build: while training goes on
+# ## Build: save while training goes on
 #
-# For what does training have to wait? Only for a *copy*, since the next step changes the numbers. A thread can write
-# the copy meanwhile. That is an **asynchronous** save:
+# Training need not wait until a save has written all bytes. It only has to wait for a *copy* of its tensors, since the
+# next step changes them. While training goes on, a thread can write the copy to the disk. This is an **asynchronous**
+# save:
 #
-#     training   step 3   copy   step 4   step 5   step 6   copy   step 7   ...
-#     thread                     write ----------------->          write ---...
+# ![Above, a save: training takes step 3, and waits while all bytes are written. Below, an asynchronous save: training
+# makes a copy after step 3 and goes on with steps 4 to 7, while a thread writes the copy.](../images/async_save.svg)
 #
-# Its price is the memory of the copy. And the next save waits for this one, so they cannot be closer together than a
-# write takes.
+# The price of an asynchronous save is the memory of the copy. And the next save waits until the thread has finished, so
+# the time between two saves cannot be shorter than a write.
 
 
 # %%
 def waits(place):
-    """Seconds that training waits in a save of 32 MB, and in an asynchronous one."""
+    """Return the seconds that training waits in a save of 32 MB, and in an asynchronous one."""
     torch.manual_seed(0)
     model, seconds = torch.nn.Linear(1000, 8000, bias=False), {}
     held = Held(fully_shard(model, mesh=Mesh((dist.get_world_size(),), ("dp",))))
@@ -451,17 +468,17 @@ for name, seconds in run(waits, fresh("waits"), ranks=2, device="cpu")[0].items(
     print(f"{name}: training waits for {1000 * seconds:.0f} ms")
 
 # %% [markdown]
-# > **What went wrong in the wild.** *Symptom*: a checkpoint of step 1 has numbers of step 2 in it. PyTorch's
-# > `async_save` moved tensors "to the CPU" before its thread wrote them, and a tensor that is on the CPU already was
-# > not copied: the thread wrote the live one, into which the optimizer was writing
-# > ([pytorch#144657](https://github.com/pytorch/pytorch/issues/144657), January 2025; mended since).
+# > **What went wrong in the wild.** *Symptom*: a checkpoint of step 1 contains numbers of step 2. *Cause*: PyTorch's
+# > `async_save` moved tensors "to the CPU" before its thread wrote them, and this did not copy a tensor that was on the
+# > CPU already. So the thread wrote the training's own tensor, which the optimizer was changing
+# > ([pytorch#144657](https://github.com/pytorch/pytorch/issues/144657), January 2025; fixed since).
 #
 # ## Native
 #
-# For PyTorch's `torch.distributed.checkpoint`, DCP, all five are one dictionary. A plain tensor under one key is taken
-# for one tensor: one rank's is stored, and all ranks get it. So what belongs to each rank needs a key of its own. And
-# the thread of an asynchronous save talks to the other ranks. It has to do that in a process group of its own, or its
-# messages meet those of training.
+# PyTorch's `torch.distributed.checkpoint`, DCP, takes all five things in one dictionary. DCP assumes that a plain
+# tensor under one key is the same on all ranks: it stores one rank's tensor, and all ranks load it. So a tensor that
+# differs on each rank needs a key for each rank. And the thread of an asynchronous save sends messages to the other
+# ranks. It needs a process group of its own, or its messages get mixed up with those of training.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -471,7 +488,7 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 
 def torchs(model):
-    """PyTorch's FSDP, in place of by_parameter."""
+    """Shard the model with PyTorch's FSDP, in place of by_parameter."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in [*model.layers.values(), model]:
         torchs_fully_shard(part, mesh=mesh)
@@ -499,7 +516,7 @@ def put_back(found, model, optimizer, schedule):
 
 # %%
 def saved_meanwhile(place):
-    """The losses of the steps that follow an asynchronous save, which they do not wait for."""
+    """Return the losses of the steps after an asynchronous save, which do not wait for it."""
     model, _, *rest = whole_training(seed=0, layout=torchs)
     take_steps(model, *rest, range(3))
     now, group = all_five(model, *rest, 3), dist.new_group(backend="gloo")
@@ -511,7 +528,7 @@ def saved_meanwhile(place):
 
 # %%
 def taken_up(place):
-    """The losses of the same steps, after loading."""
+    """Return the losses of the same steps, after loading."""
     model, _, *rest = whole_training(seed=7, layout=torchs)
     found = all_five(model, *rest, 0)
     dcp.load(found, checkpoint_id=place)
@@ -525,7 +542,7 @@ assert run(taken_up, place, ranks=2, device="cpu")[0] == undisturbed
 print(f"PyTorch's: {len(undisturbed)} losses, all the same numbers")
 
 # %% [markdown]
-# That is exact as well. Forget the number in `random-…`, and nothing is said:
+# PyTorch's resume is exact as well. If you forget the rank's number in the key `random-…`, DCP gives no error:
 
 
 # %%
@@ -541,20 +558,20 @@ print(f"of two ranks' numbers, {len({*numbers})} is left")
 FOLDER.cleanup()
 
 # %% [markdown]
-# Ours refuses such a save: `… differs on ranks 0 and 1`.
+# The course's `save` refuses this with an error: `… differs on ranks 0 and 1`.
 
 # %% [markdown]
-# ### A way out
+# ### Outside Jupyter
 #
-# Here is an ordinary script that survives, with nothing of the course but the data and the model. It is
-# [scripts/checkpoint.py](../scripts/checkpoint.py). From the root of the repository, run
+# The ordinary script [scripts/checkpoint.py](../scripts/checkpoint.py) survives when a process is killed; only the data
+# and the model are the course's. In the root of the repository, run
 #
 #     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 #     torchrun --standalone --nproc-per-node 4 --max-restarts 3 scripts/checkpoint.py --kill-at 5
 #
-# or kill one of its processes yourself. It goes on from what is in the folder `checkpoints`, so remove that to begin
-# anew. On as many ranks as have saved it is the same training. On more of them it goes on from the same parameters, and
-# the ranks that have not saved draw random numbers of their own.
+# or kill one of its processes yourself. The script resumes from the newest checkpoint in the folder `checkpoints`, so
+# remove this folder to begin anew. On the same number of ranks the resumed training is the same training. On more ranks
+# it resumes with the same parameters, but the additional ranks draw new random numbers.
 #
 # ```python
 # import argparse
@@ -634,42 +651,45 @@ FOLDER.cleanup()
 # %% [markdown]
 # ## Why, and why not
 #
-# | | what it gives | what it costs |
+# | method | advantage | price |
 # |---|---|---|
-# | all five saved, and put back | the same training | a test: compare the numbers once |
-# | a save every √(2δM) | the least time lost | you have to know δ and M |
-# | asynchronous | training waits for a copy | the memory of the copy |
+# | save and load all five things | the same training | a test that compares the numbers once |
+# | save every √(2δM) seconds | the least time lost | you have to know δ and M |
+# | save asynchronously | training waits only for a copy | the memory of the copy |
 #
-# **Why not** exact, always? On another number of ranks it cannot be: each rank's random numbers are its own, and sums
-# are rounded in another order. There, the same data in the same order is what you can have.
+# **Why not** always resume exactly? On another number of ranks this is impossible: each rank has its own random
+# numbers, and sums are rounded in another order. But the ranks can still read the same data in the same order.
 #
-# **Why not** simply more often? Even a copy takes time, and a network disk that thousands of ranks write to at once
-# becomes the slowest part of the job.
+# **Why not** simply save more often? Even a copy takes time. And if thousands of ranks write to a network disk at once,
+# the disk becomes the slowest part of the job.
 #
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>What differs on each rank, and so must be saved by each?</summary>
+# <details><summary>Which part of a training's state differs on each rank, so that every rank must save its
+# own?</summary>
 #
-# The state of its random numbers. The place in the data is one number for all of them, if it counts what all have read.
+# The state of the random number generator differs on each rank. The place in the data is one number for all ranks, if
+# it counts the windows that all ranks together have read.
 # </details>
 #
-# <details><summary>A resumed training's loss falls as before. What does that say?</summary>
+# <details><summary>The loss of a resumed training falls as before. What does this prove?</summary>
 #
-# Little: the curve looks as good with other random numbers, or with data that were read before. Compare the numbers
-# with those of a training that was not interrupted.
+# It proves little: the curve looks as good with other random numbers, or with data that were read before. Compare the
+# numbers with those of a training that was not interrupted.
 # </details>
 #
-# <details><summary>Twice as many machines, and a save takes as long as before. How often should you save?</summary>
+# <details><summary>A job gets twice as many machines, and a save takes as long as before. How often should it
+# save?</summary>
 #
-# The job fails twice as often, so M is half as long, and T = √(2δM) is shorter by √2.
+# The job fails twice as often, so M is half as long, and T = √(2δM) is shorter by a factor of √2.
 # </details>
 #
-# <details><summary>In an asynchronous save, what does training wait for, and why for that?</summary>
+# <details><summary>In an asynchronous save, what does training wait for, and why?</summary>
 #
-# For a copy. The optimizer writes into the tensors in the next step, and the thread would write half of one step and
-# half of another.
+# Training waits for a copy of its tensors. The optimizer changes the tensors in the next step, so without a copy the
+# thread would write a mixture of two steps.
 # </details>
 #
 # | | predicted | ours | PyTorch's |
@@ -681,10 +701,11 @@ FOLDER.cleanup()
 #
 # **Read on**: [labs/checkpoint/randomness.py](../labs/checkpoint/randomness.py), then
 # [labs/checkpoint/background.py](../labs/checkpoint/background.py). J. W. Young, 1974, *A first order approximation to
-# the optimum checkpoint interval* (Communications of the ACM). Mohan et al., 2021, *CheckFreq* (USENIX FAST), on copies
-# that are written while training goes on.
+# the optimum checkpoint interval* (Communications of the ACM). Mohan et al., 2021, *CheckFreq* (USENIX FAST), write
+# copies while training goes on.
 #
-# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
-# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
+# **Next.** A single layer, or the activations of a single sequence, may still be too large for one device. And data
+# parallelism can use no more ranks than there are sequences in the batch. [09 Tensor
+# parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
 #
 # A clean copy of this notebook: `git restore notebooks/08b_resume.ipynb`, then *File > Reload Notebook from Disk*.

@@ -1,7 +1,9 @@
 """The pictures of checkpoints.
 
 checkpoint     which rank writes which file, and from when on the folder counts   08
+cheap_save     the calls of one save on four ranks, and what its time is made of   08
 resume         a training that is killed, and continues from its checkpoint       08b
+async_save     a thread that writes a copy while training continues               08b
 """
 
 from labs.kit.drawing.palette import KINDS, MUTED, PAPER, SOFT, TIMELINE, WRONG, ink
@@ -41,6 +43,43 @@ def checkpoint() -> Drawing:
     canvas.rect(778, 168, 184, 118, fill=TINTS[2])
     canvas.lines(870, 214, ["the same files,", "under the name that counts"], size=12.5)
     canvas.note(790, 306, "step-12: a checkpoint")
+    return canvas.drawing()
+
+
+WRITES = (3.2, 1.9, 2.6, 1.2)  # ms that each rank writes; a flush takes 0.5 ms
+
+
+def cheap_save() -> Drawing:
+    canvas = Sketch(
+        980, 250, "One save of four ranks, call by call",
+        "Ranks 0 to 3 each write a file and flush it, side by side; a shorter write is followed by waiting. At a "
+        "meeting all ranks wait for the slowest. Then rank 0 writes a draft of the index, flushes it, renames it and "
+        "flushes the names. At the second meeting the save is over. Until the rename the index leads to the state of "
+        "the save before, and from the rename on to the new one.",
+    )  # fmt: skip
+    left, unit, high = 90, 118, 30
+    met = left + unit * (max(WRITES) + 0.5)
+    over = met + unit * (0.9 + 0.5 + 0.5)
+    for rank, writes in enumerate(WRITES):
+        y = 46 + 40 * rank
+        canvas.text(left - 14, y + high / 2, f"rank {rank}", size=13, anchor="end")
+        canvas.box(left, y, unit * writes, high, "write its file: bytes / W", TIMELINE["compute"], size=12, radius=0)
+        canvas.box(left + unit * writes, y, unit * 0.5, high, "flush", KINDS["comm"], size=12, radius=0)
+        if (x := left + unit * (writes + 0.5)) < met:
+            canvas.box(x, y, met - x, high, "wait", TIMELINE["waiting"], size=12, radius=0)
+        if rank:
+            canvas.box(met, y, over - met, high, "wait", TIMELINE["waiting"], size=12, radius=0)
+    canvas.box(met, 46, unit * 0.9, high, "write the index", TIMELINE["compute"], size=12, radius=0)
+    canvas.box(met + unit * 0.9, 46, unit * 0.5, high, "flush", KINDS["comm"], size=12, radius=0)
+    canvas.box(met + unit * 1.4, 46, unit * 0.5, high, "names", KINDS["comm"], size=12, radius=0)
+    for x in (met, over):
+        canvas.line((x, 30), (x, 214), line=2)
+        canvas.text(x, 18, "meet", size=13, weight="bold")
+    renamed = met + unit * 1.4
+    canvas.line((renamed, 30), (renamed, 240), stroke=WRONG, line=2, dash="5 3")
+    canvas.text(renamed, 18, "rename", size=13, weight="bold", fill=WRONG)
+    canvas.note(left, 232, "until the rename, the index leads to the files of the save before")
+    canvas.note(renamed + 10, 232, "then it leads to the new files")
     return canvas.drawing()
 
 
@@ -87,4 +126,35 @@ def resume() -> Drawing:
         canvas.text(x + 76, 220, whose, size=12, fill=MUTED)
     canvas.arrow((at - 4, 240), (at - 4, 280), stroke=KINDS["comm"])
     canvas.text(at - 16, 258, "load", size=12.5, anchor="end")
+    return canvas.drawing()
+
+
+def async_save() -> Drawing:
+    canvas = Sketch(
+        980, 236, "A save, and an asynchronous save",
+        "Save: training takes step 3, waits while all bytes are written, and then takes steps 4 to 7. Asynchronous "
+        "save: training takes step 3, makes a copy of its tensors, and takes steps 4 to 7. Meanwhile a thread writes "
+        "the copy. After step 7 training makes the next copy, since the thread is idle again.",
+    )  # fmt: skip
+    left, unit, high = 150, 82, 34
+    lanes = {"save": 20, "asynchronous save": 102}
+    for name, y in lanes.items():
+        canvas.heading(20, y, name)
+        canvas.text(left - 14, y + 30, "training", size=13, anchor="end")
+    step, copy, write = TIMELINE["compute"], TINTS[6], KINDS["S"]
+
+    def row(y, boxes):
+        x = left
+        for words, width, fill in boxes:
+            canvas.box(x, y, unit * width - 4, high, words, fill, size=12.5, radius=0)
+            x += unit * width
+
+    row(34, [("step 3", 1, step), ("write: training waits", 3, write), *[(f"step {n}", 1, step) for n in (4, 5, 6, 7)]])
+    copied = [*[(f"step {n}", 1, step) for n in (4, 5, 6, 7)], ("copy", 0.6, copy), ("step 8", 1, step)]
+    row(116, [("step 3", 1, step), ("copy", 0.6, copy), *copied, ("step 9", 1, step)])
+    canvas.text(left - 14, 181, "thread", size=13, anchor="end")
+    for start, width, words in ((1.6, 3, "write the copy"), (6.2, 3, "write the copy")):
+        canvas.box(left + unit * start, 164, unit * width - 4, high, words, write, size=12.5, radius=0)
+        canvas.arrow((left + unit * (start - 0.3), 150), (left + unit * start + 6, 164), stroke=KINDS["comm"])
+    canvas.note(left, 220, "Training waits only for the copy. The price is the memory of the copy.")
     return canvas.drawing()

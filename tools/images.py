@@ -11,7 +11,7 @@
     overlap           one step with naive, bucketed, overlapped DDP     03
     zero_stages, zero_step, stage3_layer                                04 (tools/memory_images.py)
     layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
-    checkpoint, resume                                                  08, 08b (tools/checkpoint_images.py)
+    checkpoint, cheap_save, resume, async_save                          08, 08b (tools/checkpoint_images.py)
     fsdp_table, fsdp_prefetch, fsdp_flight                              06 (tools/fsdp_images.py)
     tp_pair, tp_borders, sp_borders, split_loss                         09, 09b (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
@@ -28,7 +28,7 @@ from pathlib import Path
 from labs.kit.drawing.collective_messages import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
-from tools.checkpoint_images import checkpoint, resume
+from tools.checkpoint_images import async_save, cheap_save, checkpoint, resume
 from tools.cluster_images import cluster
 from tools.front_images import front
 from tools.fsdp_images import fsdp_flight, fsdp_prefetch, fsdp_table
@@ -312,9 +312,9 @@ def overlap() -> Drawing:
 
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, front, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
-    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
-    fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, sp_borders, split_loss, pp_flow, three_axes,
-    plan_sieves,
+    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, cheap_save,
+    resume, async_save, fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, sp_borders, split_loss, pp_flow,
+    three_axes, plan_sieves,
 ]  # fmt: skip
 
 
