@@ -18,7 +18,7 @@ from labs.kit.watch.tap import OUTSTANDING
 
 Fault = tuple[str, tuple[Event, ...]]
 OF_EQUALS = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
-ALIKE_IN = "all_reduce", "broadcast", "reduce"  # the same bytes on every rank
+ALIKE_IN = "all_reduce", "broadcast", "reduce"  # calls in which every rank passes equally many bytes
 
 
 def mismatched(match: Match) -> Iterator[Fault]:

@@ -1,7 +1,7 @@
 """The course's modules in the fork server: imported once, and not in each rank of each job.
 
 before the forks    files = import_course(COURSE) imports the course, and installs the tap on torch's collectives
-                    (labs.kit.watch.tap).  This takes half of the time in which a rank starts, so it is done once.
+                    (labs.kit.watch.tap).  These two take half of the time in which a rank starts: do them once.
 before a job        The fork server asks edited(files) whether a file of the course has changed.
 in a rank           If a file has changed, the rank calls forget() and imports the course again: each job sees every
                     edit.

@@ -10,7 +10,8 @@ The shared mapping has three parts:
     records   a ring of the newest records: group, number within the group's calls, the call, its line, its time
     texts     each description once, one per line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
-The recorder is always on.  It costs one walk up the stack and one record for each collective; `make bench` measures it.
+The recorder is always on.  Recording costs one walk up the stack and one record for each collective; `make bench`
+measures it.
 """
 
 from __future__ import annotations
@@ -324,7 +325,7 @@ class Reader:
         count, _ = self.header()
         first = max(self.seen, count - RING + MARGIN)
         entries = self.entries(range(first, count))
-        written_over = self.header()[0] - RING  # this record may be half overwritten, earlier ones are
+        written_over = self.header()[0] - RING  # the rank may be overwriting this record
         self.lost = self.lost or first > self.seen or written_over >= first
         self.seen = count
         return [entry for entry in entries if entry.index > written_over]

@@ -1,8 +1,9 @@
 """A simulated accelerator: a device type of its own, "gpu", whose tensors have shapes and no numbers.
 
 PyTorch lets a backend register a device type under the key PrivateUse1.  This backend registers everything that a
-strategy uses of an accelerator: a guard, streams, events and one device.  It registers no kernels, since its tensors
-are fake (host.py).  With a device type of its own, a dry run refuses a tensor on the wrong device, as a GPU does.
+strategy uses of an accelerator: a guard, streams, events and one device.  The backend registers no kernels, since its
+tensors are fake (host.py).  With a device type of its own, a dry run refuses a tensor on the wrong device, as a GPU
+does.
 
 A registered device type stays until the process ends.  Only C++ can register a generator of random numbers, so the
 device's generators are the CPU's; no random numbers are drawn from them.

@@ -18,11 +18,11 @@ end.  The kind of a storage is the first of these that fits:
     temporary  the rest
 
 The recorder counts the bytes that operators of this job request from the allocator, in every thread that starts during
-the recording.  It does not count copies that a kernel or a backend (gloo) makes for itself, NumPy's memory, or memory
-that operators only view, such as the text of a file.  A fake tensor holds nothing, except in a dry run, where it counts
-as the tensor that it stands for.  The recorder changes two things, with a warning.  Compiled code runs uncompiled,
-since generated code has no operators to see.  Inside torch.func, which allows no hooks on the tensors that autograd
-saves, activations count as temporary.
+the recording.  The recorder does not count copies that a kernel or a backend (gloo) makes for itself, NumPy's memory,
+or memory that operators only view, such as the text of a file.  A fake tensor holds nothing, except in a dry run, where
+it counts as the tensor that it stands for.  The recorder changes two things, with a warning.  Compiled code runs
+uncompiled, since generated code has no operators to see.  Inside torch.func, which allows no hooks on the tensors that
+autograd saves, activations count as temporary.
 
 The recorder costs some 15 microseconds per operator, and a wait after each collective until the backend has released
 the tensors that the program has released.  A recorded step of four Linear(64) with Adam, which computes little, takes 5

@@ -380,7 +380,7 @@ def test_ranks_that_wait_for_each_other_are_reported_as_without_a_link():
         ({"latency": -1e-3}, r"latency=-0\.001\): give a number of seconds, 0 or more"),
         ({"latency": "1 ms"}, "number of seconds"),
         ({"latency": float("inf")}, "number of seconds"),
-        ({"nodes": 1}, r"nodes=1\).*for one node leave link out"),
+        ({"nodes": 1}, r"nodes=1\).*for a single node, leave link out"),
         ({"nodes": 0}, "2 to 64"),
         ({"nodes": 2.0}, "2 to 64"),
         ({"nodes": 65}, "2 to 64"),
