@@ -1023,7 +1023,7 @@ REFUSED = [
     Refused("a table of bounded norms", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a new parameter later", "pp-fsdp.*", "was sharded as a DTensor of .* stands there now", on_one_rank=True),
     Refused("half of it used|its weight by hand|a weight of weights", "pp-fsdp-tp", "differs on ranks", True),
-    Refused("a function of one's own", "pp-fsdp-tp", "something takes them for all", on_one_rank=True),
+    Refused("a function of one's own", "pp-fsdp-tp", "an operation takes them for all", on_one_rank=True),
     Refused("a hook that computes with a weight", "pp-fsdp-tp", "must be whole there", on_one_rank=True),
     # parameters that were split with another stage
     Refused("tied", "pp-fsdp-tp", "is tied to a parameter of an earlier part, which was split differently"),
@@ -1081,7 +1081,7 @@ REFUSED = [
     Refused("a batch norm", "fsdp-bf16", "expected scalar type Float but found Double"),
     Refused("a complex parameter|whole numbers", "fsdp-bf16", "without a param_dtype"),
     # a rank's part of a matrix
-    Refused("a function of one's own", "tp.*|fsdp-tp", "something takes them for all"),
+    Refused("a function of one's own", "tp.*|fsdp-tp", "an operation takes them for all"),
     Refused("its weight by hand|a weight of weights|a hook that computes.*", "tp|fsdp-tp", "must be whole there"),
     Refused("a weight of another layer", "tp", "the loss differs"),
     Refused("a weight that is normed", ".*tp.*", "ColwiseParallel fits Linear"),
@@ -1095,7 +1095,7 @@ REFUSED = [
     Refused(
         "a norm|a batch norm|experts (in one|before).*|other experts.*|a list of the model's own",
         "tp-sp",
-        "used inside a split layer, or on shards|something takes them for all",
+        "used inside a split layer, or on shards|an operation takes them for all",
     ),
     Refused("lists of parameters|convolutions.*|a GRU|attention.*|a table.*|sparse.*", "tp-sp", "has modules in it"),
     Refused("a gradient penalty", "tp-sp", "or its own tokens"),

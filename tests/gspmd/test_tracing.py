@@ -168,7 +168,7 @@ def test_a_tensor_that_is_given_by_name_is_refused():
         return (F.scaled_dot_product_attention(x, x, x, attn_mask=mask),)
 
     x = torch.ones(2, 2, 4, 4)
-    with pytest.raises(NotImplementedError, match="attn_mask: a tensor that is given by name is not laid out"):
+    with pytest.raises(NotImplementedError, match="attn_mask: a tensor given as a keyword argument gets no layout"):
         trace(masked, x, torch.zeros(4, 4))
     assert trace(lambda x: masked(x, torch.zeros(4, 4)), x).operations
 

@@ -116,7 +116,7 @@ def fused_ones():
 def between_columns_and_rows():
     found = [off(partial(Between, each), PAIR) for each in OF_EACH.values()]
     for each in OF_ALL_FEATURES.values():
-        refuse(lambda each=each: off(partial(Between, each), PAIR), "something takes them for all", RuntimeError)
+        refuse(lambda each=each: off(partial(Between, each), PAIR), "an operation takes them for all", RuntimeError)
         joined = {"up": ColwiseParallel(output_layouts=Replicate()), "down": RowwiseParallel(input_layouts=Replicate())}
         found.append(off(partial(Between, each), joined))
     return max(found)

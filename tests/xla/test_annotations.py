@@ -157,7 +157,7 @@ def refused():
 def test_what_does_not_fit_is_reported():
     need_jax()
     mesh, cut, summands = on_devices(refused, devices=4)
-    assert mesh == "a mesh {'dp': 2, 'tp': 3} has 6 places, and there are 4 devices"
+    assert mesh == "a mesh {'dp': 2, 'tp': 3} has 6 places, and there are 4 devices: change a size"
     assert cut.startswith("mlp.down.weight has a dim of 6, which is to be cut into 4 equal parts and cannot be")
     assert summands.startswith("[Partial()]: JAX has no annotation for summands")
 

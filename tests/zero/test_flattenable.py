@@ -40,7 +40,7 @@ CANNOT_BE_SHARDED = [
     (lambda: Zero(nn.Linear(2, 2, device="meta"), 3, ADAMW), "parameter 'weight' is on the meta device: say with"),
     (
         lambda: Zero(hooked(lambda p: p.register_post_accumulate_grad_hook(print)), 3, SGD),
-        "parameter 'scale' has a hook, which would not be called: its gradient comes as a part of a vector's",
+        "parameter 'scale' has a hook, which would not be called: its gradient is a part of a vector's",
     ),
     (lambda: Zero(Awkward(), 1, partial(torch.optim.Muon, lr=0.1)), "Muon looks at matrices or norms, and a shard is"),
     (lambda: Zero(model := Awkward(), 1, lambda shards: SGD(model.parameters())), "was made of the model's parameters"),
