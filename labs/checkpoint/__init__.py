@@ -11,7 +11,7 @@ In this order:
     loading          each rank reads only the blocks that it needs, after all files have been checked
     randomness       the state of a rank's random number generators
     background       training waits only for a copy of its state, which a thread saves
-    llamas           weights alone, loaded from a folder in Hugging Face's format
+    pretrained       weights alone, loaded from a folder in Hugging Face's format
     exporting        weights alone, written to a folder in Hugging Face's format
 
 PyTorch's own version of this chapter is torch.distributed.checkpoint.
@@ -22,8 +22,8 @@ PyTorch's own version of this chapter is torch.distributed.checkpoint.
 from labs.checkpoint.background import Saver
 from labs.checkpoint.exporting import export
 from labs.checkpoint.index import newest
-from labs.checkpoint.llamas import load_pretrained
 from labs.checkpoint.loading import Remembered, load
 from labs.checkpoint.parts import Held, HeldByZero
+from labs.checkpoint.pretrained import load_pretrained
 from labs.checkpoint.randomness import random_state, set_random_state
 from labs.checkpoint.saving import save

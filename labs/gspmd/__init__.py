@@ -3,7 +3,7 @@
 Read the files in this order:
 
     tracing      a function's operations as a list, forward and backward, each with its letters
-    sayable      checks that refuse what a list of operations cannot express
+    traceable    checks that refuse what a list of operations cannot express
     propagation  the layout of each value, from the given ones: cuts pass along letters, and a rule decides conflicts
     lowering     the way in which each operation is computed, with its collectives and the bytes that a rank sends
     execution    running the program on the blocks of a mesh

@@ -8,7 +8,7 @@ is transposed twice is itself again.  A product of transposed matrices is record
 themselves, "ik,jk->ij", so that labs.gspmd.lowering can decide where the matrices are gathered.
 
 A tensor that depends on no argument (the angles of rotary positions) is computed during the trace, and is a constant in
-the graph.  labs.gspmd.sayable refuses what a graph cannot express.
+the graph.  labs.gspmd.traceable refuses what a graph cannot express.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from labs.dtensor.algebra import Rule
 from labs.dtensor.operation import is_linear, name_of
 from labs.dtensor.placement import Spec
 from labs.dtensor.rules import RULES
-from labs.gspmd.sayable import LIFT, NoNumbers, require_sayable
+from labs.gspmd.traceable import LIFT, NoNumbers, require_sayable
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from labs.memory.recompute_context import Stash, Surroundings, norms
 from labs.memory.selective import HandOut, KeepOutputs, operations
-from labs.memory.surroundings import Stash, Surroundings, norms
 
 MAY_DEPEND_ON = "it must depend on nothing but its arguments, its parameters and buffers, and torch's random numbers"
 TORCHS = {"use_reentrant", "context_fn", "preserve_rng_state", "determinism_check", "early_stop"}

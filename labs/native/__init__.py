@@ -17,13 +17,13 @@ llama's names, in safetensors     save_hugging_face(where, model), load_hugging_
 
 Read the files in this order:
 
-    replicated        DistributedDataParallel: a copy on every rank; and a sharded optimizer state
-    fsdp2             a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
-    parallelized      parallelize_module: every matrix split, by the same plan
-    pipelining        stages and schedules, and checks that PyTorch does not make
-    three_dimensions  FSDP, TP and PP on one mesh; the norm over all axes
-    state_dicts       the state dicts that a checkpoint consists of
-    dcp               saving and loading checkpoints; weights in Hugging Face's format
+    distributed_data_parallel  DistributedDataParallel: a copy on every rank; and a sharded optimizer state
+    fsdp2                      a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
+    parallelized               parallelize_module: every matrix split, by the same plan
+    pipelining                 stages and schedules, and checks that PyTorch does not make
+    three_dimensions           FSDP, TP and PP on one mesh; the norm over all axes
+    state_dicts                the state dicts that a checkpoint consists of
+    dcp                        saving and loading checkpoints; weights in Hugging Face's format
 """
 
 # ruff: noqa: F401
@@ -35,9 +35,9 @@ from labs.native.dcp import (
     save_hugging_face,
     save_in_background,
 )
+from labs.native.distributed_data_parallel import ddp, zero1
 from labs.native.fsdp2 import device_mesh, fsdp
 from labs.native.parallelized import tp
 from labs.native.pipelining import HAS_V, V, pp
-from labs.native.replicated import ddp, zero1
 from labs.native.state_dicts import set_states, states
 from labs.native.three_dimensions import clip_gradients, parallel

@@ -2,18 +2,18 @@
 
 The files, in the order of reading:
 
-    conjugate         the borders of a split layer: its collectives in forward and in backward
-    shares            the part of a parameter that each rank holds, cut by features or by heads
-    vocabulary        an embedding and a cross-entropy of a split vocabulary
-    optimizers        checks that an optimizer can update a split model
-    own_part          checks in the first step that no part of a parameter is used as the whole
-    first_step        checks in the first step that ranks agree on inputs, activations and gradients
-    parallel_layers   the modules of a split transformer
-    as_whole          a check in the first forward that the split model computes what the whole one does
-    styles            the ways to split a module, and the borders that it gets
-    splittable        checks that a model can be split by a plan
-    tp                the plan, and the function that applies it
-    async_tp          a split layer's gather, overlapped with its matrix products
+    conjugate          the borders of a split layer: its collectives in forward and in backward
+    shares             the part of a parameter that each rank holds, cut by features or by heads
+    vocabulary         an embedding and a cross-entropy of a split vocabulary
+    optimizers         checks that an optimizer can update a split model
+    misused_parts      checks in the first step that no part of a parameter is used as the whole
+    first_step         checks in the first step that ranks agree on inputs, activations and gradients
+    parallel_layers    the modules of a split transformer
+    whole_model_check  a check in the first forward that the split model computes what the whole one does
+    styles             the ways to split a module, and the borders that it gets
+    splittable         checks that a model can be split by a plan
+    tp                 the plan, and the function that applies it
+    async_tp           a split layer's gather, overlapped with its matrix products
 
 Usage:
 

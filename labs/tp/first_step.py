@@ -2,7 +2,7 @@
 
     as the first forward begins    the model's inputs, and the state of random numbers
     during the forward             every x that must be whole as it goes into a split layer
-    as the forward ends            the state of random numbers; the results of the whole model (labs.tp.as_whole)
+    as the forward ends            the state of random numbers; the whole model's results (labs.tp.whole_model_check)
     in the first backward          every gradient that must be whole as it comes back to a split layer; shards of the
                                    sequence, which must differ
     as the backward ends           gradients of the parameters that are not split
@@ -10,8 +10,8 @@
 
 Inputs and random numbers are compared bit by bit; activations and gradients by some of their numbers, up to rounding.
 
-labs.tp.own_part checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm is
-not noticed if no gradient is clipped in the first step.
+labs.tp.misused_parts checks that a rank's part of a parameter is not used as the whole.  Clipping by a rank's own norm
+is not noticed if no gradient is clipped in the first step.
 """
 
 import math
@@ -31,8 +31,8 @@ from labs.agree import Some, compare, everybodys, fingerprint, first_difference,
 from labs.hooks import at_the_very_end_of_backward, differentiable, tensors_in, weakly
 from labs.mesh import Mesh
 from labs.optimizer_probe import require_no_scaler
+from labs.tp.misused_parts import Parts
 from labs.tp.optimizers import require_elementwise
-from labs.tp.own_part import Parts
 from labs.tp.shares import Cut
 
 INPUTS = (
@@ -106,7 +106,7 @@ class FirstStep:
         """Register the hooks for all events of the first step.
 
         whole: the names of the parameters that every rank has as a whole.
-        as_whole: the function labs.tp.as_whole.compare.
+        as_whole: the function labs.tp.whole_model_check.compare.
         then: a function to call when the first backward is over.
         """
         self.whole, self.as_whole, self.then = whole, as_whole, then

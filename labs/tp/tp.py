@@ -52,7 +52,7 @@ from labs.clip import global_norm, shorten
 from labs.dtensor import Placement, Replicate, Shard
 from labs.mesh import Mesh
 from labs.model import Config
-from labs.tp import as_whole
+from labs.tp import whole_model_check
 from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import Place, Region, unwatch
 from labs.tp.shares import Cut, Keys, Queries
@@ -211,7 +211,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style)
     whole = [name for name, _ in model.named_parameters() if name not in cuts]
     model.tensor_parallel.parts.begin(model)
     model.register_load_state_dict_pre_hook(require_parts)
-    model.tensor_parallel.watch(model, whole, as_whole.compare, then=unwatch)
+    model.tensor_parallel.watch(model, whole, whole_model_check.compare, then=unwatch)
     return model
 
 

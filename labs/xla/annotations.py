@@ -26,8 +26,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from labs.dtensor.placement import Placement, Shard, Spec
 from labs.gspmd.annotated import layout_of, rows
 from labs.model import IGNORED, Config
-from labs.xla.compiled import Trained
 from labs.xla.pure import step
+from labs.xla.training_result import Trained
 
 
 def partition_spec(placements: Sequence[Placement], axes: Sequence[str]) -> PartitionSpec:

@@ -27,8 +27,8 @@ from labs.agree import Order
 from labs.dropped import Dropped, Moved, Versions
 from labs.group import all_gather, divisor_before, free, reduce_scatter
 from labs.hooks import LayerCall, alias
-from labs.zero.at_rest import AtRest, forget_gradient, own_gradient
 from labs.zero.flattenable import ANEW, NO_HOOKS, is_hooked, refuse_alone
+from labs.zero.hidden_gradients import AtRest, forget_gradient, own_gradient
 from labs.zero.layers import Home
 
 

@@ -51,7 +51,6 @@ from labs.agree import Order, Some, require_equal_replicas
 from labs.group import send_buffers
 from labs.hooks import LayerCall, alias, differentiable, require_counted, require_inside, weakly
 from labs.optimizer_probe import shapeless
-from labs.zero.at_rest import own_gradient
 from labs.zero.flat import FlatLayer, Unit
 from labs.zero.flattenable import (
     BY_LAYERS,
@@ -62,6 +61,7 @@ from labs.zero.flattenable import (
     require_order,
     require_trainable,
 )
+from labs.zero.hidden_gradients import own_gradient
 from labs.zero.layers import in_layers, take_out
 from labs.zero.scale_check import Scaled, remembered
 

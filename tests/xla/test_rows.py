@@ -41,7 +41,7 @@ def test_a_row_with_wrong_numbers_is_reported(one_process, monkeypatch):
 
 
 def wrong(plan):
-    from labs.xla.compiled import Trained
+    from labs.xla.training_result import Trained
 
     weights = {name: 1 + p.detach().numpy() for name, p in GPT(plan.config).named_parameters()}
     held = 3 * 4 * sum(w.size for w in weights.values()) // 2

@@ -1,4 +1,4 @@
-"""Tests of labs.tp.as_whole and own_part against the same model in one process, and of refusals."""
+"""Tests of labs.tp.whole_model_check and misused_parts against the same model in one process, and of refusals."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Tests of labs.checkpoint.exporting and llamas: each layout exports to transformers and imports from it, bit
+"""Tests of labs.checkpoint.exporting and pretrained: each layout exports to transformers and imports from it, bit
 for bit.
 """
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from labs import pp
-from labs.checkpoint import Held, export, llamas, load_pretrained
+from labs.checkpoint import Held, export, load_pretrained, pretrained
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.llama import load, names, save
@@ -101,14 +101,14 @@ def test_a_rank_holds_one_tensor_more_at_most_and_reads_what_it_needs(tmp_path):
         mark("step")
         export(tmp_path / "out", held, LARGE)
         mark("step")
-        read, elements = llamas.read, []
+        read, elements = pretrained.read, []
 
         def counted(*arguments):
             x = read(*arguments)
             elements.append(x.numel())
             return x
 
-        llamas.read = counted
+        pretrained.read = counted
         load_pretrained(tmp_path / "out", held, LARGE)
         mark("end")
         return sum(elements), sum(x.numel() for part in held.parts().values() for x in part.blocks.values())
