@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Tensor parallelism: every matrix split
 #
-# *A batch has 2,048 sequences, and there are 16,384 GPUs. What do the other 14,336 do?*
+# *A batch has 2,048 sequences, and there are 16,384 GPUs. If each sequence goes to one GPU, what do the other 14,336
+# GPUs do?*
 #
-# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
-# [Memory](07_memory.ipynb), for what activations are.
+# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), which explains `Shard`, `Replicate` and `Partial`, and
+# [Memory](07_memory.ipynb), which explains activations.
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 10 more for optional parts.
-# The machine works for half a minute of it, in 1 GB of memory.
+# The cells compute for half of one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -18,10 +19,10 @@ recall.ask("09")
 # %% [markdown]
 # ## Question
 #
-# Every strategy so far gave each rank its own sequences. FSDP shards what a rank *holds*; but a rank still puts a whole
-# layer together, and computes all of it for its own tokens. As long as nobody cuts a sequence, there can be no more
-# ranks than sequences. Llama 3 with 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a
-# batch, in sequences of 8,192 (Llama Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
+# Every strategy so far gave each rank its own sequences. FSDP shards the state that a rank *holds*. But a rank still
+# gathers each whole layer, and computes the whole layer for its own tokens. As long as no sequence is cut, there can be
+# no more ranks than sequences. Llama 3 with 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens
+# in a batch, in sequences of 8,192 tokens (Llama Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
 
 # %%
 from dataclasses import replace
@@ -44,29 +45,30 @@ told = f"{idle:,} of {gpus:,} GPUs would have none; {each} GPUs for each"
 print(f"{sequences:,} sequences: {told}")
 
 # %% [markdown]
-# (A larger batch would give them work, but past some size it teaches the model little more.) So more GPUs help only if
-# several of them work on the *same* sequence. Llama's did, along two axes: the eight GPUs of a node shared the work of
-# every layer, and sixteen such nodes shared the layers (a [pipeline](10_pipeline.ipynb)). There were 128 of these
-# groups of 128 GPUs, with 16 sequences each. The first of the two is **tensor parallelism** (TP; Shoeybi et al., 2019,
-# who called their program Megatron-LM). All ranks of a group read the same tokens, and each matrix of the model is
-# split over them.
+# A larger batch would give the idle GPUs work, but beyond some size a larger batch hardly helps the training. So more
+# GPUs help only if several of them work on the *same* sequence. Llama 3's GPUs did so along two axes. The eight GPUs of
+# a node shared the work of every layer, and sixteen such nodes formed a [pipeline](10_pipeline.ipynb), in which each
+# node had some of the layers. There were 128 such groups of 128 GPUs, with 16 sequences each. To share the work of
+# every layer is **tensor parallelism**, TP (Shoeybi et al., 2019, who called their program Megatron-LM). All ranks of a
+# TP group read the same tokens, and each matrix of the model is split over them.
 #
 # ## Picture
 #
-# Two matrices one after the other, as in an MLP: `relu(x @ up) @ down`. In notebook 05, DTensor found a way to compute
-# this with a single collective. Here it is on two ranks:
+# Take two matrices one after the other, as in an MLP: `relu(x @ up) @ down`. In notebook 05, DTensor found a way to
+# compute this with a single collective. The picture shows this way on two ranks:
 #
-# ![Both ranks have all of x. Rank 0 has the first two columns of up and the first two rows of down, rank 1 the others.
-# Each computes two of the four hidden features, applies relu, and multiplies by its rows: that gives each rank a
-# summand of the result, and an all-reduce adds them up.](../images/tp_pair.svg)
+# ![Both ranks have the whole x. Rank 0 has the first two columns of up and the first two rows of down, and rank 1 has
+# the others. Each rank computes two of the four hidden features, applies relu, and multiplies by its rows. The result
+# on each rank is a summand, and an all-reduce adds up the summands.](../images/tp_pair.svg)
 #
-# A *feature* is one number of a token's vector: a column of the hidden tensor. Up to the last step each rank works
-# alone.
+# A *feature* is one number of a token's vector, which is a column of the hidden tensor. Until the all-reduce, each rank
+# computes without communication.
 #
 # ## Predict
 #
-# A layer of our GPT has two such pairs: attention (q, k and v, then o) and the MLP (gate and up, then down). How many
-# all-reduces does one layer need in a training step, forward and backward together?
+# A layer of our GPT has two such pairs of matrices. In attention the first matrices are q, k and v, and the second is
+# o. In the MLP the first are gate and up, and the second is down. How many all-reduces does one layer need in a
+# training step, forward and backward together?
 
 # %%
 guess_reduces = 4  # your number
@@ -74,13 +76,14 @@ guess_reduces = 4  # your number
 # %% [markdown]
 # ## Build: columns, then rows
 #
-# Here is the picture in numbers. Take the columns first: each rank gets some of the hidden features, complete for every
-# token. Relu works on each number by itself, so it can be applied before anything is put together. Then take the rows:
-# multiplying by some of them gives each rank a part of every sum, a *summand* of the result. (PyTorch calls it
-# `Partial`.)
+# The next cell computes the picture in numbers. The first matrix is split by columns: each rank gets some of the hidden
+# features, complete for every token. Relu works on each number by itself, so each rank can apply it to its own
+# features. The second matrix is split by rows: each rank multiplies by some of the rows, and gets a *summand* of the
+# result, which PyTorch calls `Partial`.
 #
-# You may read that "tensor parallelism splits the rows". Of the second matrix, yes. Start with rows, and each rank has
-# only a summand of `x @ up`. Then relu has to wait for the sum, since the relu of a sum is not the sum of the relus:
+# Some texts say that "tensor parallelism splits the rows". This is true only of the second matrix. If you split the
+# first matrix by rows, each rank has only a summand of `x @ up`. Then the summands must be added up before relu, since
+# the relu of a sum is not the sum of the relus:
 
 # %%
 x = torch.tensor([[1, 2]])
@@ -97,13 +100,14 @@ early = sum((x[:, [rank]] @ up[[rank]]).relu() for rank in range(2))
 print(f"rows first: relu after the sum {(x @ up).relu().tolist()}, before it {early.tolist()}")
 
 # %% [markdown]
-# So the order decides what must be sent in the middle. Here are both orders, as a real job on four ranks. (A PyTorch
-# `Linear` keeps its matrix as [outputs, inputs]: what is a column here is a row of its weight, `Shard(0)`.)
+# So the order decides whether the ranks must communicate between the two matrices. The next cells run both orders as a
+# real job on four ranks. A PyTorch `Linear` keeps its matrix as [outputs, inputs], so a column of our matrix is a row
+# of its weight, and split by columns means `Shard(0)`.
 
 
 # %%
 def mine(whole, dim):
-    """This rank's part along a dim."""
+    """Return this rank's part along a dim."""
     return whole.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 
@@ -113,7 +117,7 @@ def added(summand):
 
 
 def gathered(features):
-    """All ranks' features, side by side."""
+    """Return all ranks' features, side by side."""
     pieces = [torch.empty_like(features) for _ in range(dist.get_world_size())]
     dist.all_gather(pieces, features)
     return torch.cat(pieces, dim=1)
@@ -132,7 +136,7 @@ ORDERS = {"columns, then rows": columns_then_rows, "rows, then columns": rows_th
 
 
 def multiply():
-    """8 tokens of 16 features, with 64 in the middle, in both orders."""
+    """Multiply 8 tokens of 16 features, with 64 hidden features, in both orders."""
     torch.manual_seed(0)
     x, up, down = torch.randn(8, 16), torch.randn(16, 64), torch.randn(64, 16)
     for product in ORDERS.values():
@@ -149,48 +153,49 @@ rows = zip(ORDERS, called, sent, strict=True)
 draw.table([dict(zip(("", "collectives", "sent, bytes"), row, strict=True)) for row in rows])
 
 # %% [markdown]
-# With columns first, nothing is sent in the middle, where the tensor is wide (here it is four times as wide as x). That
-# is why the pair needs one collective and not two.
+# With columns first, nothing is sent between the two matrices, where the tensor is wide: here it is four times as wide
+# as x. So the pair needs one collective instead of two.
 #
 # ## Build: the two borders
 #
-# Now backward. Between x and the result the ranks work alone, so all communication is at two *borders*: where the whole
-# x goes in, and where the summands come out. What comes out is easy. The sum is whole, its gradient is the same on each
-# rank, and each summand gets it as it is. (All ranks compute the *same* loss from it, and it counts once. The backward
-# of `torch.distributed.nn.functional.all_reduce` adds up the gradients of all ranks, since it takes the loss to be the
-# sum of theirs. Here that would make gradients N times too large.)
+# Now consider backward. Inside the pair the ranks need no communication, so all communication is at two *borders*: at
+# the input, where every rank has the whole x, and at the output, where the summands are added up. The output is easy.
+# The sum is the same on all ranks, and so is its gradient, which is also the gradient of each summand. All ranks
+# compute the *same* loss from the sum, and this loss counts once. PyTorch's function
+# `torch.distributed.nn.functional.all_reduce` assumes instead that the loss is the sum of all ranks' losses: its
+# backward adds up the gradients of all ranks, which would make our gradients N times too large.
 #
-# What goes in is less obvious. Each rank has used all of x, but only for its own columns. So in backward each rank has
-# only a summand of x's gradient, and these must be added up. The two borders are mirror images, *conjugate* to each
-# other:
+# The input is less obvious. Each rank has used the whole x, but only for its own columns. So in backward each rank
+# computes only a summand of x's gradient, and the summands must be added up. Each border does in forward what the other
+# does in backward: the two are *conjugate* to each other:
 #
 # | border | forward | backward |
 # |---|---|---|
-# | `copy`, where x goes in | x as it is | all-reduce |
-# | `reduce`, where summands come out | all-reduce | the gradient as it is |
+# | `copy`, at the input | nothing: x is unchanged | all-reduce of the gradient |
+# | `reduce`, at the output | all-reduce of the summands | nothing: the gradient is unchanged |
 #
-# Here they are around a pair, on four ranks:
+# The picture shows both borders around a pair, on four ranks:
 #
-# ![x is whole on every rank, also behind the norm. copy sends nothing forward, and all-reduces the gradient backward.
-# Columns give each rank some of the features, rows a summand. reduce all-reduces forward, and sends nothing
-# backward.](../images/tp_borders.svg)
+# ![x is whole on every rank, before and after the norm. copy sends nothing in forward, and all-reduces the gradient in
+# backward. The columns give each rank some of the features, and the rows give it a summand. reduce all-reduces in
+# forward, and sends nothing in backward.](../images/tp_borders.svg)
 #
 # ### Exercise 1: the conjugate pair (10 minutes)
 #
-# Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
+# Write both as autograd functions. `ctx.group` is the group of ranks; None means all ranks. In `backward` return a
 # gradient for each argument of `forward`, and None for the group. An all-reduce works in place, and needs a contiguous
-# tensor; but neither x nor the gradient that comes in is yours to change. (`clone()` keeps the strides, and ranks
-# may have different ones; `contiguous()` copies only where it must.)
+# tensor. But you may not change x or the gradient that `backward` gets. Note that `clone()` keeps the strides, which
+# may differ between ranks, and that `contiguous()` copies only if it must.
 #
 # The check compares values and gradients on 1 to 8 ranks and in sub-groups, for any shape and dtype, with gradients
-# that are not contiguous. It counts what is sent and what is held. Budget: each border sends one all-reduce in one
-# direction and nothing in the other, and keeps nothing for backward.
+# that are not contiguous. It counts the bytes sent and held. Budget: each border makes one all-reduce in one direction,
+# sends nothing in the other, and keeps nothing for backward.
 
 
 # %%
 class Copy(torch.autograd.Function):
-    """x [any shape] as it is, whole on all ranks; its gradient, a summand on each rank, becomes
-    the sum."""
+    """The border at the input: x [any shape] is whole on all ranks and unchanged. Its gradient
+    is a summand on each rank, and becomes the sum."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -214,7 +219,8 @@ def copy(x, group=None):
 
 # %%
 class Reduce(torch.autograd.Function):
-    """The sum of all ranks' summands [any shape]; its gradient is the same on all ranks."""
+    """The border at the output: the sum of all ranks' summands [any shape]. Its gradient is the
+    same on all ranks."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -246,21 +252,22 @@ reduce = reduce if pair.ok else check.conjugate.reduce
 # %% [markdown]
 # ### Exercise 2: a row-parallel linear, with its bias (10 minutes)
 #
-# A linear layer is split by rows and has a bias, and every rank has all of the bias. If each adds it to its summand,
-# the result contains it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training
-# large models ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)).
+# A linear layer is split by rows and has a bias, and every rank holds the whole bias. If every rank adds the bias to
+# its summand, the result contains the bias N times. In August 2026 this bug was found in torchtitan, PyTorch's own
+# library for training large models ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)).
 #
-# The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups, with any
-# number of outer dims, with ranks that have different numbers of inputs, or none, and without a bias. It measures bytes
-# sent and held. Budget: one all-reduce forward, nothing backward. Use `reduce`.
+# The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups. It tries any
+# number of outer dims, ranks with different numbers of inputs or with none, and layers without a bias. It measures the
+# bytes sent and held. Budget: one all-reduce in forward, and nothing sent in backward. Use `reduce`.
 
 
 # %%
 def row_linear(x, weight, bias, group=None):
-    """The whole output on every rank, [..., outputs].
+    """Return the whole output on every rank, [..., outputs].
 
-    x: [..., i], this rank's inputs; weight: [outputs, i], its columns for them; bias:
-    [outputs], whole, or None
+    x: [..., i], this rank's inputs
+    weight: [outputs, i], the columns for these inputs
+    bias: [outputs], whole, or None
     """
     ### BEGIN SOLUTION
     y = reduce(F.linear(x, weight), group)
@@ -273,34 +280,35 @@ check.row_linear(row_linear)
 # %% [markdown]
 # ## Build: attention, by heads
 #
-# Attention is a pair of this kind, too. The projections q, k and v are split by columns, o by rows, and between them
-# each *head* computes by itself, with its own columns of q, k and v. So cuts are allowed only between heads.
+# Attention is such a pair, too. The projections q, k and v are split by columns, and o is split by rows. Between them
+# each *head* computes by itself, with its own columns of q, k and v. So the matrices may be cut only between heads.
 #
-# With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
-# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many heads of keys and values as
-# ranks, each rank gets whole heads of keys and values, each with the H/K query heads that read it. With more ranks than
-# that, several neighbours need a copy of the same head. Each of these ranks computes the gradient of this head from its
-# own queries alone, so the gradients must be added up over just these ranks. In one model's training code this sum was
-# wrong at first: the validation loss was 3.74 on several ranks and 2.64 on one
+# With **grouped-query attention** there are H query heads and only K heads of keys and values, and H/K query heads
+# share one head of keys and values. Llama 3 405B has H = 128 and K = 8. If K is at least the number of ranks, each rank
+# gets whole heads of keys and values, each with the H/K query heads that use it. With more ranks than K, several
+# neighbouring ranks need a copy of the same head of keys and values. Each of these ranks computes the gradient of this
+# head from its own queries alone, so the gradients must be added up over exactly these ranks. In one model's training
+# code this sum was wrong at first: the validation loss was 3.74 on several ranks and 2.64 on one rank
 # ([bigcode-project/Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
 # ### Optional exercise: deal out the heads (10 minutes)
 #
-# Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
-# heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
-# are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and if there is a
-# remainder, the first ranks get one more. (A rank's heads may be consecutive, or dealt in turn, as you like.) If there
-# are not enough, the ranks that share a head must be neighbours: [labs/tp/shares.py](../labs/tp/shares.py), which cuts
-# the matrices, relies on it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is
-# any rank; it is not the number of the process that calls you.
+# Which heads does a rank have? Query head h uses the keys and values of head h // (H // K). Return a rank's query
+# heads, the heads of keys and values that these use, and the ranks that have the same heads of keys and values,
+# including the rank itself. If there are at least as many heads of keys and values as ranks, no two ranks share one.
+# Then distribute them as evenly as possible; if there is a remainder, the first ranks get one more. A rank's heads may
+# be consecutive or not, as you like. If there are fewer heads of keys and values than ranks, the ranks that share a
+# head must be neighbours: [labs/tp/shares.py](../labs/tp/shares.py), which cuts the matrices, relies on this. The check
+# tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the number of the
+# process that calls your function.
 
 
 # %%
 def deal_heads(heads, kv_heads, ranks, rank):
-    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, each
-    in ascending order.
+    """Return ([query heads], [heads of keys and values], [ranks that have these heads of keys
+    and values]) of a rank, each in ascending order.
 
-    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, ranks
+    kv_heads divides heads. If there are more ranks than kv_heads, kv_heads divides ranks, ranks
     divides heads, and the ranks that have the same head of keys and values are neighbours.
     """
     group = heads // kv_heads  # query heads that read one head of keys and values
@@ -322,12 +330,12 @@ check.deal_heads(deal_heads)
 # %% [markdown]
 # ## Build: the whole model
 #
-# Attention and the MLP are pairs of this kind. The embedding is split by the vocabulary: each rank looks up the rows
-# that it has, the others contribute zeros, and an all-reduce adds them up. The *output head* (the last matrix, which
-# gives the logits) has columns only. A **plan** says how each is split: a table from the name of a submodule to a
-# *style*, which `parallelize` obeys. You write one in the next notebook. First see what it does.
-# `strategies.by_plan(plan)` lets the loop of notebooks 04 and 06 train by a plan, `in_turn` does so by several, and
-# `recorded` says what rank 0 sends.
+# Attention and the MLP are such pairs. The embedding is split by the vocabulary: the rank that holds a token's row
+# looks it up, the other ranks contribute zeros, and an all-reduce adds them up. The *output head*, the last matrix,
+# which computes the logits, is split by columns. A **plan** says how each module is split: it is a table from the name
+# of a submodule to a *style*, and `parallelize` splits a model by a plan. In the next notebook you write a plan; here
+# you see how it works. `strategies.by_plan(plan)` lets the loop of notebooks 04 and 06 train by a plan, `in_turn`
+# trains by several plans one after the other, and `recorded` counts the bytes that rank 0 sends.
 
 # %%
 from labs.kit.train import in_turn, recorded, strategies
@@ -346,8 +354,8 @@ def float32():
 
 
 # %% [markdown]
-# Is it the same training? Two steps with AdamW in float64, on four ranks, against one process. (The second way has
-# sequence parallelism, which we come to below.)
+# Is it the same training? The next cell takes two steps with AdamW in float64, on four ranks, and compares the
+# parameters with those of one process. The second way uses sequence parallelism, which is explained below.
 
 # %%
 ONE = {"one device": strategies.ROWS["one device"]}
@@ -369,14 +377,16 @@ for name, parameters in trained.items():
 draw.table(rows)
 
 # %% [markdown]
-# They are not the same bits: a sum over four ranks is rounded in a different order from one long sum.
+# The parameters are not equal bit for bit, since a sum over four ranks is rounded in a different order from one long
+# sum.
 #
-# ## Measure: what travels
+# ## Measure: bytes sent
 #
-# With pencil and paper: let a batch have M tokens of D numbers each. Forward, each pair ends in an all-reduce of M × D
-# numbers, and so does the embedding. Backward, there is one in front of each pair, and one in front of the output head.
-# The loss adds three numbers per token in two all-reduces: the highest logit, then a sum and the target's logit. You
-# write it in the next notebook. `cost.tp_sent` says all of this in bytes, by part and phase:
+# Count with pencil and paper. Let a batch have M tokens of D numbers each. In forward, each pair ends with an
+# all-reduce of M × D numbers, and so does the embedding. In backward, there is such an all-reduce at the input of each
+# pair, and one at the input of the output head. The loss needs three numbers per token, in two all-reduces: first the
+# highest logit, and then a sum and the target's logit. You write this loss in the next notebook. `cost.tp_sent`
+# computes the bytes by part and phase:
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
@@ -397,8 +407,8 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# With L layers that is 4L + 2 + 2 = 12 all-reduces, the last two for the loss. (With sequence parallelism it is
-# 2 (4L + 2) + 2, and one for each of 2L + 1 norms: 27.)
+# With L = 2 layers these are 4L + 2 + 2 = 12 all-reduces; the last two belong to the loss. With sequence parallelism
+# there are 2 (4L + 2) + 2 collectives, and one more for each of the 2L + 1 norms, which makes 27.
 
 
 # %%
@@ -412,23 +422,23 @@ why = "Two forward, two backward."
 check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason=why)
 
 # %% [markdown]
-# Each layer has four all-reduces, and at each of them a rank waits until it is done. What they send does not depend
-# on how many parameters there are. It grows with the number of *tokens*; we come back to that.
+# Each layer makes four all-reduces, and a rank waits for each of them. The bytes that they send do not depend on the
+# number of parameters. They grow with the number of *tokens*; the next notebook comes back to this.
 #
 # ## Build: sequence parallelism
 #
-# TP splits the matrices, and the features between columns and rows. It does not split what lies between the *pairs*:
-# norms, residual additions, dropout if there is any. Every rank computes them on all of x, and keeps all of their
-# activations. Yet they treat each token by itself. So let each rank compute them for only a part of the tokens
-# (Korthikanti et al., 2022). Then x must be put together in front of each pair; and behind it, a rank needs the sum for
-# its own tokens only:
+# TP splits the matrices, and the features inside each pair. It does not split the operations between the *pairs*:
+# norms, residual additions and dropout. Every rank computes these on the whole x, and keeps all of their activations.
+# But these operations treat each token by itself. So **sequence parallelism** lets each rank compute them for only a
+# part of the tokens (Korthikanti et al., 2022). Then x must be gathered at the input of each pair, and at the output a
+# rank needs the sum for its own tokens only:
 #
-# ![Each rank has some of the tokens, also behind the norm. gather is an all-gather forward and a reduce-scatter
-# backward. Columns, features, rows and summands are as before. scatter is a reduce-scatter forward and an all-gather
-# backward, and each rank has some of the tokens again.](../images/sp_borders.svg)
+# ![Each rank has some of the tokens, before and after the norm. gather is an all-gather in forward and a reduce-scatter
+# in backward. Columns, features, rows and summands are as before. scatter is a reduce-scatter in forward and an
+# all-gather in backward, and then each rank has some of the tokens again.](../images/sp_borders.svg)
 #
-# `gather` and `scatter` are conjugate to each other, as `copy` and `reduce` are. There are two collectives now in place
-# of each all-reduce. By what factor does that change the bytes that a rank sends?
+# `gather` and `scatter` are conjugate to each other, as `copy` and `reduce` are. Sequence parallelism makes two
+# collectives in place of each all-reduce. By what factor does this change the bytes that a rank sends?
 
 # %%
 guess_times = 1.0  # your number
@@ -442,10 +452,10 @@ times = round(with_it / without, 3)
 check.predict("Bytes sent, compared with TP alone?", guess_times, times, unit="times")
 
 # %% [markdown]
-# Nearly as many as before, and a little more for the norms. You know why from notebook 02: an all-reduce *is* a
-# reduce-scatter followed by an all-gather. Sequence parallelism pulls the two apart, and what stands between the pairs
-# is computed between them, by each rank on its own tokens. What it saves is memory. (Some use the name for something
-# else: *context parallelism*, which splits the sequence inside attention, too.)
+# A rank sends nearly the same number of bytes as before, and a little more for the norms. The reason is that an
+# all-reduce *is* a reduce-scatter followed by an all-gather, as notebook 02 showed. Sequence parallelism separates the
+# two, and between them each rank computes the norms and residual additions on its own tokens. This saves memory. Some
+# texts use the name sequence parallelism for *context parallelism*, which splits the sequence inside attention, too.
 
 # %%
 watched = {}
@@ -464,10 +474,10 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# TP alone does not divide activations by four, but by about two: what the norms keep, and what goes into each pair, is
-# whole on every rank. With sequence parallelism it is about three: what goes into a pair is still put together, and is
-# then kept whole. Here is the layer that the authors counted, GPT-3's in 16 bits, without the attention scores
-# (notebook 07's formula; s tokens, b sequences, width h):
+# On four ranks, TP alone divides activations by only about two: the tensors that the norms keep and the input of each
+# pair are whole on every rank. With sequence parallelism activations are divided by about three: the input of a pair is
+# still gathered, and is kept whole. The next table shows the layer that the authors counted, that of GPT-3 in 16 bits,
+# without the attention scores. It uses the formula of notebook 07, with s tokens, b sequences and width h:
 
 # %%
 count = partial(cost.korthikanti, s=2048, b=1, h=12_288, a=96, recompute="selective")
@@ -481,22 +491,23 @@ draw.table(
 )
 
 # %% [markdown]
-# The 10 is what stays whole: what norms and dropouts keep, and what goes into the pairs. 34/8 is the authors' own code,
-# which keeps a shard of that and gathers it once more in backward; ours keeps more.
+# The term 10 counts the tensors that stay whole: those that norms and dropouts keep, and the inputs of the pairs. 34/8
+# is the count for the authors' own code, which keeps only a shard of each pair's input and gathers it once more in
+# backward; ours keeps the whole input.
 #
 # ### What went wrong in the wild
 #
-# *Symptom*: "no crash, no NaN, pure drift". Between the pairs each rank now uses the norms' weights, which it has
-# whole, for its own tokens only. So their gradients are summands and must be added up: D numbers for each norm. In NeMo
-# RL a new code path for training steps bypassed the function of Megatron that does this sum
-# ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026). Here it is in miniature, with a
-# plan that leaves the norms out:
+# *Symptom*: "no crash, no NaN, pure drift". *Cause*: with sequence parallelism each rank holds the whole weights of the
+# norms, but uses them for its own tokens only. So the gradients of these weights are summands, and must be added up
+# over the ranks: D numbers for each norm. In NeMo RL a new code path for training steps did not call the function of
+# Megatron that computes this sum ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026).
+# The next cells repeat the bug in miniature, with a plan that leaves out the norms:
 
 
 # %%
 def forgetful():
-    """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight,
-    and what reports it."""
+    """Take 12 steps without the sum. Return whether the loss fell, the last loss, the last
+    norm's weight, and the error that reports the missing sum."""
     plan, mesh = gpt_plan(CONFIG, sequence_parallel=True), Mesh((4,), ("tp",))
     summed = [name for name, style in plan.items() if isinstance(style, SequenceParallel)]
     row = strategies.by_plan({name: plan[name] for name in plan if name not in summed})
@@ -518,19 +529,20 @@ print(f"the last norm's weight is the same on all ranks: {equal}")
 print(f"with the gradients compared: {refused[0]}")
 
 # %% [markdown]
-# Four copies of each norm drift apart, and a checkpoint keeps only one of them: the model that you load is not the one
-# that you trained. So compare, once, after a few steps, the parameters that should be the same on all ranks. The
-# course's `parallelize` compares their gradients after the first backward, and refuses to go on (the last line).
+# The four copies of each norm drift apart, and a checkpoint keeps only one of them, so the model that you load is not
+# the model that you trained. After a few steps, compare once the parameters that should be the same on all ranks. The
+# course's `parallelize` compares the gradients of these parameters after the first backward, and raises an error if
+# they differ, as the last printed line shows.
 #
-# ### What a part does not know
+# ### The norm of a part of a matrix
 #
-# A rank's part of a matrix is an ordinary tensor. Suppose that a loss has the norm of a weight in it, or that a
-# weight's gradient is clipped by its own norm. Which norm is it?
+# A rank's part of a matrix is an ordinary tensor. Suppose that a loss includes the norm of a weight, or that a weight's
+# gradient is clipped by its own norm. Is this the norm of the whole matrix, or of the part?
 
 
 # %%
 def taken_for_the_whole(in_the_loss):
-    """What is said where a weight's norm is in the loss, or clips its gradient."""
+    """Return the error if a weight's norm is in the loss, or clips its gradient."""
     model = parallelize(GPT(CONFIG), Mesh((4,), ("tp",)), gpt_plan(CONFIG))
     weight = model.layers["0"].mlp.up.weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -547,69 +559,73 @@ for number in (1, 0):
     print(on_cpu(taken_for_the_whole, number, ranks=4)[0], end="\n\n")
 
 # %% [markdown]
-# It is the norm of the part: another one on every rank, and none of them the matrix's. (PyTorch keeps a DTensor there,
-# which knows the whole.) Nothing crashes by itself, and the loss falls. So `parallelize` looks at the *first step*. It
-# runs the batch once more as the whole model would, and compares what comes out. It looks for a weight that is used
-# outside of its module, for gradients that are scaled by another factor on each rank, and for an optimizer that steps a
-# matrix and its parts differently. What is done to a part later, between two steps, nobody sees.
+# It is the norm of the part, which differs on every rank, and is not the norm of the matrix. PyTorch uses a DTensor as
+# the weight, which knows the whole matrix. With an ordinary tensor nothing crashes, and the loss falls. So
+# `parallelize` checks the *first step*: it computes the batch once more with the whole model, and compares the results.
+# It detects a weight that is used outside of its module, gradients that are scaled by a different factor on each rank,
+# and an optimizer that updates a matrix and its parts differently. It does not detect later changes of a part between
+# two steps.
 #
 # ## Why, and why not
 #
-# **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
-# sooner. Nearly everything is divided: P, G and S, most of A, and the arithmetic.
+# **Why**: tensor parallelism can use more ranks than there are sequences. It helps if a layer or its activations do not
+# fit on one device, and if a single answer must come sooner. It divides nearly everything: P, G and S, most of A, and
+# the arithmetic.
 #
-# **Why not**: four times in each layer, all ranks wait for a message whose size grows with the batch. How much that is,
-# beside what other strategies send and on the wires that people have, is measured in the next notebook.
+# **Why not**: four times in each layer, all ranks wait for an all-reduce, whose size grows with the batch. The next
+# notebook compares these bytes with those of other strategies, and computes how long they take on common links.
 
 # %% [markdown]
 # ## Say it back
 #
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>Why columns first and rows second, and where are the collectives of the pair, forward and
-# backward?</summary>
+# <details><summary>Why is the first matrix of a pair split by columns and the second by rows, and where are the pair's
+# collectives in forward and backward?</summary>
 #
-# Columns give some of the features, complete, so that relu, silu or a head's attention can work on them; and these are
-# just what the rows need. Forward, one all-reduce behind the rows. Backward, one in front of the columns, since every
-# rank used all of x for its own columns and has only a summand of its gradient.
+# The columns give each rank some of the features, complete, so that relu, silu or a head's attention can be applied to
+# them. The rank's rows of the second matrix need exactly these features. In forward, one all-reduce comes after the
+# rows. In backward, one all-reduce comes at the input of the columns, since every rank used the whole x for its own
+# columns and computes only a summand of x's gradient.
 # </details>
 #
-# <details><summary>What does sequence parallelism change in bytes sent, in bytes held, and in the gradients of the
+# <details><summary>How does sequence parallelism change the bytes sent, the bytes held, and the gradients of the
 # norms?</summary>
 #
-# Sent: nearly the same, since an all-reduce is a reduce-scatter and an all-gather; the norms' gradients come on top.
-# Held: what is between the pairs is divided by the number of ranks, too. The norms see only a part of the tokens on
-# each rank, so their gradients must be added up.
+# A rank sends nearly the same number of bytes, since an all-reduce is a reduce-scatter and an all-gather; in addition
+# it sends the norms' gradients. The activations between the pairs are divided by the number of ranks, too. On each rank
+# the norms see only a part of the tokens, so their gradients must be added up over the ranks.
 # </details>
 #
-# <details><summary>There are 16 ranks and 8 heads of keys and values. What does each rank have of them, and which sum
-# is easily forgotten?</summary>
+# <details><summary>There are 16 ranks and 8 heads of keys and values. Which heads does each rank have, and which sum is
+# easily forgotten?</summary>
 #
-# Two neighbours have a copy of the same head. Each of the two computes its gradient from its own queries alone, so the
-# gradients of k and v must be added up over just these two.
+# Two neighbouring ranks have a copy of the same head of keys and values. Each of the two computes the gradient of this
+# head from its own queries alone, so the gradients of k and v must be added up over exactly these two ranks.
 # </details>
 #
-# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds:
+# Let N ranks read a batch of M tokens, with D numbers of b bytes per token, and let the model have L layers. The table
+# shows how much each rank sends and holds:
 #
 # | | predicted | ours |
 # |---|---|---|
 # | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers per token | exactly |
-# | with sequence parallelism: sent | the same, and the norms' gradients | exactly |
-# | collectives of a layer | 4; sequence parallel 8, and 2 for its norms | exactly |
+# | with sequence parallelism: sent | as TP, and the norms' gradients | exactly |
+# | collectives of a layer | 4; with sequence parallelism 8, and 2 for the norms | exactly |
 # | P, G, S | 1/N, except for the norms | as predicted |
 # | A | by `cost.tp` | within 5 % |
-# | numbers | one process's | within 1e-12, in float64 |
+# | numbers | equal to one process's | within 1e-12, in float64 |
 #
-# PyTorch's own is held to the same ledgers in the next notebook.
+# The next notebook tests PyTorch's own tensor parallelism with the same ledgers.
 #
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
 # [labs/tp/vocabulary.py](../labs/tp/vocabulary.py) and [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py), in
 # this order. Shoeybi et al., 2019, *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing
 # Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), section 4.
 #
-# **Next.** The last product of a model gives more numbers than any other, and your own model has other names than this
-# one. [09b Plan and wire](09b_plan_and_wire.ipynb) splits the loss, has you write a plan, puts FSDP on a second axis,
-# and asks when all of this is quicker.
+# **Next.** The logits, which the last matrix of a model computes, are more numbers than any other activation, and your
+# own model has other submodules than this one. In [09b Plan and wire](09b_plan_and_wire.ipynb) you split the loss,
+# write a plan, combine TP with FSDP on a second axis, and find out when TP is faster.
 #
 # A clean copy of this notebook: `git restore notebooks/09_tensor_parallel.ipynb`, then *File > Reload Notebook from
 # Disk*.
