@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Pipeline parallelism: some of the layers on each rank
 #
-# *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
+# *A model needs sixteen machines, and the wire between them is slow. How few bytes can cross this wire?*
 #
-# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are.
+# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb), which explains activations.
 # **Minutes**, by estimate: 45 without exercises, 85 with them, 40 more for optional parts, 30 more for the challenge.
-# Before exercise 3 is a good place for a break. For the optional part you need [Tensor
-# parallelism](09_tensor_parallel.ipynb), too. The machine works for about a minute of it, in 1 GB of memory.
+# A good place for a break is before exercise 3. For the optional part you also need [Tensor
+# parallelism](09_tensor_parallel.ipynb). The cells compute for about one of these minutes, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it,
-# and leave out those on notebooks that you have not read.
+# and skip questions on notebooks that you have not read.
 
 # %%
 from labs.kit import recall
@@ -19,8 +19,8 @@ recall.ask("10")
 # %% [markdown]
 # ## Question
 #
-# Tensor parallelism sends something four times in each layer, so it stays inside a node, where the wire is fast. A node
-# has eight GPUs. What about a model that is too large for them?
+# Tensor parallelism makes four all-reduces in each layer, so it is used inside a node, where the links are fast. A node
+# has eight GPUs. How can we train a model that is too large for eight GPUs?
 
 # %%
 import time
@@ -52,47 +52,49 @@ print(f"  tensor parallelism          {all_reduces:6.1f} GB, in {calls} all-redu
 print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backward together")
 
 # %% [markdown]
-# The last line is the idea of **pipeline parallelism** (PP). Do not cut the layers: cut *between* them. Each rank gets
-# some consecutive layers, called a **stage**, and all that they hold. Only the activations at the cut, x, cross it on
-# the way forward, and only their gradient on the way back. Llama 3 405B was trained like this: 16 stages, with tensor
-# parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
+# The last line shows the idea of **pipeline parallelism**, PP: cut the model *between* layers, and not inside them.
+# Each rank holds some consecutive layers, which are called a **stage**. In forward, only the activations x at a cut are
+# sent to the next stage; in backward, only their gradient is sent back. Llama 3 405B was trained with 16 stages, and
+# with tensor parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
 #
-# A *schedule* is a list, for each rank, of what to do next; you will write three of them, and run them.
+# A *schedule* is a list of instructions for each rank. You will write three schedules, and run them.
 #
 # ## Picture
 #
-# ![Above: eight layers in four stages, one on each rank; x goes from each stage to the next, its gradient comes back.
-# Below, time from left to right. With the whole batch at once, only one rank works at any time. With the batch in four
-# micro-batches, rank 1 can begin as soon as rank 0 has finished the first of them, and the ranks work side by
-# side.](../images/pp_flow.svg)
+# ![Above: eight layers in four stages, one on each rank. Each stage sends x to the next stage, and gets its gradient
+# back. Below, time runs from left to right. With the whole batch at once, only one rank works at any time. With the
+# batch in four micro-batches, rank 1 can begin as soon as rank 0 has finished the first of them, and the ranks work
+# side by side.](../images/pp_flow.svg)
 #
-# The numbers are **micro-batches**: parts of a batch that go through the model one after another. The empty places,
-# where a rank waits, are called the **bubble**.
+# The numbers in the picture count **micro-batches**: parts of a batch that go through the model one after another. The
+# empty places are times at which a rank waits. Together they are called the **bubble**.
 #
 # ## Predict
 #
-# Two numbers, both worked out below. Four ranks have one stage each, a batch is cut into eight micro-batches, and a
-# backward takes twice as long as a forward. First all forwards are done, then all backwards. How much longer is this
-# than if all ranks were busy all the time (0.5 would mean 1.5 times as long)?
+# Predict two numbers, which are computed below. Four ranks have one stage each, a batch is cut into eight
+# micro-batches, and a backward takes twice as long as a forward. The ranks first do all forwards, and then all
+# backwards. By what share does this take longer than if all ranks were busy all the time? A share of 0.5 means 1.5
+# times as long.
 #
-# And the first rank then holds the activations of all eight micro-batches at once. Another order of the same work is
-# just as quick. With that order, how many of them must the first rank hold?
+# With this order the first rank holds the activations of all eight micro-batches at once. There is another order of the
+# same work that takes the same time. With that order, how many micro-batches' activations must the first rank hold at
+# once?
 
 # %%
 guess_bubble = 0.375  # your number
 guess_alive = 4  # your number
 
 # %% [markdown]
-# ## Build: the oldest way
+# ## Build: naive model parallelism
 #
-# The simplest way takes one process, and not a single message. (It is called naive model parallelism.) Put each stage
-# on its own device, and let forward copy x from device to device; autograd goes back the same way. All of it is two
-# lines ([labs/pp/one_process.py](../labs/pp/one_process.py)):
+# The simplest way is naive model parallelism, which needs one process and no messages. Put each stage on its own
+# device, and let forward copy x from device to device; autograd copies the gradient back. The core of the code is two
+# lines of [labs/pp/one_process.py](../labs/pp/one_process.py):
 #
 #     for stage, device in zip(self.stages, self.devices):
 #         x = stage(x.to(device))
 #
-# With four GPUs this uses them all. Without them, all four devices are the CPU here:
+# On a machine with four GPUs, this uses all four. Otherwise all four devices are the CPU:
 
 # %%
 from labs.pp.one_process import Placed, naive
@@ -110,27 +112,28 @@ same = torch.isclose(loss.cpu(), whole(x, y)).item()
 print(f"loss {loss.item():.3f}; as of the whole model: {same}")
 
 # %% [markdown]
-# `pp.cut` cuts a model by its layers ([labs/pp/stages.py](../labs/pp/stages.py)); stage 0 also has the embedding, and
-# the last one the norm and the head. What does this look like in time? Forward goes down the stages, backward comes up
-# again, and then comes the next micro-batch:
+# `pp.cut`, in [labs/pp/stages.py](../labs/pp/stages.py), cuts a model between its layers. Stage 0 also has the
+# embedding, and the last stage also has the norm and the head. The next cell draws the naive schedule in time: forward
+# goes from the first stage to the last, backward goes back to the first, and then the next micro-batch begins:
 
 # %%
 draw.schedule(naive(4, 2))
 
 # %% [markdown]
-# Four devices, and one of them works at a time. In the terms of your first prediction: this takes four times as long as
-# it could, so its bubble is 3. But it has two virtues. It makes room for a model that no single device can hold, and
-# there is little to get wrong.
+# Only one of the four devices works at a time. The step takes four times as long as it would if all devices were always
+# busy, so the bubble, as a fraction of this ideal time, is 3. But naive model parallelism has two advantages. It can
+# train a model that no single device can hold, and it is simple.
 #
 # ## Build: a schedule is data
 #
-# What you just saw was drawn from a list. There are two kinds of instruction so far, each for one stage and one
-# micro-batch: `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`; `B(2, 0)` is the backward. (It is
-# PyTorch's way of writing them.) F needs the F of the stage before it. B needs its own F and, except on the last stage,
-# the B of the next stage. That is all there is to know.
+# The last figure was drawn from a list of instructions. So far there are two kinds of instructions, each for one stage
+# and one micro-batch: `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`, as in PyTorch; `B(2, 0)` is
+# the backward. An F needs the F of the previous stage, for the same micro-batch. A B needs the F of its own stage and,
+# except on the last stage, the B of the next stage.
 #
-# A schedule is one list for each rank. `pp.simulate` runs it on paper, with times that you give (F=1 and B=2 if you
-# give none), and `pp.validate` says whether it can be run at all. Here are two that cannot:
+# A schedule is one list for each rank. `pp.simulate` computes its time from the times of the instructions that you
+# pass; the defaults are F=1 and B=2. `pp.validate` checks whether a schedule can be run at all. The next cell shows two
+# schedules that cannot:
 
 # %%
 early = [[F(0, 0), F(0, 1), B(0, 0), B(0, 1)], [B(1, 0), F(1, 0), F(1, 1), B(1, 1)]]
@@ -145,29 +148,29 @@ for lists in (early, circle):
 draw.schedule(circle)
 
 # %% [markdown]
-# The first is a slip. The second is worse: each list looks right by itself, and as real processes the two would wait
-# for each other for ever. The checker finds it without running anything. It asks Lamport's question (1978): must an
-# instruction *happen before* itself?
+# The first schedule has a simple mistake. The second is worse: each list looks right by itself, but real processes
+# would wait for each other for ever. The checker finds this without running anything. It asks Lamport's question
+# (1978): must an instruction *happen before* itself?
 #
 # ## Build: GPipe
 #
-# In the naive schedule a rank waits during every micro-batch. But rank 0 can begin the second as soon as it has
-# finished the first. Then a rank waits only for the first micro-batch to arrive, and for the first gradient to come
-# back; and more micro-batches mean more work for the same waiting. That is the whole idea of GPipe (Huang et al., 2019,
-# arXiv 1811.06965): all forwards, then all backwards.
+# In the naive schedule a rank waits during every micro-batch. But rank 0 can begin its forward of the second
+# micro-batch as soon as it has finished the first. Then a rank waits only until the first micro-batch arrives, and
+# until the first gradient comes back. With more micro-batches, the ranks do more work for the same waiting time. This
+# is the idea of GPipe (Huang et al., 2019, arXiv 1811.06965): first all forwards, then all backwards.
 #
 # ### Exercise 1: GPipe (10 minutes)
 #
-# Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards, too: then gradients add up
-# in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check accepts no
-# other order; it tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn (up to the first
-# wrong instruction, if it cannot be run). Until you have written yours, that picture is the course's, and so it is in
-# exercises 2 and 3: write first, then look.
+# Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards in the same order: then
+# gradients are added up in the same order as in one process. The paper draws the backwards in reverse order; the bubble
+# is the same. The check accepts only the order of the micro-batches, and tries 1 to 8 ranks and any number of
+# micro-batches. Below the check, a figure shows your schedule, or its part before the first wrong instruction. In
+# exercises 1 to 3, the figure shows the course's schedule until you have written yours: so write first, then look.
 
 
 # %%
 def gpipe(ranks, microbatches):
-    """[the instructions of rank 0, those of rank 1, ...]"""
+    """Return [the instructions of rank 0, those of rank 1, ...]."""
     ### BEGIN SOLUTION
     numbers = range(microbatches)
     order = [(kind, m) for kind in (F, B) for m in numbers]
@@ -181,7 +184,7 @@ answer
 
 # %%
 def attempt(mine, courses, *sizes):
-    """Your lists; or the course's, while yours is a stub."""
+    """Return your lists, or the course's while yours is a stub."""
     try:
         return mine(*sizes)
     except NotImplementedError:
@@ -193,8 +196,8 @@ gpipe = gpipe if answer.ok else pp.gpipe  # from here on yours if it passed, els
 picture
 
 # %% [markdown]
-# Above: who does what when. Below: how many micro-batches' activations each rank holds. If it is still hard to see what
-# moves where, take it moment by moment (press play, or move the slider):
+# The upper part of the figure shows each rank's instructions in time. The lower part shows how many micro-batches'
+# activations each rank holds. The next figure shows the same moment by moment: press play, or move the slider:
 
 # %%
 play.microbatches(gpipe(4, 4))
@@ -205,8 +208,9 @@ reason = "It waits for 3 of each, and computes 8 of each."
 check.predict("How much longer?", guess_bubble, bubble, reason=reason)
 
 # %% [markdown]
-# Each rank waits for as many forwards, and as many backwards, as there are *other* ranks. So with p ranks and m
-# micro-batches the bubble is (p − 1)/m of the ideal time, whatever a forward and a backward take:
+# With p ranks, each rank waits for the time of p − 1 forwards and p − 1 backwards, one for each *other* rank. In m
+# micro-batches it computes m forwards and m backwards. So the bubble is (p − 1)/m of the ideal time, for any times of a
+# forward and a backward:
 
 # %%
 rows = []
@@ -219,13 +223,13 @@ for ranks in (2, 4, 8, 16):
 draw.table(rows)
 
 # %% [markdown]
-# (Some papers divide by the whole time instead: (p − 1)/(m + p − 1). It is the same bubble.) So take a thousand
-# micro-batches? A batch has only so many sequences, and a GPU with less to do in each micro-batch works less
-# efficiently.
+# Some papers divide the same bubble by the whole time instead, which gives (p − 1)/(m + p − 1). Why not use a thousand
+# micro-batches? The number of micro-batches is limited by the number of sequences in a batch, and a GPU is less
+# efficient if it has less work in each micro-batch.
 #
-# Now run your schedule for real. `pp.Pipeline` obeys lists: it keeps this rank's stages, computes what the list says,
-# and sends and receives between the ranks ([labs/pp/executor.py](../labs/pp/executor.py); soon you write its heart).
-# The reference is one process that takes the same eight micro-batches one after another.
+# Now run your schedule in real processes. `pp.Pipeline`, in [labs/pp/executor.py](../labs/pp/executor.py), executes
+# lists: it holds this rank's stages, runs the instructions, and sends and receives between the ranks. In exercise 4 you
+# write its core. The reference is one process that computes the same eight micro-batches one after another.
 
 # %%
 from labs.kit.train import strategies
@@ -235,14 +239,14 @@ adamw = partial(torch.optim.AdamW, **strategies.ADAMW)
 
 
 def pipeline_of(lists):
-    """This rank's part of the model: the pipeline keeps nothing of the other stages."""
+    """Return this rank's part of the model; the pipeline keeps nothing of the other stages."""
     model = GPT(CONFIG)
     return pp.Pipeline(pp.cut(model, stages_of(lists)), lists, model.loss)
 
 
 # %%
 def train(lists):
-    """Two steps; this rank's parameters after them, by name."""
+    """Take two steps, and return this rank's parameters after them, by name."""
     pipeline = pipeline_of(lists)
     optimizer = adamw(pipeline.parameters())
     for number in range(2):
@@ -277,8 +281,8 @@ def one_process():
 
 
 def try_out(lists):
-    """Train on 4 ranks; compare all their parameters with those of one process.  What was sent
-    is recorded."""
+    """Train on 4 ranks, and compare all parameters with those of one process. Return the
+    recording of the messages."""
     trained = on_cpu(train, lists, ranks=4, record="communication")
     found = {name: p for parameters in trained for name, p in parameters.items()}
     assert found.keys() == expected.keys()
@@ -291,13 +295,15 @@ def try_out(lists):
 talk = {"GPipe": try_out(gpipe(4, MICRO))}
 
 # %% [markdown]
-# Not "within rounding": the same bits. Each parameter is on one rank, which adds up the gradients of the micro-batches
-# in the same order as one process does. (Dividing each loss by 8, or the gradients by 8 at the end, is the same to the
-# last bit, since 8 is a power of two.) The exception is a weight that two stages share, as with a tied embedding: each
-# stage adds up its own part, and the parts are added after that, which is a different order.
+# The parameters are the same bit for bit, and not only within rounding. Each parameter is on one rank, which adds up
+# the gradients of the micro-batches in the same order as one process. Dividing each loss by 8 gives the same bits as
+# dividing the gradients by 8 at the end, since 8 is a power of two. The only exception is a weight that two stages
+# share, such as a tied embedding: each stage adds up its own part of the gradient, and then the parts are added, which
+# is a different order.
 #
-# Micro-batches are parts of a batch, as ranks' are in notebook 03. So the same question comes up: what if seven of the
-# eight sequences have one target that counts, and all others are ignored (-100)?
+# Micro-batches are parts of a batch, like the ranks' parts in notebook 03. So the same problem occurs if they have
+# different numbers of targets. What is the loss if seven of the eight sequences have only one target that counts, and
+# all their other targets are -100, which means that they are ignored?
 
 # %%
 x, masked = loader[0][0], loader[0][1].clone()
@@ -305,7 +311,7 @@ masked[1:, 1:] = -100
 
 
 def piped():
-    """The batch's mean loss, on the last rank."""
+    """Return the batch's mean loss, on the last rank."""
     losses = pipeline_of(gpipe(4, MICRO)).forward_backward(x, masked)
     return sum(loss.item() for loss in losses) / MICRO
 
@@ -316,40 +322,44 @@ for name, found in {"mean of means": means, "pipeline": on_cpu(piped, ranks=4)[-
     print(f"{name:13}: {'right' if abs(found - due) < 1e-4 else 'another loss'}")
 
 # %% [markdown]
-# A mean of the micro-batches' means is wrong, too: torchtitan's repair
-# ([#2206](https://github.com/pytorch/torchtitan/pull/2206), of
-# [#1842](https://github.com/pytorch/torchtitan/issues/1842)) counts over micro-batches and ranks. `pp.Pipeline` adds up
-# losses, and divides by the targets that count in its whole batch. Where several pipelines read parts of a batch, give
-# `forward_backward(x, y, over=n)`. A loss that cannot divide by another number is refused.
+# The mean of the micro-batches' means is wrong here, too. When torchtitan fixed this bug
+# ([#1842](https://github.com/pytorch/torchtitan/issues/1842), fixed in
+# [#2206](https://github.com/pytorch/torchtitan/pull/2206)), it counted the targets over all micro-batches and ranks.
+# `pp.Pipeline` adds up losses, and divides by the number of targets that count in its whole batch. If several pipelines
+# read parts of a batch, call `forward_backward(x, y, over=n)`. `pp.Pipeline` refuses a loss function that cannot divide
+# by such a number.
 #
 # ## Build: 1F1B
 #
-# A rank holds the activations of a micro-batch from its F to its B. With GPipe, in the middle of the step, these are
-# the activations of the *whole batch*, however finely it is cut. And m, which should be large, gets larger with a
-# larger batch. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook 07.)
+# A rank holds the activations of a micro-batch from its F to its B. In the middle of a GPipe step, a rank holds its
+# activations of the *whole batch*, no matter into how many micro-batches the batch is cut. And to make m large one
+# needs a large batch, which needs still more memory. The paper keeps only the inputs of a stage, and recomputes the
+# other activations, as in notebook 07.
 #
-# But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
-# and its activations could go. **1F1B** ("one forward, one backward") has each rank do just enough forwards to keep
-# the ranks after it busy, then a forward and a backward in turns, and at the end the backwards that are left:
+# But look at rank 3 in the figure. When it has done its forward of micro-batch 0, the last stage is reached, so the
+# backward of micro-batch 0 could begin at once, and its activations could be freed. In **1F1B**, "one forward, one
+# backward", each rank first does just enough forwards to keep the later ranks busy. Then it alternates between a
+# forward and a backward, and at the end it does the remaining backwards:
 #
 #     rank 3    3F0 3B0 3F1 3B1 3F2 3B2 ...    begins to alternate at once
 #     rank 2    2F0 2F1 2B0 2F2 2B1 2F3 ...    one forward first, for rank 3
 #
-# This is the version of Narayanan et al., 2021 (arXiv 2104.04473). Their first one, of 2019, never pauses between
-# batches, so its weights are out of date.
+# This is the version of Narayanan et al., 2021 (arXiv 2104.04473). Their first version, of 2019, never waits between
+# batches, so a rank may compute with weights that are out of date.
 #
 # ### Exercise 2: 1F1B (15 minutes)
 #
-# The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, one on rank 2. (The
-# first pair of F and B then begins with one more F.) Think about small numbers of micro-batches, too: with m < p, the
-# first ranks have no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a
-# training hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). It refuses them now; yours should
-# run them. The check wants the bubble of GPipe, and the activations of min(m, p − r) micro-batches at most.
+# The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, and one on rank 2.
+# After the warm-up, the first pair of F and B begins with one more F. Consider small numbers of micro-batches, too:
+# with m < p, a rank has only m forwards. PyTorch had overlooked this: with fewer micro-batches than ranks, a training
+# hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). PyTorch refuses this case now; your
+# schedule should run. The check requires the bubble of GPipe, and at most the activations of min(m, p − r)
+# micro-batches on rank r.
 
 
 # %%
 def one_f_one_b(ranks, microbatches):
-    """[the instructions of rank 0, those of rank 1, ...]; microbatches may be fewer than
+    """Return [the instructions of rank 0, those of rank 1, ...]; microbatches may be fewer than
     ranks."""
     lists = []
     for rank in range(ranks):
@@ -376,9 +386,10 @@ most, reason = max(pp.alive(one_f_one_b(4, 8))[0]), "As many as there are ranks.
 check.predict("Micro-batches held by the first rank?", guess_alive, most, reason=reason)
 
 # %% [markdown]
-# The bubble is as large as before. (That 1F1B makes it smaller is a common mistake.) What is smaller is what the ranks
-# *hold*: as many micro-batches as there are ranks from here to the end, however large the batch. So now m may grow, and
-# that is what makes the bubble smaller. The real thing, its numbers and its bytes:
+# The bubble is as large as that of GPipe, although some texts claim that 1F1B makes it smaller. But the ranks *hold*
+# less: rank r holds at most p − r micro-batches, no matter how large the batch is. So you can use more micro-batches,
+# and these make the bubble smaller. The next cells run 1F1B in real processes, and compare the parameters and the
+# memory:
 
 # %%
 talk["1F1B"] = try_out(one_f_one_b(4, MICRO))
@@ -401,17 +412,19 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that 
 # %% [markdown]
 # ## Build: interleaved
 #
-# To make the bubble itself smaller, make what a rank waits for smaller. It waits for other ranks' *stages*. So cut the
-# model into more of them, and give each rank v stages that do *not* follow one another: rank r has stages r, r + p, r +
-# 2p, … (Narayanan et al., 2021, arXiv 2104.04473, section 2.2). A micro-batch comes round v times, and each stage takes
-# a v-th of the time.
+# In the bubble a rank waits for the *stages* of other ranks. So shorter stages make a smaller bubble. Cut the model
+# into more stages, and give each rank v stages that do *not* follow one another: rank r has stages r, r + p, r + 2p, …
+# (Narayanan et al., 2021, arXiv 2104.04473, section 2.2). This schedule is called *interleaved*. A micro-batch passes
+# each rank v times, and each stage takes 1/v of the time.
 #
-# The micro-batches go in groups of p. A rank does the p of a group at its first stage, then the same p at its second,
-# and so on, and then the next group. Backward takes the stages in reverse, the last one first, and the micro-batches in
-# the same order as forward. As with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
+# The micro-batches are divided into groups of p. A rank does the p forwards of a group at its first stage, then those
+# at its second stage, and so on, and then begins the next group. Backward takes a rank's stages in reverse order, and
+# the micro-batches in the same order as forward. As in 1F1B, a rank has a warm-up, then alternates between forward and
+# backward, and then does the remaining backwards.
 #
-# How long must the first rank's warm-up be, if messages take no time? Think of micro-batch 0, which goes down to the
-# last rank and starts again, and count on paper. The picture shows Megatron's order, which warms up for longer:
+# How many forwards must the first rank's warm-up have, if messages take no time? Think of micro-batch 0, which passes
+# all ranks and then begins again at the first rank, and count on paper. The next figure shows Megatron's order, which
+# has a longer warm-up:
 
 # %%
 draw.schedule(pp.interleaved(4, MICRO, 2), F=0.5, B=1)  # half of the layers in each stage
@@ -420,18 +433,18 @@ draw.schedule(pp.interleaved(4, MICRO, 2), F=0.5, B=1)  # half of the layers in 
 talk["interleaved"] = try_out(pp.interleaved(4, MICRO, 2))
 
 # %% [markdown]
-# The bubble is (p − 1)/(v m). In the picture the first rank does eleven forwards before its first backward: ten are its
-# warm-up, and one belongs to the first pair. That is more than it needs. Before a rank comes
-# to the last of its stages, a whole group has gone through each of the others: (v − 1) p forwards. From there,
-# micro-batch 0 has p − 1 − r ranks still to pass. So on paper (v − 1) p + (p − 1 − r) is enough, seven on the first
-# rank, as long as messages take no time at all. This schedule is Megatron's, which has p − 1 − r forwards more. Why,
-# people have asked its authors ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). Our explanation:
-# with messages that do take time, these forwards give a rank something to do while they are on their way:
+# The bubble is (p − 1)/(v m). In the figure the first rank does eleven forwards before its first backward: ten are its
+# warm-up, and one belongs to the first pair. Fewer forwards would be enough. Before rank r begins with the last of its
+# stages, a whole group has passed its other stages, which takes (v − 1) p forwards. At that time, micro-batch 0 still
+# has to pass p − 1 − r ranks. So a warm-up of (v − 1) p + (p − 1 − r) forwards is enough if messages take no time; on
+# the first rank these are seven. Megatron's schedule has p − 1 − r forwards more, and people have asked its authors why
+# ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). Our explanation is that messages take time, and
+# that a rank does these additional forwards while messages are in flight:
 
 
 # %%
 def with_warmup(times, ranks=4, v=2):
-    """The course's interleaved schedule, but with a warm-up of (v - 1) p + times (p - 1 -
+    """Return the course's interleaved schedule with a warm-up of (v - 1) p + times (p - 1 -
     r)."""
     lists = []
     for rank, order in enumerate(pp.interleaved(ranks, MICRO, v)):
@@ -453,16 +466,17 @@ for send in (0, 0.05, 0.1, 0.2):  # a rank's forward takes 1, in one stage or in
 draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
 
 # %% [markdown]
-# With the longer warm-up, interleaved loses no more to messages than 1F1B does. But it sends v times as many, which
-# this table cannot show, since on paper any number of messages may travel at once. And more stages of fewer layers must
-# still take equally long.
+# With the longer warm-up, the interleaved schedule loses no more time to messages than 1F1B. But it sends v times as
+# many messages. The table does not show this cost, since the simulation lets any number of messages travel at once. And
+# with more stages of fewer layers it is harder to make all stages equally long.
 #
 # ## Build: split the backward
 #
-# One idea is left. A backward computes two things: the gradient of the stage's *input*, for which the stage before it
-# is waiting, and the gradients of its *weights*, for which nobody waits until the optimizer's step. So split B into
-# **I** and **W**, and do W when there is nothing else to do: in the bubble. (Qi et al., 2023, arXiv 2401.10241, "Zero
-# Bubble". They write B for what is I here.) For a linear layer:
+# There is another way to make the bubble smaller. A backward computes two things: the gradient of the stage's *input*,
+# for which the previous stage waits, and the gradients of the stage's *weights*, which are not needed before the
+# optimizer's step. So split B into **I**, for the input, and **W**, for the weights, and do W when the rank would
+# otherwise wait (Qi et al., 2023, arXiv 2401.10241, "Zero Bubble"; the paper writes B where we write I). The next cell
+# splits the backward of a linear layer:
 
 # %%
 torch.manual_seed(0)
@@ -476,25 +490,26 @@ later.backward()  # W
 print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3, 5) @ x)}")
 
 # %% [markdown]
-# Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2. (In a whole
-# stage not quite: attention between tokens has no weights, so I takes longer than W.)
-# ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, one product at a time.) Now W needs its own I,
-# and nothing needs W. From I to W a rank still keeps what W needs. The checker counts all activations as alive until
-# W; in truth some go at I.
+# F, I and W are one matrix product each, so they take about equally long: F = I = W = 1, and B = 2. In a whole stage I
+# takes a little longer than W, since attention between tokens has no weights.
+# [labs/pp/deferred.py](../labs/pp/deferred.py) splits the backward with autograd, one product at a time. In a schedule,
+# W needs the I of the same stage and micro-batch, and no other instruction needs W. From I to W a rank still keeps the
+# activations that W needs. The checker counts all activations as alive until W, although some can be freed after I.
 #
 # ### Exercise 3 (optional): fill the bubble (15 minutes)
 #
-# Write 1F1B with I in place of B, and put the W's where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
-# course's code, "zero bubble" in its tables): it has a third of 1F1B's bubble, and no rank holds more than 1F1B's first
-# rank does, min(m, p) micro-batches. Where would a rank have to wait? The first rank waits between two backwards, so
-# there is room for a W right after each I. The last rank never waits between backwards, but all the others wait for its
-# I's. So its I's should come as early as possible, and its W's later. How many W's can a rank put off, if no more than
-# min(m, p) micro-batches may be alive on it? The check tries many numbers of ranks and micro-batches.
+# Write 1F1B with I in place of B, and put the W's where they cost no time. The paper calls this schedule ZB-H1. In the
+# course's code it is `pp.zb1p`, and in its tables "zero bubble". Its bubble is a third of that of 1F1B, and no rank
+# holds more than min(m, p) micro-batches, as many as the first rank holds in 1F1B. Where would a rank have to wait? The
+# first rank waits between two backwards, so it has time for a W right after each I. The last rank never waits between
+# backwards, but all other ranks wait for its I's. So the last rank should do its I's as early as possible, and its W's
+# later. How many W's can a rank delay, if at most min(m, p) micro-batches may be alive on it? The check tries many
+# numbers of ranks and micro-batches.
 
 
 # %%
 def zero_bubble(ranks, microbatches):
-    """[the instructions of rank 0, those of rank 1, ...], with F, I and W."""
+    """Return [the instructions of rank 0, those of rank 1, ...], with F, I and W."""
     ### BEGIN SOLUTION
     lists = []
     for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
@@ -521,20 +536,21 @@ picture
 talk["zero bubble"] = try_out(zero_bubble(4, MICRO))
 
 # %% [markdown]
-# Rank r puts off r of its W's, and does them at the end, where it would have nothing else to do. Can the bubble go
-# altogether? Nearly. Give each rank two stages, laid out as a **V**: rank r has stages r and 2p − 1 − r, so the first
-# rank has the first stage *and* the last one. A micro-batch goes down to the last rank and comes up again, and its loss
-# is computed on the rank where it started:
+# Rank r delays r of its W's, and does them at the end, when it would otherwise wait. Can a schedule have no bubble at
+# all? It can come close. Give each rank two stages, arranged as a **V**: rank r has stages r and 2p − 1 − r, so the
+# first rank has the first stage *and* the last stage. A micro-batch goes from the first rank to the last rank and back
+# again, and its loss is computed on the rank where it began:
 
 # %%
 talk["ZB-V"] = try_out(pp.zbv(4, MICRO))
 draw.schedule(pp.zbv(4, MICRO), F=0.5, I=0.5, W=0.5)
 
 # %% [markdown]
-# Once a rank has begun, it works without a pause until it has finished. (DeepSeek-V3's DualPipe feeds micro-batches in
-# from both ends, so that it holds each stage twice, and runs an F of one with a B of another, so that the messages of
-# one travel while the other computes. `pp.dualpipev` is its later variant on a V.) Here are all schedules in one table.
-# Where a rank has two stages, each has half of the layers, so its activations count half:
+# Once a rank has begun, it works without waiting until it has finished. DeepSeek-V3's DualPipe goes further:
+# micro-batches enter at both ends of the pipeline, so that each stage is held twice. It runs an F of one micro-batch
+# together with a B of another, so that the messages of one are in flight while the other computes. `pp.dualpipev` is a
+# later variant of it on a V. The next table compares all schedules of this notebook. If a rank has two stages, each has
+# half of the layers, so the table counts its activations half:
 
 # %%
 SCHEDULES = {
@@ -551,9 +567,9 @@ for name, (lists, v) in SCHEDULES.items():
 draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batches alive")
 
 # %% [markdown]
-# Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
-# micro-batches is 1F1B's bubble at most 20 %? And if `a message takes` 0.2 of a rank's forward, are four stages on
-# each rank still better than two (set the schedule to interleaved)?
+# A smaller bubble has its price: the schedule holds more activations, or sends more messages. Now try it yourself. On 4
+# ranks, from how many micro-batches on is 1F1B's bubble at most 20 %? Then set the schedule to interleaved. If `a
+# message takes` 0.2 of a rank's forward, are four stages on each rank still better than two?
 
 # %%
 play.schedule()
@@ -561,17 +577,17 @@ play.schedule()
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# With 15 or more, since 3/15 is 20 %. And no: with 8 micro-batches, four stages on each rank have a bubble of 9.4 %
-# against 18.8 % as long as messages take no time. But if one takes 0.2, it is 34.4 % against 30.4 %: there are twice as
-# many messages to wait for.
+# 1F1B needs 15 micro-batches or more, since 3/15 is 20 %. Four stages on each rank are no longer better than two. With
+# 8 micro-batches and messages that take no time, the bubble is 9.4 % with four stages and 18.8 % with two. If a message
+# takes 0.2, the bubble is 34.4 % with four stages and 30.4 % with two, since a rank waits for twice as many messages.
 # </details>
 #
-# ## Measure: a list obeyed for real
+# ## Measure: schedules in real processes
 #
-# All of these bubbles were found on paper. Are they there in real processes? Four ranks cannot compute at once on two
-# cores, and this machine may have no more. So first a picture in which nobody competes for a core: stages that compute
-# next to nothing and *sleep*, 10 ms for each F, I and W and 20 for each B (half of that where a rank has two stages).
-# Everything else is real: processes, messages, waiting. `instructions` makes each instruction a span of the recording.
+# All of these bubbles were computed by simulation. Do they occur in real processes? Four ranks cannot compute at the
+# same time on two cores, and your machine may have no more. So first we use stages that need no core: they compute
+# almost nothing and *sleep*, 10 ms for each F, I and W, and 20 ms for each B. If a rank has two stages, they sleep half
+# as long. The processes, the messages and the waiting are real. `instructions` records each instruction as a span.
 
 # %%
 SECONDS = {F: 0.01, B: 0.02, I: 0.01, W: 0.01}
@@ -584,7 +600,8 @@ def compute_and_sleep(compute, v, x):
 
 # %%
 def sleeps(schedules, times):
-    """A few steps of each; an instruction computes next to nothing, and then sleeps."""
+    """Run a few steps of each schedule; an instruction computes almost nothing, and then
+    sleeps."""
     for lists, v in schedules.values():
         stages = [nn.Linear(4, 4) for _ in range(stages_of(lists))]
         pipeline = pp.Pipeline(stages, lists, lambda y, target: (y - target).square().mean())
@@ -608,8 +625,8 @@ for n, (name, (lists, _)) in enumerate(SCHEDULES.items()):
 draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.01, B=0.02)
 
 # %% [markdown]
-# For each rank, the picture shows what was simulated with these naps, and beneath it what the rank did. Now the whole
-# step of all five:
+# For each rank, the figure shows the simulation with these sleeping times, and below it the recording. The next table
+# compares the time of a whole step, for all five schedules:
 
 # %%
 rows = []
@@ -622,10 +639,10 @@ for name, (lists, v) in SCHEDULES.items():
 draw.table(rows)
 
 # %% [markdown]
-# So the waiting is real. Every recorded step is longer than the simulated one: a sleep takes a little longer than it is
-# told, a message takes some time, and a busy machine adds to both. On a quiet machine the recorded steps come close to
-# the simulated ones. (If yours are not even in the same order, something else keeps the machine busy: run the cell
-# again.) Now with real layers, and real competition for your cores:
+# So the bubbles occur in real processes. Every recorded step is longer than the simulated one: a sleep takes a little
+# longer than requested, a message takes some time, and both take longer on a busy machine. On a quiet machine the
+# recorded times are close to the simulated times. If yours are not even in the same order, another program keeps the
+# machine busy: run the cell again. The next cell runs real layers, which compete for your cores:
 
 
 # %%
@@ -641,41 +658,43 @@ computed = on_cpu(computes, SCHEDULES["1F1B"][0], ranks=4, record="time").record
 draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 
 # %% [markdown]
-# The order is the same, the times are not. An instruction takes longer while other ranks use the cores, the last stage
-# also has the head and the loss to compute, and a message takes some time even between processes of one machine. On
-# GPUs the first of these goes away.
+# The instructions have the same order, but other times. An instruction takes longer while other ranks use the cores.
+# The last stage also computes the head and the loss. And a message takes some time even between processes on one
+# machine. On GPUs the ranks do not compete for cores, so only the other two causes remain.
 #
 # ### Exercise 4: obey (15 minutes)
 #
-# What does a rank do with its list? This is the heart of `pp.Pipeline`. You get the rank's instructions (F and B only),
-# and two functions that know about ranks and messages, so that you need not:
+# How does a rank execute its list? This is the core of `pp.Pipeline`. You get the rank's instructions, which are only F
+# and B, and two functions that deal with ranks and messages:
 #
-# - `take(F(2, 0))` returns what stage 2's forward of micro-batch 0 has made, and waits until it is there, wherever it
-#   is made. `take(B(2, 0))` returns the gradient of stage 2's *input*. Take each thing once.
-# - `put(F(2, 0), tensor)` hands over what this rank has made, for whoever needs it: once, before the next instruction
-#   begins. It may leave later, so do not write into it any more. Nobody needs the result of the last stage's F, or of
-#   the first stage's B, so put nothing for them.
+# - `take(F(2, 0))` returns the output of stage 2's forward of micro-batch 0, and waits until it has arrived, on
+#   whichever rank it is computed. `take(B(2, 0))` returns the gradient of stage 2's *input*. Take each of them once.
+# - `put(F(2, 0), tensor)` passes on a result of this rank, for the rank that needs it. Call it once, before the next
+#   instruction begins. The tensor may be sent later, so do not write into it any more. No rank needs the result of the
+#   last stage's F, or of the first stage's B, so do not put them.
 #
-# Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
-# *before* backward. And when the next instruction begins, nothing may be alive of a micro-batch whose B is over, or the
-# saving is lost. (A name in your loop keeps what it refers to: `del` it, or let it be a name in a function that
-# returns.) What you take has no history in autograd. Call `.requires_grad_()` on it: backward then stops there, and
-# leaves its gradient in `.grad`. Put detached tensors: nobody else has a use for your graph.
+# Two things are easily forgotten. The gradients of the micro-batches add up, so each loss must be divided by the number
+# of micro-batches *before* backward. And when the next instruction begins, no tensor of a micro-batch may be alive
+# after its B, or 1F1B saves no memory. A variable in your loop keeps its tensor alive: `del` it, or use a function,
+# whose variables end when it returns. A tensor from `take` has no autograd history. Call `.requires_grad_()` on it:
+# backward then stops at this tensor, and stores its gradient in `.grad`. Put detached tensors, since other ranks cannot
+# use your graph.
 #
-# Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor;
-# for a loss, which has no dims, the gradient is None.) The list may have its micro-batches in any order, and the
-# backwards in a different order from the forwards. Change nothing that you are given but the `.grad` of parameters: the
-# same list and stages serve for the next batch. The check runs schedules of all kinds on 1 to 4 ranks, and compares
-# losses and gradients with one process; it watches what is alive when, and what is still there at the end.
+# Write two parts: first F, then B. `torch.autograd.backward(made, gradient)` runs backward from a tensor; for a loss,
+# which has no dims, the gradient is None. The list may have its micro-batches in any order, and the backwards in a
+# different order from the forwards. Do not change your arguments, except the `.grad` of parameters: the same list and
+# stages are used for the next batch. The check runs schedules of all kinds on 1 to 4 ranks, and compares losses and
+# gradients with those of one process. It also checks which tensors are alive at each moment and at the end.
 
 
 # %%
 def forward(s, m, stages, loss, xs, ys, take, put):
-    """F of stage s and micro-batch m; returns ((taken, made), value).
+    """Run F of stage s and micro-batch m; return ((taken, made), value).
 
-    taken: the tensor that went into the stage; made: what its backward begins at, the stage's
-    output, or on the last stage the loss divided by the number of micro-batches; value: on the
-    last stage the loss itself (0-dim, detached)
+    taken: the tensor that went into the stage
+    made: the tensor at which its backward begins: the stage's output, or on the last stage the
+        loss divided by the number of micro-batches
+    value: on the last stage the loss itself (0-dim, detached); otherwise None
     """
     is_last = bool(ys) and s == max(stages)
     ### BEGIN SOLUTION
@@ -691,13 +710,15 @@ def forward(s, m, stages, loss, xs, ys, take, put):
 
 # %%
 def obey(instructions, stages, loss, xs, ys, take, put):
-    """Run one rank's list; return its losses in the order of the micro-batches; [] without the
-    last stage.
+    """Run one rank's list; return its losses in the order of the micro-batches, or [] without
+    the last stage.
 
-    stages: {number: module}, this rank's; loss: (what the last stage makes, target) -> 0-dim
-    xs, ys: the micro-batches' inputs and targets; xs is empty without the first stage, ys
-    without the last
-    losses: 0-dim tensors, detached, not divided
+    stages: {number: module}, this rank's stages
+    loss: loss(output of the last stage, target) returns a 0-dim tensor
+    xs, ys: the micro-batches' inputs and targets; xs is empty without the first stage, and ys
+        without the last
+
+    The losses are 0-dim tensors, detached, and not divided.
     """
     losses, alive = {}, {}
     for x in instructions:
@@ -722,27 +743,27 @@ check.obey(obey)
 # %% [markdown]
 # ### Exercise 5 (optional): where pipelines deadlock (10 minutes)
 #
-# Behind `take` and `put` are messages. A schedule that can be run may still hang with them: a large send is not over
-# before the other rank receives, and two ranks that send to each other first wait for ever. So messages have their
-# places in the lists, too. `Send(F(0, 2), 1)` gives rank 1 what F(0, 2) has made; `Receive(F(0, 2), 0)` takes it from
-# rank 0. Each of the two waits until the other rank has come to its counterpart, and then both are over. Between two
-# ranks, nothing but their order tells messages apart.
+# `take` and `put` send messages. Even a schedule that passes the checker may hang because of its messages: a large send
+# does not end before the other rank receives, so two ranks that first send to each other wait for ever. So the lists
+# must contain the messages, too. `Send(F(0, 2), 1)` sends the result of F(0, 2) to rank 1, and `Receive(F(0, 2), 0)`
+# receives it from rank 0. Each of the two waits until the other rank has come to the matching instruction. Messages
+# between two ranks are matched only by their order.
 #
-# `pp.ranks_of(lists)` is the rank of each stage, and its length the number of stages. `reader(x, stages)`, from
-# `labs.pp.instructions`, is the instruction in the next stage that needs what `x` has made, or None; `needs(x,
-# stages)`, beside it in that file, lists what `x` itself needs. The check walks through your lists for schedules of all
-# kinds, on 1 to 8 ranks, and says where they stop; then it runs one for real.
+# `pp.ranks_of(lists)` returns the rank of each stage, so its length is the number of stages. `reader(x, stages)`, from
+# `labs.pp.instructions`, returns the instruction of another stage that needs the result of `x`, or None. `needs(x,
+# stages)`, in the same file, lists the instructions whose results `x` needs. The check simulates your lists for
+# schedules of all kinds, on 1 to 8 ranks, and reports where they hang; then it runs one schedule in real processes.
 #
-# <details><summary>To begin with</summary>Receive right before the instruction that needs it, send right after the one
-# that has made it. Which ranks wait for each other then, in 1F1B?</details>
+# <details><summary>How to begin</summary>Put each Receive right before the instruction that needs the result, and each
+# Send right after the instruction that computes it. Which ranks wait for each other then, in 1F1B?</details>
 #
-# <details><summary>A hint</summary>Say all messages of all ranks had <i>one</i> order, and every rank took its own in
-# that order. Look at the first message that is not over. Can one of its two ranks be waiting for another
-# one?</details>
+# <details><summary>A hint</summary>Suppose that all messages of all ranks had <i>one</i> order, and that every rank
+# sent and received its own messages in this order. Look at the first message that has not ended. Can one of its two
+# ranks be waiting for another message?</details>
 #
-# <details><summary>Another hint</summary>Run the lists on paper, one instruction at a time, on any rank that can go
-# on. When something is made that another rank needs, put the message at the end of both lists, as far as they are
-# written by then.</details>
+# <details><summary>Another hint</summary>Simulate the lists, one instruction at a time, on any rank that can go on, and
+# write each instruction to a new list of its rank. When an instruction computes a result that another rank needs,
+# append the Send and the Receive to the new lists of both ranks.</details>
 
 
 # %%
@@ -751,11 +772,12 @@ from labs.pp.messages import Receive, Send
 
 
 def with_messages(lists):
-    """The lists, with messages between the instructions.
+    """Return the lists, with messages between the instructions.
 
-    lists: of F and B; they can be run.  Instructions stay as they are.  What another rank needs
-    is sent once, after it was made, and received once, before it is used; nothing else is sent.
-    No rank waits for ever, whatever the lists are.
+    lists: lists of F and B that can be run; do not change the instructions
+
+    Each result that another rank needs is sent once, after it was computed, and received once,
+    before it is used. Nothing else is sent. No rank may wait for ever, with any lists.
     """
     ### BEGIN SOLUTION
     stages, ranks, plans = stages_of(lists), pp.ranks_of(lists), [[] for _ in lists]
@@ -772,15 +794,16 @@ def with_messages(lists):
 check.with_messages(with_messages)
 
 # %% [markdown]
-# [labs/pp/messages.py](../labs/pp/messages.py) has the same order for the executor, and does two things more: a send
-# does not wait, so that ranks compute while a message is on its way; and the lists alone say when it must be over, so
-# that its buffer may go.
+# [labs/pp/messages.py](../labs/pp/messages.py) computes such an order for the executor, and does two things more. A
+# send does not wait, so that ranks compute while a message is in flight. And the lists alone determine when a message
+# must have arrived, so that its buffer can be freed.
 #
-# ## Measure: what travels
+# ## Measure: bytes sent
 #
-# Over each cut go the activations x of each micro-batch, and their gradient comes back. Nothing else travels, and the
-# schedule makes no difference. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; a rank sends 2 m M
-# D numbers for each of its stages, but only half of that for the model's first or last stage.
+# Across each cut, a rank sends the activations x of each micro-batch forward, and the next rank sends their gradient
+# back. Nothing else is sent, and the number of bytes does not depend on the schedule. Let the batch have m
+# micro-batches of M tokens, with D numbers per token. A rank sends 2 m M D numbers for each of its stages, but only
+# half as many for the model's first or last stage.
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4, accumulation=MICRO)  # micro-batches of one sequence
@@ -794,20 +817,21 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# It goes only from one neighbour to the next, and a rank may compute while it is on its way. How it compares with what
-# the other strategies send is measured in the optional part.
+# A rank sends only to its neighbours, and can compute while the messages are in flight. The optional part compares
+# these bytes with those of other strategies.
 #
 # ## Native
 #
-# PyTorch has all of these, in `torch.distributed.pipelining`: a `PipelineStage` for each stage, and a class for each
-# schedule. [labs/native/pipelining.py](../labs/native/pipelining.py) puts them together:
+# PyTorch has these schedules in `torch.distributed.pipelining`, with a `PipelineStage` for each stage, and a class for
+# each schedule. [labs/native/pipelining.py](../labs/native/pipelining.py) combines them:
 
 # %%
 NATIVE = {"GPipe": "gpipe", "1F1B": "1f1b", "interleaved": "interleaved", "zero bubble": "zb1p"}
 
 
 def by_torch(name):
-    """Two steps; this rank's parameters, and the lists as PyTorch prints them."""
+    """Take two steps with PyTorch; return this rank's parameters, and the lists as PyTorch
+    prints them."""
     lists, model = SCHEDULES[name][0], GPT(CONFIG)
     stages, mine = pp.cut(model, stages_of(lists)), {x.stage for x in lists[dist.get_rank()]}
     theirs = native.pp(stages, NATIVE[name], MICRO, model.loss)
@@ -838,8 +862,8 @@ for number, name in enumerate(NATIVE):
 draw.table(rows, caption="and bytes that rank 1 sends in the second step")
 
 # %% [markdown]
-# The same bits, the same bytes. A schedule of theirs can be read into our lists (`pp.read`, and `pp.read_csv` for their
-# CSV files). So let us put theirs through the checker:
+# PyTorch's pipelines give the same bits and send the same bytes. `pp.read` converts a schedule of PyTorch into our
+# lists, and `pp.read_csv` reads PyTorch's CSV files. So the checker can check PyTorch's schedules:
 
 # %%
 for name in NATIVE:
@@ -853,24 +877,25 @@ for name in NATIVE:
         print(f"{name}: {refused}")
 
 # %% [markdown]
-# In PyTorch 2.13, what `Schedule1F1B` *prints* for the last rank is not what it does: it prints the forwards 3F1 to 3F8
-# in place of 3F0 to 3F7 (hence nine micro-batches), and runs the right list, as the parameters above show, with its own
-# code. So believe a recording, and not a printed schedule, not even a library's.
+# In PyTorch 2.13, `Schedule1F1B` *prints* another list for the last rank than the list that it runs. It prints the
+# forwards 3F1 to 3F8 in place of 3F0 to 3F7, so the checker counts nine micro-batches. But it runs the right list, as
+# the parameters above show. So trust a recording, and not a printed schedule, not even that of a library.
 
 # %% [markdown]
 # ### What went wrong in the wild
 #
 # *Symptom*: nothing fails, and with accumulation "the accumulated gradient is an exponential moving average, rather
-# than a sum" ([torchtitan#1733](https://github.com/pytorch/torchtitan/issues/1733), September 2025). Who divides by the
-# number of micro-batches, and when? The course's executor divides each loss before backward. PyTorch by default divides
-# the *gradients* at the end of each step, all that is in `.grad`. If a step accumulates several batches, the first
-# batch's gradients are divided again by the second, and so on. Two equal batches, four micro-batches each:
+# than a sum" ([torchtitan#1733](https://github.com/pytorch/torchtitan/issues/1733), September 2025). *Cause*: the
+# division by the number of micro-batches comes at the wrong time. The course's executor divides each loss before
+# backward. PyTorch by default divides the *gradients* at the end of each step, and so divides all of `.grad`. If
+# several batches are accumulated, the gradients of the first batch are divided again after the second, and so on. The
+# next cells accumulate two equal batches with four micro-batches each:
 
 
 # %%
 def both_sides(stages, model):
-    """Two pipelines of the same stages, as functions of a batch; PyTorch's takes only what the
-    rank's stage reads."""
+    """Return two pipelines of the same stages, as functions of a batch; PyTorch's takes only
+    the input that the rank's stage reads."""
     ours = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss)
     theirs, rank = native.pp(stages, "1f1b", 4, model.loss), dist.get_rank()
     given = {0: lambda x, y: theirs.step(x), 1: lambda x, y: theirs.step(target=y)}
@@ -878,7 +903,7 @@ def both_sides(stages, model):
 
 
 def accumulate(side):
-    """This rank's gradients after two batches, as multiples of those after one."""
+    """Return this rank's gradients after two batches, as multiples of those after one."""
     model, norms = GPT(CONFIG), []
     stages = pp.cut(model, 2)
     run_batch = both_sides(stages, model)[side]
@@ -897,22 +922,24 @@ for side in ("ours", "PyTorch's default"):
 draw.table(rows, caption="gradients after two batches, as multiples of those after one")
 
 # %% [markdown]
-# The first batch leaves a mean gradient of 1. The second adds four micro-batches of 1 each, and all of it is divided by
-# 4: (1 + 4)/4 = 1.25, where 2 is due. The repair is to do as the course does: `scale_grads=False`, and divide the loss.
+# After the first batch the mean gradient is 1. The second batch adds four micro-batches of 1 each, and PyTorch divides
+# the sum by 4: (1 + 4)/4 = 1.25, although 2 would be right. To avoid this, do as the course does: pass
+# `scale_grads=False`, and divide the loss.
 #
 # ## Why, and why not
 #
-# **Why**: it sends little, and only to a neighbour. So it is what goes *between* nodes, on the slowest wire: last to be
-# added, outermost on a mesh. P, G and S are divided by the number of ranks.
+# **Why**: a pipeline sends few bytes, and only between neighbours. So use it *between* nodes, on the slowest wire, as
+# the outermost axis of a mesh. It divides P, G and S by the number of ranks.
 #
-# **Why not**: the bubble, which is small only with many micro-batches, and so with a large batch; and schedules, stages
-# and messages to get right. There can hardly be more stages than layers. And the slowest stage sets the pace for all.
+# **Why not**: the bubble is small only with many micro-batches, and so only with a large batch. Schedules, stages and
+# messages make the program complicated. A model can hardly have more stages than layers. And the slowest stage
+# determines the speed of all stages.
 
 # %% [markdown]
-# ### A way out
+# ### Outside Jupyter
 #
-# Here is PyTorch's `PipelineStage` in an ordinary script, with nothing of the course but the data and the model. It is
-# [scripts/pp.py](../scripts/pp.py). From the root of the repository, run `torchrun --nproc-per-node 2 scripts/pp.py`:
+# The ordinary script [scripts/pp.py](../scripts/pp.py) uses PyTorch's `PipelineStage`; only the data and the model are
+# the course's. In the root of the repository, run `torchrun --nproc-per-node 2 scripts/pp.py`:
 #
 # ```python
 # import torch
@@ -963,14 +990,14 @@ draw.table(rows, caption="gradients after two batches, as multiples of those aft
 # %% [markdown]
 # ## Say it back
 #
-# From memory: the bubble of each schedule, as a fraction of the ideal time, if F, I and W take equally
-# long and the number of micro-batches is a multiple of the number of ranks.
+# Write from memory the bubble of each schedule, as a fraction of the ideal time. Assume that F, I and W take equally
+# long, and that the number of micro-batches is a multiple of the number of ranks.
 
 
 # %%
 def bubbles(ranks, microbatches, stages_per_rank):
-    """{"GPipe": …, "1F1B": …, "interleaved": …, "zero bubble": …}; with "zero bubble", ZB-H1 is
-    meant."""
+    """Return {"GPipe": …, "1F1B": …, "interleaved": …, "zero bubble": …}; "zero bubble" means
+    ZB-H1."""
     ### BEGIN SOLUTION
     bubble = (ranks - 1) / microbatches
     others = {"interleaved": bubble / stages_per_rank, "zero bubble": bubble / 3}
@@ -981,65 +1008,76 @@ def bubbles(ranks, microbatches, stages_per_rank):
 check.bubbles(bubbles)
 
 # %% [markdown]
-# Answer each aloud before you unfold it.
+# Answer each question aloud before you unfold its answer.
 #
-# <details><summary>What does 1F1B make smaller, and what not? What makes the bubble smaller?</summary>
+# <details><summary>Compared with GPipe, what does 1F1B make smaller, and what not? What makes the bubble
+# smaller?</summary>
 #
-# It makes smaller what is held: min(m, p − r) micro-batches' activations on rank r, where GPipe holds m. The bubble is
-# (p − 1)/m with both. It gets smaller with more micro-batches, for which 1F1B makes room; with more stages per rank;
-# and with a backward that is split, since the weights' gradients can wait and fill it.
+# 1F1B needs less memory: rank r holds the activations of min(m, p − r) micro-batches, and with GPipe it holds those of
+# m. The bubble is (p − 1)/m with both. Three things make it smaller: more micro-batches, for which 1F1B has the memory;
+# more stages per rank; and a split backward, since a rank can compute the gradients of weights while it would otherwise
+# wait.
 # </details>
 #
-# <details><summary>Two ranks wait for each other for ever. How can that be seen in the lists, before anything
-# runs?</summary>
+# <details><summary>How can you see in the lists of a schedule, before anything runs, that two ranks will wait for each
+# other for ever?</summary>
 #
-# Follow what each instruction needs, and what stands before it on its rank: if this leads back to where you began, the
-# instruction would have to happen before itself, and no order of messages can help. With lists that are right, ranks
-# can still block each other by the order in which they send and receive, so all messages get one order.
+# From an instruction, follow the instructions whose results it needs and those that come before it on its rank. If this
+# leads back to the instruction where you began, it would have to happen before itself, and the lists cannot be run.
+# Even with lists that can be run, two ranks can block each other by the order in which they send and receive. So give
+# the messages of all ranks one common order.
 # </details>
 #
-# <details><summary>The loss of a pipeline is a little different from that of one process. What do you look at
+# <details><summary>The loss of a pipeline is a little different from that of one process. What do you check
 # first?</summary>
 #
-# At the gradients, compared with those of one process: AdamW hides a constant factor from the losses. If all gradients
-# are off by the same factor, who divides by the number of micro-batches: nobody, two places, or each accumulated batch
-# once more? And does every parameter have a gradient at all?
+# Compare the gradients with those of one process, since AdamW hides a constant factor from the losses. If all gradients
+# are wrong by the same factor, look for the division by the number of micro-batches: it may be missing, be done twice,
+# or be done again for each accumulated batch. Also check that every parameter has a gradient.
 # </details>
 #
-# For p ranks, m micro-batches of M tokens, v stages per rank, D numbers per token of b bytes, F = I = W and B = 2 F:
+# The table is for p ranks, m micro-batches of M tokens, v stages per rank, and D numbers of b bytes per token, with F =
+# I = W and B = 2 F:
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | bubble: GPipe, 1F1B | (p − 1)/m | exactly, simulated | the same bits; 1F1B prints another list |
+# | bubble: GPipe, 1F1B | (p − 1)/m | exactly, simulated | not simulated; 1F1B prints another list |
 # | interleaved | (p − 1)/(v m) | exactly | the same list |
 # | zero bubble (ZB-H1) | (p − 1)/(3 m) | exactly | the same list |
 # | ZB-V, one step by itself | (p − 1)/(6 m) | exactly | not run here |
 # | activations alive on rank r | GPipe m, 1F1B min(m, p − r) | as measured | not measured here |
 # | sent by an inner rank | 2 m M D b for each of its stages | exactly | exactly |
-# | numbers | one process's | the same bits | the same bits |
+# | numbers | equal to one process's | the same bits | the same bits |
 
 # %% [markdown]
 # ## Beat it: the shortest schedule under a limit of memory (30 minutes)
 #
-# Here it is open. Eight stages, eight micro-batches, four ranks, and a limit of activations alive on each. Any stage
-# may be on any rank: it is on the one in whose list it stands. Backwards may be whole or split. In five cases stages
-# and messages take different times: print `costs` and `most` in your function to see them. Your lists are simulated,
-# and those of the first case are run for real.
+# This challenge is open: write the shortest schedule for eight stages and eight micro-batches on four ranks, with a
+# limit for the activations that are alive on each rank. Any stage may be on any rank: a stage is on the rank whose list
+# contains its instructions. Backwards may be whole or split. In five cases, stages and messages take different times:
+# print `costs` and `most` in your function to see them. The check simulates your lists, and runs those of the first
+# case in real processes.
 #
-# **The bound.** Somebody computes at least a quarter of all there is; and all micro-batches of a stage are computed by
-# one rank. No list takes less than the longer of the two: 100 points, and the score is the mean of the five. Zero
-# bubble (ZB-H1), with two stages per rank that count as one, keeps every limit, and scores 74.2. How close one can come
-# is open: the search further down takes one stage per rank. A score is 100 × bound / time.
+# **The bound.** Let c_s be the time of F, I and W of stage s for one micro-batch, and m = 8 the number of
+# micro-batches. Then time ≥ m · max(Σ c_s / 4, max c_s). No schedule can beat this: one of the four ranks does at least
+# a quarter of the work, and one rank computes all micro-batches of the longest stage.
+#
+# The score of a case is 100 × bound / time, and your score is the mean over the five cases. ZB-H1, with two consecutive
+# stages per rank that count as one, meets every limit and scores 74.2. Nobody knows the best possible score: the search
+# below is for one stage per rank.
 
 
 # %%
 def shortest(ranks, microbatches, costs, most):
-    """The lists of four ranks for eight stages, each on the rank that you choose.
+    """Return the lists of four ranks for eight stages; choose the rank of each stage.
 
-    costs: what F, B, I and W take, by stage, and `send`, what a message takes to another rank.
-    most: activations alive on a rank at any time, as pp.alive counts them: one for each
-    micro-batch in each stage.  pp.simulate(lists, **costs).time is judged.
-    You may search, for up to ten seconds in each of the five cases.
+    costs: the times of F, B, I and W, by stage, and `send`, the time of a message to another
+        rank
+    most: the activations that may be alive on a rank at any time, as pp.alive counts them: one
+        for each micro-batch in each stage
+
+    The score uses pp.simulate(lists, **costs).time. You may search for up to ten seconds in
+    each of the five cases.
     """
     ### BEGIN SOLUTION
     lists = [schedule(ranks, microbatches) for schedule in (pp.zbv, pp.dualpipev)]
@@ -1051,17 +1089,19 @@ def shortest(ranks, microbatches, costs, most):
 beat.short_schedule(shortest)
 
 # %% [markdown]
-# The course takes the quicker of two lists that were made for other costs. A list can also be grown: let the rank that
-# could begin first take, of all that it could do, what others wait for.
+# The course's answer takes the faster of two schedules that were made for other costs. You can also build a schedule
+# step by step: let the rank that could begin first choose, among the instructions that it could run, one for which
+# other ranks wait.
 #
-# Here the notebook ends. **What follows is optional**: pipelines beside the other strategies, the search for a
-# quicker list, two traps, and the slowest stage. Then comes what to read, and what is next.
+# The required part of the notebook ends here. **The rest is optional**: it compares pipelines with the other
+# strategies, searches for a faster schedule, and shows two traps and the slowest stage. After it come the reading list
+# and the next notebook.
 #
-# ## Optional: which one for what?
+# ## Optional: which strategy for which purpose?
 #
-# One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
-# each rank two of the sequences, TP gives every rank all eight, and PP (1F1B) sends them through one by one. All is
-# measured; each number is the largest of any rank:
+# The next cells run one model with one batch of eight sequences on four ranks, with four strategies of the course so
+# far. DDP and FSDP give each rank two of the sequences, TP gives every rank all eight, and PP, with 1F1B, sends them
+# through the stages one by one. The numbers of bytes are measured; each is the largest of any rank:
 
 # %%
 ROWS = strategies.ROWS
@@ -1087,8 +1127,8 @@ talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
 
 
 def fullest(name):
-    """The most that any rank sends, in how many calls; and the most that any rank holds, by
-    kind, in MB."""
+    """Return the most that any rank sends, in how many calls, and the most that any rank holds,
+    by kind, in MB."""
     counts = (talk[name].counts(rank, 1) for rank in range(4))
     sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
     calls = {"calls": max(count.total() - count["recv"] for count in counts)}
@@ -1105,26 +1145,26 @@ for name, (one, all_of_them) in PAPER.items():
 draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and of 8")
 
 # %% [markdown]
-# The last two columns are times on paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers,
-# and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, which takes 24 (the job takes
-# both at once, so its A is that of two sequences); TP does a quarter of each sequence on each rank, so one takes 3 and
-# eight take 24.
+# The last two columns are computed and not measured. A stage's F takes 1 and its B takes 2, the model has the layers of
+# four stages, and messages take no time. So one sequence takes 12 on one rank. With DDP and FSDP each rank computes two
+# sequences, which takes 24; the job computes both at once, so A is that of two sequences. With TP each rank does a
+# quarter of the work of each sequence, so one sequence takes 3 and eight take 24.
 #
-# PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
-# rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
-# sequences. More ranks do not make it smaller: each then has fewer layers, but the first one holds as many more
-# micro-batches. Here it holds four of them, each for a quarter of the layers: as much as one device would hold for one
-# sequence.
+# PP sends by far the fewest bytes, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do,
+# and no rank ever holds a layer of another rank. A of PP is the smallest here only because its micro-batches are single
+# sequences. More ranks do not make A smaller: each rank then has fewer layers, but the first rank holds proportionally
+# more micro-batches. Here the first rank holds four micro-batches, each for a quarter of the layers, which is as much
+# as one device would hold for one sequence.
 #
-# **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
-# one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many
-# are under way. That is why a model that answers one person is split by TP, and a model that answers thousands may be
-# split by layers.
+# **Latency** is the time that one sequence takes. **Throughput** is the number of sequences per unit of time. Of these
+# strategies, only TP lowers the latency of one sequence. In a pipeline one sequence passes from rank to rank while the
+# other ranks are idle, so a pipeline is useful only when many sequences are in flight. So a model that answers one
+# person is split by TP, and a model that answers thousands may be split by layers.
 #
 # ## Optional: can you beat 1F1B?
 #
-# Four ranks, eight micro-batches, and no more activations alive than 1F1B has: 4, 3, 2 and 1. Is there a list that is
-# quicker? Try it: change `mine`, and draw it. (A list that cannot be run is refused with a picture.)
+# Take four ranks and eight micro-batches, and allow as many micro-batches alive as 1F1B has: 4, 3, 2 and 1. Is there a
+# faster schedule? Try it: change `mine`, and draw it. If a schedule cannot be run, the error shows it in a picture.
 
 # %%
 mine = [[*order] for order in one_f_one_b(4, MICRO)]
@@ -1133,10 +1173,10 @@ print(f"time {pp.simulate(mine).time:g}, 1F1B's is {pp.simulate(one_f_one_b(4, M
 print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
 
 # %% [markdown]
-# There are more lists than anybody can try, but not all of them need be tried.
-# [labs/pp/search.py](../labs/pp/search.py) cuts off every beginning that cannot end in time (*branch and bound*), so
-# that what is left at the end is the quickest of all. Here it is without and with a split backward, under three memory
-# limits:
+# There are too many schedules to try all of them, but not all need to be tried.
+# [labs/pp/search.py](../labs/pp/search.py) builds schedules step by step, and gives up every beginning that cannot lead
+# to a faster schedule; this method is called *branch and bound*. The schedule that it finds is the fastest of all. The
+# next cell runs the search without and with a split backward, under three memory limits:
 
 # %%
 from labs.pp.search import search
@@ -1155,12 +1195,13 @@ for split in (False, True):
 draw.table(rows)
 
 # %% [markdown]
-# With one stage on each rank, nothing beats 1F1B as long as a backward is one piece, not even with all the memory there
-# is. Split, it can be beaten with the same memory. With four micro-batches alive on each rank ZB-H1 is the best there
-# is, and more memory brings nothing: the last rank cannot start before time 3, and has 24 to compute. (The paper calls
-# ZB-V, and with twice the memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last
-# W, since its next step can begin right there, if the optimizer waits for nobody. To clip the gradients, which takes
-# every rank's norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
+# With one stage on each rank and whole backwards, no schedule is faster than 1F1B, even with more memory. With a split
+# backward, some schedules are faster with the same memory. With four micro-batches alive on each rank, ZB-H1 is
+# optimal, and more memory does not help: the last rank cannot start before time 3, and has 24 units of work. The paper
+# calls ZB-V, and with twice the memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own
+# last W, since the rank's next step can begin then, if the optimizer does not wait for other ranks. But to clip
+# gradients, the optimizer must wait for every rank's norm. A schedule that the search has found can be run like any
+# other:
 
 # %%
 found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
@@ -1170,9 +1211,9 @@ draw.schedule(found)
 # %% [markdown]
 # ## Optional: a second trap
 #
-# Here is a second trap, of which we have found no report. FSDP may shard a stage's parameters over
-# data-parallel ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch
-# 2.13 then looks for the gradients of weights that are not there any more:
+# We have found no published report of this second trap. FSDP can shard a stage's parameters over data-parallel ranks,
+# and drop the full parameters after forward, as in notebook 06. With a schedule that splits the backward, PyTorch 2.13
+# then computes no gradients for the weights that were dropped:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -1186,7 +1227,7 @@ KINDS["zero bubble"] = schedules.ScheduleInterleavedZeroBubble
 
 # %%
 def sharded_stages(name, reshard):
-    """How many gradients of this rank's stage are there, and how many are not."""
+    """Count the gradients of this rank's stage that exist, and those that are missing."""
     mesh, model = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG)
     (x, y), number = loader[0], mesh.get_local_rank("pp")
     stage = pp.cut(model, 2)[number]
@@ -1208,26 +1249,28 @@ for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", Tr
 draw.table(rows)
 
 # %% [markdown]
-# No error, no warning; the whole second stage never learns. (The first is spared: nobody needs its input's gradient, so
-# PyTorch does its backward in one piece.) With a schedule like this, give `reshard_after_forward=False`. (The course's
-# `native.pp` refuses such stages.)
+# There is no error and no warning, but the whole second stage is never trained. The first stage is not affected: no
+# rank needs the gradient of its input, so PyTorch does not split its backward. With such a schedule, pass
+# `reshard_after_forward=False`. The course's `native.pp` refuses such stages.
 #
 # ## Optional: would it hang on NCCL?
 #
-# All jobs here ran on gloo, and GPUs talk over NCCL, where an order of messages that works on gloo may hang. There, a
-# send waits until the other side receives (unless it is small), and what two ranks tell each other goes one by one, in
-# the order in which each of them issued it. It takes no GPU to see this coming: the order is in the recording. Here are
-# the messages of a schedule, each sent as soon as it is made, and asked for when it is needed:
+# All jobs in this notebook ran on gloo. GPUs use NCCL, where an order of messages that works on gloo may hang. On NCCL
+# a send waits until the other rank receives, unless the message is small. And the messages between two ranks are
+# transferred one by one, in the order in which each of the ranks issued them. You need no GPU to predict a hang, since
+# the recording contains the order. The next cells send the messages of a schedule: each result is sent as soon as it is
+# computed, and received when it is needed:
 
 
 # %%
 def ends(x):
-    """Who makes what an instruction needs, and who needs what it makes; none at the ends."""
+    """Return the stage whose result an instruction needs, and the stage that needs its result;
+    none at the ends."""
     return (x.stage - 1, x.stage + 1) if isinstance(x, F) else (x.stage + 1, x.stage - 1)
 
 
 def one_by_one(lists):
-    """The messages alone: nothing is computed."""
+    """Send only the messages of a schedule; nothing is computed."""
     ranks, leaving = range(len(lists)), []
     for source, to in map(ends, lists[dist.get_rank()]):
         if source in ranks:
@@ -1251,10 +1294,11 @@ print("on gloo it went through; on NCCL:", verdict.name)
 verdict
 
 # %% [markdown]
-# Rank 2 has an activation for rank 3, and rank 3 a gradient for rank 2. Both send, and neither receives. The repair:
-# what a rank has made, and the question for what it needs next, leave in *one* call, a batch, whose messages do not
-# wait for each other. (Megatron's `send_forward_recv_backward` is such a batch. The course's executor needs none: it
-# gives the messages of all ranks one order, in which no two ranks ever send to each other at once.)
+# Rank 2 sends an activation to rank 3 while rank 3 sends a gradient to rank 2. Both send, and neither receives. The
+# remedy is a *batch*: a rank issues the send of its result and the receive that it needs next in one call, and the
+# messages of a batch do not wait for each other. Megatron's `send_forward_recv_backward` is such a batch. The course's
+# executor needs no batch: it gives the messages of all ranks one order, in which two ranks never send to each other at
+# the same time.
 
 
 # %%
@@ -1275,18 +1319,18 @@ verdicts["PyTorch's, all four"] = would_hang(theirs.recording)
 draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()])
 
 # %% [markdown]
-# With GPipe no two ranks ever have something for each other at the same time. The rules that were asked about stand,
-# each with its source, at the head of [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py), and so does what no
-# recording can tell.
+# With GPipe, two ranks never send to each other at the same time. The head of
+# [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py) lists the rules that this check applies, each with its source,
+# and the causes of a hang that no recording can show.
 
 # %% [markdown]
 # ## Optional: the slowest stage
 #
-# Look at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
-# parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
-# rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
-# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would that gain with plain 1F1B and 32
-# micro-batches? (*Idle* is the share of the whole step, not of the ideal time as the bubble is.)
+# Take Llama 3 405B on 16 ranks with eight layers each. The last rank would also have the head, which has as many
+# parameters as two thirds of a layer. The real model has 126 layers and not 128. Its authors removed one layer from the
+# first rank, which holds the most activations and the embedding, and one from the last rank, which computes the head
+# and the loss (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). How much would this gain with 1F1B and
+# 32 micro-batches? In the table, *idle* is a share of the whole step, and not of the ideal time like the bubble.
 
 # %%
 _, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
@@ -1310,7 +1354,8 @@ draw.table(rows)
 # 2104.04473). Qi et al., 2023, *Zero Bubble Pipeline Parallelism* (arXiv 2401.10241). DeepSeek-AI, 2024,
 # *DeepSeek-V3 Technical Report* (arXiv 2412.19437), section 3.2.1.
 #
-# **Next.** Each way to split has its limit: data parallelism the batch, tensor parallelism the node, and pipelines the
-# bubble. What remains is to use all three at once, on one mesh: [Three dimensions](11_three_dimensions.ipynb).
+# **Next.** Each strategy has its limit: data parallelism is limited by the batch, tensor parallelism by the node, and
+# pipelines by the bubble. The next notebook combines all three on one mesh: [Three
+# dimensions](11_three_dimensions.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/10_pipeline.ipynb`, then *File > Reload Notebook from Disk*.
