@@ -62,7 +62,7 @@ Groups = list[tuple[Options, list[list[str]]]]  # options, and the names of each
 
 
 class Savable(Protocol):
-    """An object that `save` can save.  Later training changes only the numbers in the tensors that it has returned."""
+    """An object that `save` can save: training changes only the numbers in the parts that it returns."""
 
     def parts(self) -> Parts: ...
 

@@ -180,7 +180,7 @@ MOVES = Table(
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A step of a plan: along one axis, given by its number, from one placement to another."""
+    """A step of a redistribution's plan: along one axis, given by its number, from one placement to another."""
 
     axis: int
     source: Placement

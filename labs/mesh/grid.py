@@ -36,7 +36,7 @@ class Grid:
 
     shape: number of ranks along each axis
     mesh_dim_names: names of the axes, outermost first
-    rank: the rank as which to look at the grid: `get_coordinate` and parts of the grid are this rank's
+    rank: the rank whose view of the grid this is: `get_coordinate` and parts of the grid are this rank's
 
     Raises ValueError for sizes and names that do not fit each other, and for a rank that is not on the grid.
     """

@@ -24,7 +24,7 @@ class Mesh(Grid):
 
     shape: number of ranks along each axis
     mesh_dim_names: names of the axes, outermost first
-    rank: the rank as which to look at the grid, without process groups; by default, this process' rank in the job
+    rank: the rank whose view of the grid this is, without process groups; by default, this process' rank in the job
 
     In a job, all ranks must make the mesh at the same point of the program, since its groups are made with it.  With
     `rank`, or outside of a job, a mesh is arithmetic alone.

@@ -68,8 +68,8 @@ def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Ins
 def alive(lists: Lists) -> list[list[int]]:
     """Return, for each rank, the number of micro-batches whose activations it holds after each of its instructions.
 
-    F stores activations; B or W frees them.  I frees a part of the activations that depends on the model, so that part
-    is not counted.  If a rank has several stages, a micro-batch counts once per stage.
+    An F stores activations; a B or W frees them.  I frees a part of the activations that depends on the model, so that
+    part is not counted.  If a rank has several stages, a micro-batch counts once per stage.
     """
     return [list(accumulate(isinstance(x, F) - isinstance(x, B | W) for x in order)) for order in lists]
 
