@@ -9,9 +9,12 @@ from labs.exercises.engine.on_paper import Sheet, as_if, on_paper
 
 
 def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    """Return the bytes that a rank holds beyond DeepSpeed's estimate."""
-    states = 2 * parameters - 2 * parameters // ranks if float32 else 0
-    return states + activations + (4 if float32 else 2) * bucket
+    """Return the bytes that a rank holds, minus DeepSpeed's estimate."""
+    whole, share = (
+        (4, 4 + 12) if float32 else (2, 2 + 4 + 12)
+    )  # bytes per parameter: P, and that of which it has a share
+    held = whole * parameters + share * parameters // ranks + activations + whole * bucket
+    return held - (2 * parameters + 18 * parameters // ranks)
 
 
 # fmt: off

@@ -2,7 +2,7 @@
 
 import secrets  # noqa: F401 (varied answers use it)
 
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 # fmt: off
 answers = Exercise("replace")
@@ -13,14 +13,7 @@ LINE = (
 
 # ---- right -----------------------------------------------------------------------------------------------
 
-
-@answers.right(line=LINE)
-def by_a_draft(disk, name, text):
-    draft = f"{name}.draft"
-    disk.write(draft, text)
-    disk.flush(draft)
-    disk.rename(draft, name)
-    disk.flush_names()
+by_a_draft = answers.right(from_notebook("replace"), line=LINE)
 
 
 WRITE, FLUSH, RENAME, NAMES = (

@@ -6,19 +6,13 @@ import torch
 import torch.distributed as dist
 
 from labs import collectives, ddp  # noqa: F401 (a varied answer calls it)
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 # fmt: off
 answers = Exercise("average_gradients")
 LINE = "you sent 1.50 × the gradients per rank; the least possible is 1.50 ×"
 
-
-@answers.right(line=LINE)
-def one_by_one(model):
-    for p in model.parameters():
-        if p.grad is not None:
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
+one_by_one = answers.right(from_notebook("average_gradients"), line=LINE)
 
 
 ALL, IF = "for p in model.parameters():", "if p.grad is not None:"

@@ -7,28 +7,14 @@ import torch
 import torch.distributed as dist  # noqa: F401 (spoilt answers call it)
 
 from labs import ddp
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 # fmt: off
 answers = Exercise("overlap")
 LINE = "4 of 4 all-reduces begin during backward, and nobody waits there"
 answers.right(ddp.Overlapped, line=LINE)
 
-
-@answers.right(line=LINE)
-class InTurn(ddp.Overlapped):
-    def gradient_ready(self, p):
-        bucket = self.bucket_of[p]
-        bucket.collect(p)
-        if self.syncing:
-            bucket.waiting_for.remove(p)
-            self.start_full_buckets()
-
-    def start_full_buckets(self):
-        for bucket in self.buckets[len(self.works) :]:
-            if bucket.waiting_for:
-                return
-            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+InTurn = answers.right(from_notebook("Overlap"), line=LINE)
 
 
 # ---- when a bucket begins -------------------------------------------------------------------------------------

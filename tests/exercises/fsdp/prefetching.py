@@ -1,6 +1,6 @@
 """Answers to prefetching (06): hooks that gather one layer ahead of the one that computes, there and back."""
 
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 answers = Exercise("prefetching")
 LINE = (
@@ -11,23 +11,7 @@ LINE = (
 
 # ---- right -----------------------------------------------------------------------------------------------
 
-
-@answers.right(line=LINE)
-def prefetching(model):
-    uses = []
-
-    def begins(*_):
-        uses[:] = [*model, *reversed(model)]
-
-    def computes(layer, *_):
-        uses.pop(0)
-        for soon in (layer, *uses[:1]):
-            soon.unshard(async_op=True)
-
-    model.register_forward_pre_hook(begins)
-    for layer in set(model):
-        layer.register_forward_pre_hook(computes)
-        layer.register_full_backward_pre_hook(computes)
+prefetching = answers.right(from_notebook("prefetching"), line=LINE)
 
 
 @answers.right(line=LINE)

@@ -1,7 +1,7 @@
 """Answers to meet (13): of two letters that are cut along the same axis, the one that an operation follows."""
 
 from labs.exercises.gspmd.meet import MET
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 answers = Exercise("meet")
 
@@ -12,13 +12,7 @@ def least_moved(dims, cut, sizes):
     return min((letter for letter, _ in known), key=lambda letter: sum(s for other, s in known if other != letter))
 
 
-@answers.right
-def most_stays(dims, cut, sizes):
-    stays = {}
-    for own, dim, size in zip(dims, cut, sizes, strict=True):
-        if dim is not None:
-            stays[own[dim]] = stays.get(own[dim], 0) + size
-    return max(stays, key=stays.get)
+most_stays = answers.right(from_notebook("meet"))
 
 
 answers.instead(MET)

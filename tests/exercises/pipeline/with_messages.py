@@ -1,10 +1,10 @@
 """Answers to with_messages (10): lists with their messages."""
 
 from labs import pp
-from labs.pp.checker import in_order, stages_of
+from labs.pp.checker import stages_of
 from labs.pp.instructions import needs, reader
 from labs.pp.messages import Receive, Send, plan
-from tests.answers import Exercise
+from tests.answers import Exercise, from_notebook
 
 # fmt: off
 answers = Exercise("with_messages")
@@ -12,17 +12,7 @@ LINE = "11 schedules on 1 to 8 ranks come to their end, though each send waits f
 
 # ---- right -----------------------------------------------------------------------------------------------
 
-
-@answers.right(line=LINE)
-def as_they_come_about(lists):
-    stages, ranks, plans = stages_of(lists), pp.ranks_of(lists), [[] for _ in lists]
-    for rank, x in in_order(lists):
-        plans[rank].append(x)
-        use = reader(x, stages)
-        if use and ranks[use.stage] != rank:
-            plans[rank].append(Send(x, ranks[use.stage]))
-            plans[ranks[use.stage]].append(Receive(x, rank))
-    return plans
+as_they_come_about = answers.right(from_notebook("with_messages"), line=LINE)
 
 
 @answers.right
