@@ -31,6 +31,10 @@ def test_an_exercise_has_all_its_answers():
         assert runs(path)[1] == ["exercises/engine/test_answers.py", "-m", "depth or soak", "-k", "[interval]"]
 
 
+def test_the_engine_of_the_exercises_has_all_exercises():
+    assert "exercises/engine/test_answers.py" in runs("labs/exercises/engine/scripts.py")[0]
+
+
 def test_a_changed_test_is_run_and_prose_runs_nothing():
     assert runs("tests/mesh/test_mesh.py", "README.md", "labs/kit/recall.md") == [
         ["mesh/test_mesh.py", "test_layers.py"]

@@ -5,8 +5,9 @@
 
 A change reaches what is built on it: a file of the textbook reaches all that import it within the textbook, and every
 test file that imports one of these runs, with the odd trainings and the rows of the contract of each strategy reached.
-A file of the kit has the tests of its folder, an exercise all answers to it, those of the archive included, and a
-notebook's source both of its notebooks.  All configurations run, of which `make test` runs one.
+A file of the kit has the tests of its folder, an exercise all answers to it, those of the archive included, the engine
+of the exercises all answers but these, and a notebook's source both of its notebooks.  All configurations run, where
+`make test` runs one.
 """
 
 import subprocess
@@ -19,6 +20,7 @@ from tools.imports import FILES, LABS, ROOT, imports, name_of, own
 
 TESTS = ROOT / "tests"
 ANSWERS = TESTS / "exercises/engine/test_answers.py"
+ENGINE = LABS / "exercises/engine"
 TABLES = [TESTS / "test_contract.py", TESTS / "test_odd.py"]
 ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # a chapter's rows in the tables
 NOT_TEXTBOOK = {"kit", "exercises", "native", "deepspeed", "xla", "__main__"}
@@ -102,6 +104,8 @@ def runs_for(paths: set[Path]) -> list[list[str]]:
     textbook = {name_of(path) for path in ours if is_textbook(name_of(path))}
     kit = {path for path in ours if path.is_relative_to(LABS / "kit")}
     chosen = {path for path in paths if path.is_relative_to(TESTS) and path.match("test_*.py")}
+    if any(path.is_relative_to(ENGINE) for path in ours):
+        chosen |= set(ANSWERS.parent.glob("test_*.py"))
     chosen |= tests_of_textbook(textbook).union(*map(tests_of_kit, kit)) if textbook or kit else set()
     runs = [[*sorted(map(str, chosen)), str(TESTS / "test_layers.py")]]
     chapters = {name.split(".")[0] for name in reached(textbook)}

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,6 +15,7 @@ from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.zero import Zero
 from tests.checkpoint.common import ADAMW, numbers, same, words_of
+from tests.depth import deepen
 
 optim = torch.optim
 ZEROS = ("zero-1", "zero-3")
@@ -125,9 +127,15 @@ def through(folder, optimizer, layouts, make):
     return wrong
 
 
-def test_every_optimizer_continues(tmp_path):
+@pytest.mark.parametrize("most", [1, *deepen(4)])
+def test_every_optimizer_continues(most, tmp_path):
+    """Save in one process and in at most so many other layouts."""
+
     def body():
-        return {name: through(tmp_path / name, *row) for name, row in OPTIMIZERS.items()}
+        rows = (
+            (name, optimizer, layouts[::-1][:most], make) for name, (optimizer, layouts, make) in OPTIMIZERS.items()
+        )
+        return {name: through(tmp_path / name, *row) for name, *row in rows}
 
     for wrong in run(body, ranks=2):
         assert not any(wrong.values()), wrong

@@ -27,6 +27,7 @@ from labs.kit.simulated.host import NeedsNumbers
 from labs.kit.simulated.strategy_steps import rehearse
 from labs.kit.training.strategies import ROWS, STRATEGIES
 from labs.model import PRESETS, Config
+from tests.depth import deepen
 
 TINY = replace(PRESETS["tiny"], context=16, depth=1)
 ODD = Config(vocab=129, dim=24, depth=1, heads=6, kv_heads=2, hidden=50, context=16)
@@ -128,7 +129,7 @@ def really(names: tuple[str, ...], shape: str) -> dict[tuple[str, str], dict]:
     return tapes
 
 
-@pytest.mark.parametrize("shape", REAL)
+@pytest.mark.parametrize("shape", ["odd", *deepen("tiny")])
 def test_a_real_run_sends_and_holds_the_same_to_the_byte(stepped, shape):
     ranks, names = SHAPES[shape][1], REAL[shape]
     tapes = run(really, names, shape, ranks=ranks, device="cpu")

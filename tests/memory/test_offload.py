@@ -29,6 +29,7 @@ from labs.memory.offload import Offloaded
 from labs.memory.precision import Masters
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
+from tests.depth import deepen
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 OPTIMIZERS = {
@@ -187,7 +188,8 @@ def killed_at(moment, where):
     return next(count)
 
 
-def test_killed_at_every_moment_of_a_step(tmp_path):
+@pytest.mark.parametrize("every", [3, *deepen(1)])
+def test_killed_at_every_moment_of_a_step(every, tmp_path):
     reference, model = Net(), Net()
     expected = train(reference, ADAMW(reference.parameters()))
     train(model, offloaded(model, tmp_path / "begun"), last=2)
@@ -195,7 +197,7 @@ def test_killed_at_every_moment_of_a_step(tmp_path):
     (moments,) = run(killed_at, -1, tmp_path / "counted", ranks=1)
     assert moments == 5 * (2 + 1) + 4 + 5 + 1, "copies and flushes, the commit, and what it removes"
     found = []
-    for moment in range(moments):
+    for moment in range(0, moments, every):
         where = tmp_path / str(moment)
         shutil.copytree(tmp_path / "begun", where)
         with pytest.raises(RankError, match="SIGKILL"):
