@@ -476,5 +476,5 @@ course_map()
 # (on an older git, `git checkout -- notebooks/00_start_here.ipynb`), then *File > Reload Notebook from Disk*. To start
 # over without losing what you wrote: *Kernel > Restart Kernel and Clear Outputs of All Cells*.
 #
-# **Next.** You have seen what a rank holds during a step, but not what all of it is for, nor why it is so much.
-# [01 One device](01_one_device.ipynb) takes a step apart until every byte has a name.
+# **Next.** You have seen what a rank holds during a step, but not what all of it is for, nor why it is so much. [01 One
+# device](01_one_device.ipynb) takes a step apart until you know what every byte is for.

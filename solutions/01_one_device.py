@@ -11,7 +11,8 @@
 # **Minutes**, by estimate: 35 without exercises, 70 with them.
 # The cells compute for one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -37,7 +38,7 @@ from labs.model import GPT, PRESETS
 #
 # <img src="../images/one_step.svg" alt="What one device holds during one training step. Parameters: always. Optimizer
 # state: always, from the first step on. Activations: they grow during forward and shrink during backward. Gradients:
-# they grow during backward and stay until zero_grad. Temporary: a little, all along.">
+# they grow during backward and stay until zero_grad. Temporary memory: a little, at all times.">
 #
 # The picture is only a drawing. By the end of this notebook you will have measured every shape in it.
 #
@@ -742,21 +743,21 @@ print(f"and {kept:.0f} GB of activations for {tokens}, if kept in float32")
 # | mixed precision | 16 | 16 | 16 (`autocast`) |
 # | mixed precision, all gradients copied first | 20 | – | 20 (`AdamW` on masters) |
 #
-# <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step is most memory in
-# use?</summary>
+# <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step does memory peak?</summary>
 #
 # Only A depends on the batch. In this model memory peaks when forward ends and backward begins, because all activations
 # are held at that moment.
 # </details>
 #
-# <details><summary>Mixed precision halves parameters and gradients. Why does the sum stay at 16?</summary>
+# <details><summary>Mixed precision halves parameters and gradients. Why do P, G and S still add up to 16 bytes per
+# parameter?</summary>
 #
 # The float32 parameter still exists: it has moved into the optimizer state, as the master copy. The sum 4 + 4 + (4 + 4)
 # has become 2 + 2 + (4 + 4 + 4).
 # </details>
 #
-# <details><summary>Two programs give gradients that differ by 1e-9. How do you find out whether that is rounding or a
-# mistake?</summary>
+# <details><summary>Two programs give gradients that differ by 1e-9. How do you find out whether the difference is
+# rounding or a mistake?</summary>
 #
 # Run both programs in float64. A difference from rounding shrinks by many orders of magnitude, and a difference from a
 # mistake stays.
@@ -770,4 +771,5 @@ print(f"and {kept:.0f} GB of activations for {tokens}, if kept in float32")
 # **Next.** One device is too small for these sixteen bytes per parameter, so several have to share them. Before devices
 # can share anything, they have to talk: [02 Collectives](02_collectives.ipynb).
 #
-# **A clean copy**: `git restore notebooks/01_one_device.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/01_one_device.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

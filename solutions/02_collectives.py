@@ -8,7 +8,8 @@
 # **Minutes**, by estimate: 40 without exercises, 85 with them, 10 more for optional parts, 35 more for the challenge.
 # The cells compute for one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -943,4 +944,5 @@ beat.slow_wire(quick_sum)
 # model average their gradients with an all-reduce, is it still the same training, and can the time of the all-reduce be
 # hidden? [03 DDP](03_ddp.ipynb) answers both questions.
 #
-# A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/02_collectives.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

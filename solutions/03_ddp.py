@@ -9,7 +9,8 @@
 # **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge.
 # The cells compute for one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -791,9 +792,9 @@ draw.table(rows, caption="bytes, exactly as predicted")
 # %% [markdown]
 # `Naive` needs no buffer. `Bucketed` needs one buffer, as large as the largest bucket. It allocates the buffer after
 # backward, when the activations have been freed, so its peak is not higher. In `Overlapped` the gradients *live* in the
-# buckets: `.grad` is a view of a bucket, and G counts only the one gradient that is just being copied in. But the
-# buckets stay allocated, even while the activations are at their maximum. So the peak of `Overlapped` is higher by one
-# set of gradients: this memory is the price of overlap.
+# buckets: `.grad` is a view of a bucket. So G counts the buckets, and one more gradient that is just being copied in.
+# But the buckets stay allocated, even while the activations are at their maximum. So the peak of `Overlapped` is higher
+# by one set of gradients: this memory is the price of overlap.
 
 # %% [markdown]
 # ## Measure: time
@@ -1180,12 +1181,12 @@ check.started_when(started_when)
 # <details><summary>Why do the replicas stay equal, although no rank ever sends a parameter?</summary>
 #
 # The replicas start equal. All of them use the same gradient, which is the mean over all ranks and has the same bits on
-# each rank. And the same optimizer does the same arithmetic with it. So equal replicas stay equal; but unequal replicas
-# stay unequal, too.
+# each rank. And the same optimizer does the same arithmetic with this gradient. So equal replicas stay equal; but
+# unequal replicas stay unequal, too.
 # </details>
 #
-# <details><summary>With 8 ranks, 4 micro-batches per step and gradients of 1 GB: how much does each rank send in a
-# step, with <code>no_sync</code> and without?</summary>
+# <details><summary>Eight ranks train with 4 micro-batches per step and gradients of 1 GB. How much does each rank send
+# in a step, with <code>no_sync</code> and without it?</summary>
 #
 # With `no_sync` each rank sends 2 × 7/8 × 1 GB = 1.75 GB. Without it each rank sends four times as much, 7 GB, for the
 # same result.
@@ -1199,7 +1200,7 @@ check.started_when(started_when)
 # whole all-reduce.
 # </details>
 #
-# For Ψ parameters in float32 with AdamW, on N ranks, per rank:
+# The table shows the bytes of each rank, for Ψ parameters in float32 with AdamW on N ranks:
 #
 # | | predicted | ours, `Overlapped` | PyTorch's DDP |
 # |---|---|---|---|
@@ -1290,4 +1291,5 @@ beat.early_start(in_which_order)
 # **Next.** All copies are equal, so only one is needed, and yet every rank holds all of P, G and S. [04
 # ZeRO](04_zero.ipynb) removes the spare copies, one kind after another.
 #
-# A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/03_ddp.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

@@ -9,7 +9,8 @@
 # **Minutes**, by estimate: 50 without exercises, 90 with them, 35 more for optional parts, 35 more for the challenge.
 # The cells compute for about one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -1253,4 +1254,5 @@ beat.large_model(train_largest)
 # far has code of its own. [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) arranges ranks in a grid, and gives tensors
 # a layout.
 #
-# A clean copy of this notebook: `git restore notebooks/04_zero.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/04_zero.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

@@ -8,7 +8,8 @@
 # **Minutes**, by estimate: 40 without exercises, 85 with them, 35 more for the challenge.
 # The cells compute for less than one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -865,5 +866,5 @@ beat.stops(stops)
 # **Next.** A layout says which rank holds which part, but not when the ranks send it: stage 3 still waits for each
 # layer that it gathers. [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.
 #
-# A clean copy of this notebook: `git restore notebooks/05_mesh_and_dtensor.ipynb`, then *File > Reload Notebook from
-# Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/05_mesh_and_dtensor.ipynb`, and then choose *File >
+# Reload Notebook from Disk*.

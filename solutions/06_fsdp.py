@@ -9,7 +9,8 @@
 # **Minutes**, by estimate: 40 without exercises, 75 with them, 10 more for optional parts, 35 more for the challenge.
 # The cells compute for about one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -1231,4 +1232,5 @@ draw.table(rows)
 # **Next.** P, G and S are now divided by the number of ranks, but the activations have not become smaller. [07
 # Memory](07_memory.ipynb) counts the activations, and recomputes them to save memory.
 #
-# A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/06_fsdp.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

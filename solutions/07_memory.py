@@ -5,12 +5,13 @@
 # what does it cost to free some of it?*
 #
 #
+#
 # **Minutes**, by estimate: 45 without exercises, 80 with them, 25 more for the challenge.
 # The cells compute for half of one of these minutes, in 2 GB of memory. You need: [One device](01_one_device.ipynb),
 # which measures activations, and [ZeRO](04_zero.ipynb).
 #
-# First, three questions on earlier notebooks; each run asks different ones. If you come directly from 04, skip
-# questions on 05 and 06. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. If you come directly
+# from 04, skip questions on 05 and 06. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -1037,4 +1038,5 @@ beat.least_again(least_again)
 # **Next.** A is small now. On one or a few devices P, G and S are still large, and there are not enough ranks to divide
 # them. [07b Offload](07b_offload.ipynb) moves state to a memory with more room.
 #
-# A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/07_memory.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

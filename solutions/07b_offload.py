@@ -5,11 +5,13 @@
 # activations. Where else is there memory, and what does it cost to use it?*
 #
 #
+#
 # **Minutes**, by estimate: 35 without exercises, 55 with them, 35 more for the challenge.
 # The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Memory](07_memory.ipynb), which
 # counts and recomputes activations, and [ZeRO](04_zero.ipynb).
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -749,4 +751,5 @@ beat.hidden_disk(disk_disappears)
 # it. How can three ranks load it, and what else must a training save? [08 Checkpoints](08_checkpoint.ipynb) answers
 # these questions.
 #
-# A clean copy of this notebook: `git restore notebooks/07b_offload.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/07b_offload.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

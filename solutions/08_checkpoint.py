@@ -6,11 +6,13 @@
 #
 #
 #
+#
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
 # The cells compute for half of one of these minutes, in 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and from
 # [Offload](07b_offload.ipynb) the use of a rename.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -749,4 +751,5 @@ beat.cheap_save(saved_cheaply)
 # Resume](08b_resume.ipynb) resumes a training with the same numbers to the last bit, computes how often to save, and
 # saves while training goes on.
 #
-# A clean copy of this notebook: `git restore notebooks/08_checkpoint.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/08_checkpoint.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

@@ -5,11 +5,13 @@
 # still the same training?*
 #
 #
+#
 # **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
 # The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb),
 # which explains `save` and `load`.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -708,4 +710,5 @@ FOLDER.cleanup()
 # parallelism can use no more ranks than there are sequences in the batch. [09 Tensor
 # parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
 #
-# A clean copy of this notebook: `git restore notebooks/08b_resume.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/08b_resume.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.

@@ -9,7 +9,8 @@
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 10 more for optional parts.
 # The cells compute for half of one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -627,5 +628,5 @@ for number in (1, 0):
 # own model has other submodules than this one. In [09b Plan and wire](09b_plan_and_wire.ipynb) you split the loss,
 # write a plan, combine TP with FSDP on a second axis, and find out when TP is faster.
 #
-# A clean copy of this notebook: `git restore notebooks/09_tensor_parallel.ipynb`, then *File > Reload Notebook from
-# Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/09_tensor_parallel.ipynb`, and then choose *File >
+# Reload Notebook from Disk*.

@@ -8,8 +8,8 @@
 # A good place for a break is before exercise 3. For the optional part you also need [Tensor
 # parallelism](09_tensor_parallel.ipynb). The cells compute for about one of these minutes, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it,
-# and skip questions on notebooks that you have not read.
+# First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
+# before you unfold it, and skip questions on notebooks that you have not read.
 
 # %%
 from labs.kit import recall
@@ -1358,4 +1358,5 @@ draw.table(rows)
 # pipelines by the bubble. The next notebook combines all three on one mesh: [Three
 # dimensions](11_three_dimensions.ipynb).
 #
-# A clean copy of this notebook: `git restore notebooks/10_pipeline.ipynb`, then *File > Reload Notebook from Disk*.
+# To get a clean copy of this notebook, run `git restore notebooks/10_pipeline.ipynb`, and then choose *File > Reload
+# Notebook from Disk*.
