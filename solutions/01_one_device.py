@@ -9,7 +9,7 @@
 #
 # You need: [Start here](00_start_here.ipynb).
 # **Minutes**, by estimate: 35 without exercises, 70 with them.
-# The cells compute for one of these minutes, in 1 GB of memory.
+# Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

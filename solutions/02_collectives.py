@@ -6,7 +6,7 @@
 #
 # You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call.
 # **Minutes**, by estimate: 40 without exercises, 85 with them, 10 more for optional parts, 35 more for the challenge.
-# The cells compute for one of these minutes, in 1 GB of memory.
+# Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

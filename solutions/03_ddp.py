@@ -1,13 +1,13 @@
 # %% [markdown]
 # # DDP: copies that agree
 #
-# *Four ranks train copies of one model, each on its own quarter of the batch. What must they send each other so that it
-# is still one training, and how many bytes is that?*
+# *Four ranks train copies of one model, each on its own quarter of the batch. What must the ranks send each other so
+# that they still train one model, and how many bytes is that?*
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
 # all-reduce.
 # **Minutes**, by estimate: 50 without exercises, 85 with them, 25 more for optional parts, 35 more for the challenge.
-# The cells compute for one of these minutes, in 1 GB of memory.
+# Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

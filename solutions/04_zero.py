@@ -7,7 +7,7 @@
 # You need: [DDP](03_ddp.ipynb), which makes these copies, and the reduce-scatter and the all-gather of
 # [Collectives](02_collectives.ipynb).
 # **Minutes**, by estimate: 50 without exercises, 90 with them, 35 more for optional parts, 35 more for the challenge.
-# The cells compute for about one of these minutes, in 1 GB of memory.
+# Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

@@ -6,7 +6,7 @@
 #
 # You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb).
 # **Minutes**, by estimate: 40 without exercises, 85 with them, 35 more for the challenge.
-# The cells compute for less than one of these minutes, in 1 GB of memory.
+# Running all cells takes less than a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

@@ -7,7 +7,7 @@
 # You need: stage 3 of [ZeRO](04_zero.ipynb), and from [Mesh and DTensor](05_mesh_and_dtensor.ipynb) the grid of ranks
 # and the tensors that know their layout.
 # **Minutes**, by estimate: 40 without exercises, 75 with them, 10 more for optional parts, 35 more for the challenge.
-# The cells compute for about one of these minutes, in 1 GB of memory.
+# Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

@@ -6,9 +6,10 @@
 #
 #
 #
+#
 # **Minutes**, by estimate: 45 without exercises, 80 with them, 25 more for the challenge.
-# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [One device](01_one_device.ipynb),
-# which measures activations, and [ZeRO](04_zero.ipynb).
+# Running all cells takes half a minute and 2 GB of memory. You need: [One device](01_one_device.ipynb), which measures
+# activations, and [ZeRO](04_zero.ipynb).
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. If you come directly
 # from 04, skip questions on 05 and 06. Say the answer aloud before you unfold it.

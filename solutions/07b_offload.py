@@ -6,9 +6,10 @@
 #
 #
 #
+#
 # **Minutes**, by estimate: 35 without exercises, 55 with them, 35 more for the challenge.
-# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Memory](07_memory.ipynb), which
-# counts and recomputes activations, and [ZeRO](04_zero.ipynb).
+# Running all cells takes half a minute and 2 GB of memory. You need: [Memory](07_memory.ipynb), which counts and
+# recomputes activations, and [ZeRO](04_zero.ipynb).
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

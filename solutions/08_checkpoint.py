@@ -7,9 +7,11 @@
 #
 #
 #
+#
+#
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
-# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and from
-# [Offload](07b_offload.ipynb) the use of a rename.
+# Running all cells takes half a minute and 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and
+# [Offload](07b_offload.ipynb), which explains why a rename makes a save safe.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.
@@ -100,8 +102,9 @@ guess_needed = 4 + 8  # your number
 # ## Build: what is wrong with `torch.save` on every rank
 #
 # A training that is sharded, here by FSDP, has to gather all tensors before `torch.save` can write them. Then either
-# every rank writes all tensors, or only rank 0 does. The third way is that of the picture. The course's function `save`
-# writes only the shards that this rank *holds*, described by `Held(model, optimizer=…)`.
+# every rank writes all tensors, or only rank 0 does. The third way is the one in the picture: each rank writes its own
+# shards. The course's function `save` writes only the shards that this rank *holds*, described by `Held(model,
+# optimizer=…)`.
 
 
 # %%

@@ -6,9 +6,10 @@
 #
 #
 #
+#
 # **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
-# The cells compute for half of one of these minutes, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb),
-# which explains `save` and `load`.
+# Running all cells takes half a minute and 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), which explains
+# `save` and `load`.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

@@ -7,7 +7,7 @@
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), which explains `Shard`, `Replicate` and `Partial`, and
 # [Memory](07_memory.ipynb), which explains activations.
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 10 more for optional parts.
-# The cells compute for half of one of these minutes, in 1 GB of memory.
+# Running all cells takes half a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it.

@@ -6,7 +6,7 @@
 # You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb), which explains activations.
 # **Minutes**, by estimate: 45 without exercises, 85 with them, 40 more for optional parts, 30 more for the challenge.
 # A good place for a break is before exercise 3. For the optional part you also need [Tensor
-# parallelism](09_tensor_parallel.ipynb). The cells compute for about one of these minutes, in 1 GB of memory.
+# parallelism](09_tensor_parallel.ipynb). Running all cells takes about a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
 # before you unfold it, and skip questions on notebooks that you have not read.
