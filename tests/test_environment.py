@@ -1,6 +1,4 @@
-"""Tests of the environment with conda's own grammar (py-rattler), pip's own resolver and make itself, and broken
-files.
-"""
+"""Tests of the environment's files, of broken ones, and of make itself."""
 
 import os
 import re
@@ -25,10 +23,6 @@ def test_the_files_agree():
     assert environment.problems() == []
 
 
-def test_pip_finds_a_solution():
-    environment.resolve()
-
-
 def test_setuptools_is_one_that_each_pytorch_takes():
     """Check its limits: PyTorch 2.11 takes none from 82 on, later ones none before 77.0.3."""
     pins = dict(line.split("==") for line in (environment.ROOT / "constraints.txt").read_text().split() if "==" in line)
@@ -38,8 +32,8 @@ def test_setuptools_is_one_that_each_pytorch_takes():
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "message"),
     [
-        ("environment.yml", "python >=3.11,<3.14", "python==>3", "conda cannot read 'python==>3'"),
-        ("environment.yml", "python >=3.11", "python >=3.12", "3.11.0 tells them apart"),
+        ("environment.yml", "python >=3.11,<3.14", "python==>3", "environment.yml has Python None"),
+        ("environment.yml", "python >=3.11", "python >=3.12", "has Python >=3.12,<3.14, pyproject.toml >=3.11"),
         ("environment.yml", "channels:", "prefix: /home/me\nchannels:", "prefix"),
         ("environment.yml", "  - pip  ", "  - zip  ", "does not ask for pip"),
         ("environment.yml", "--constraint constraints.txt", "torch", "the versions that are tested"),

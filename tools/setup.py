@@ -1,4 +1,4 @@
-"""Install the course in .venv: print a line, show a progress bar, and log everything else.
+"""Install the course in .venv: print a line, show on a terminal what is being done, and log everything else.
 
     .venv/bin/python -m tools.setup TORCH [EXTRA ...]   extras of pyproject.toml: gspmd, deepspeed and test
 
@@ -7,8 +7,11 @@ It runs before anything is installed, so it uses only the standard library.
 which PyTorch   On Linux without an NVIDIA GPU it takes the build without CUDA (200 MB instead of several GB), if
                 PyTorch's index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one of the two;
                 .venv/build remembers it.  If the installer finds another build, the set-up fails and says so.
-installer       It uses uv if uv is found, else pip.  uv does not read pip's settings, so they are passed to it.
-extras          The tests also install the other extras; if these cannot be installed, the tests do without.
+                For learners on laptops, and for those who build an image without a GPU for machines that have one.
+installer       It uses uv if uv is found, else pip.  uv does not read pip's settings, so they are passed to it: for
+                readers behind a company's index.
+extras          The tests also install the other extras; if these cannot be installed, the tests do without: for
+                contributors on macOS, for which DeepSpeed has no packages.
 stamps          It leaves stamps for make: .venv/course-TORCH, with -cpu or -cuda behind it if that was asked for, and
                 likewise tests-TORCH and gspmd-TORCH.
 """
@@ -216,9 +219,8 @@ def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
 
 
 def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int:
-    """Run the command, with its output in the log and a moving bar on a terminal. Returns its exit status."""
-    began, share = time.monotonic(), 0.0
-    pins = (VENV / "constraints.txt").read_text(encoding="utf-8").count("==")
+    """Run the command, with its output in the log; on a terminal, show what it is doing. Returns its exit status."""
+    began = time.monotonic()
     # pip unpacks into TMPDIR, and /tmp is often too small for PyTorch. PIP_USER would install everything elsewhere.
     with log.open("a") as file, tempfile.TemporaryDirectory(dir=VENV) as scratch:
         print("$", *command, file=file, flush=True)
@@ -226,45 +228,19 @@ def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int
         process = subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT)
         while process.poll() is None:
             if sys.stdout.isatty():
-                done, doing = progress(log.read_text(errors="replace"), installed(), pins)
-                share = max(share, done)
-                print(f"\r{bar(share, time.monotonic() - began, doing)}\033[K", end="", flush=True)
+                line = progress(log.read_text(errors="replace"), time.monotonic() - began)
+                print(f"\r{line}\033[K", end="", flush=True)
             time.sleep(0.2)
     if sys.stdout.isatty():
         print("\r\033[K", end="")
     return process.returncode
 
 
-def bar(share: float, seconds: float, doing: str, width: int = 30) -> str:
-    line = f"  [{'#' * round(share * width):.<{width}}] {seconds:3.0f} s  {doing}"
+def progress(log: str, seconds: float) -> str:
+    """Return a line that fits the terminal, with the current activity from the output of pip or uv."""
+    steps = re.findall(r"(?m)^ *((?:Collecting|Processing|Downloading|Building|Installing) .*)", log)
+    line = f"  {seconds:3.0f} s  {steps[-1] if steps else ''}"
     return line[: shutil.get_terminal_size().columns - 1]
-
-
-def progress(log: str, there: set[str], pins: int) -> tuple[float, str]:
-    """Return the share that is done, 0 to 1, and the current activity, from the output of pip or uv.
-
-    there: packages that are installed
-    pins: about how many are needed; pip prints the exact number late, uv early
-    """
-    steps = re.findall(r"(?m)^ *((?:Collecting|Processing|Downloading|Building) .*)", log)
-    doing = steps[-1] if steps else ""
-    if names := re.findall(r"(?m)^Installing collected packages: (.*)", log):
-        wanted = names[-1].split(", ")
-        left = [name for name in wanted if canonical(name) not in there]
-        return 1 - len(left) / len(wanted) / 2, f"Installing {left[0]}" if left else ""
-    if "\nResolved " in log:
-        begun, ended = (len(re.findall(rf"(?m)^ *{word} ", log)) for word in ("Downloading", "Downloaded"))
-        return ended / max(1, begun), doing
-    return min(1, len(re.findall("(?m)^Collecting ", log)) / pins) / 2, doing
-
-
-def installed() -> set[str]:
-    found = VENV.glob("lib/python*/site-packages/*.dist-info")
-    return {canonical(path.name.removesuffix(".dist-info").rpartition("-")[0]) for path in found}
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":
