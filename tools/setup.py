@@ -11,7 +11,7 @@ which PyTorch   On Linux without an NVIDIA GPU it takes the build without CUDA (
 installer       It uses uv if uv is found, else pip.  uv does not read pip's settings, so they are passed to it: for
                 readers behind a company's index.
 extras          The tests also install the other extras; if these cannot be installed, the tests do without: for
-                contributors on macOS, for which DeepSpeed has no packages.
+                contributors on a machine where JAX or DeepSpeed cannot be had.
 stamps          It leaves stamps for make: .venv/course-TORCH, with -cpu or -cuda behind it if that was asked for, and
                 likewise tests-TORCH and gspmd-TORCH.
 """

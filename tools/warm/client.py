@@ -23,7 +23,7 @@ ORIGIN = {
     # otherwise labs/kit/ranks/run.py would start a fork server, whose socket a forked process would close later
     "LABS_RANK": "",
 }
-RELAYED = signal.SIGINT, signal.SIGTERM  # Jupyter and torchrun send no others
+RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = struct.Struct("!i")
 LOOK = 1.0  # seconds between two checks whether the parent is still there
 
