@@ -42,8 +42,8 @@ def test_the_text_of_an_answer_stands_in_its_notebook_and_nowhere_else():
     }
     for folder in ("labs/exercises", "tests/exercises"):
         for path in (ROOT / folder).rglob("*.py"):
-            again = [f"{path.name}: {name}, {answers[body]}" for name, body, _ in functions(path) if body in answers]
-            assert not again, again
+            again = [f"{name} is {answers[body]}" for name, body, _ in functions(path) if body in answers]
+            assert not again, f"{path}: {again}; tests.answers.from_notebook reads it there"
 
 
 def functions(path: Path) -> Iterator[tuple[str, str, str]]:
