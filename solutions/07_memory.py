@@ -4,9 +4,6 @@
 # *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. What uses the memory now, and
 # what does it cost to free some of it?*
 #
-#
-#
-#
 # **Minutes**, by estimate: 45 without exercises, 80 with them, 25 more for the challenge.
 # Running all cells takes half a minute and 2 GB of memory. You need: [One device](01_one_device.ipynb), which measures
 # activations, and [ZeRO](04_zero.ipynb).

@@ -4,9 +4,6 @@
 # *There is one GPU, and no second rank to share P, G and S with. They do not fit, even with full recomputation of
 # activations. Where else is there memory, and what does it cost to use it?*
 #
-#
-#
-#
 # **Minutes**, by estimate: 35 without exercises, 55 with them, 35 more for the challenge.
 # Running all cells takes half a minute and 2 GB of memory. You need: [Memory](07_memory.ipynb), which counts and
 # recomputes activations, and [ZeRO](04_zero.ipynb).

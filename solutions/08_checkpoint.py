@@ -4,11 +4,6 @@
 # *Llama 3 was trained on 16,384 GPUs. In 54 days, the training was interrupted 419 times without warning. When one rank
 # of a training dies, how can the training go on?*
 #
-#
-#
-#
-#
-#
 # **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for the challenge.
 # Running all cells takes half a minute and 2 GB of memory. You need: [FSDP](06_fsdp.ipynb), and
 # [Offload](07b_offload.ipynb), which explains why a rename makes a save safe.

@@ -4,9 +4,6 @@
 # *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as before. Is it
 # still the same training?*
 #
-#
-#
-#
 # **Minutes**, by estimate: 25 without exercises, 45 with them, 10 more for optional parts.
 # Running all cells takes half a minute and 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), which explains
 # `save` and `load`.
