@@ -205,7 +205,7 @@ class Computed(tap.Listener):
     def __init__(self, operations: Callable[[], int]) -> None:
         self.operations, self.before = operations, []
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         self.before.append(self.operations())
 
 

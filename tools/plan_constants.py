@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from labs.plan.compare import bytes_of, predicted
 from labs.plan.constants import FITS, MEMORY, TIME, Constants
-from labs.plan.published import Case, read
+from labs.plan.published import PublishedRun, read
 
 MOST = 0.5  # most that a run's |log| counts: no arithmetic explains some of the runs
 SPARE, BEYOND = 0.03, 100.0  # units of the card: how far a run that ran may exceed it, and the penalty for more
@@ -57,14 +57,14 @@ def fields(constants: Constants, names: Sequence[str] = (*TIME, *MEMORY)) -> dic
     return {name: getattr(constants, name) for name in names}
 
 
-def cases_of(tables: Sequence[str]) -> list[Case]:
+def cases_of(tables: Sequence[str]) -> list[PublishedRun]:
     return [case for table in tables for case in read(table)[0]]
 
 
 # ---- fits ------------------------------------------------------------------------------------------------
 
 
-def of_software(runs: Sequence[Case], start: Constants, names: Sequence[str]) -> dict[str, Constants]:
+def of_software(runs: Sequence[PublishedRun], start: Constants, names: Sequence[str]) -> dict[str, Constants]:
     """Return the constants of these software names.
 
     A compiled program's fit starts from those of the uncompiled one.
@@ -82,7 +82,7 @@ def of_software(runs: Sequence[Case], start: Constants, names: Sequence[str]) ->
 TRIES = 120
 
 
-def by_software(runs: Sequence[Case]) -> list[tuple[str, list[Case]]]:
+def by_software(runs: Sequence[PublishedRun]) -> list[tuple[str, list[PublishedRun]]]:
     timed = [case for case in runs if case.is_target]
     return [(name, [case for case in timed if case.setup.software == name]) for name in SOFTWARE]
 
@@ -90,7 +90,7 @@ def by_software(runs: Sequence[Case]) -> list[tuple[str, list[Case]]]:
 SOFTWARE = ("pytorch", "compiled", "megatron")
 
 
-def evidence(cases: Sequence[Case], fitted: Constants, without: dict) -> dict[str, float | str]:
+def evidence(cases: Sequence[PublishedRun], fitted: Constants, without: dict) -> dict[str, float | str]:
     """Return the fit's data and errors, and the ratios between which four of five runs lie."""
     near, far = ratios(cases, lambda _: fitted), ratios(cases, lambda case: without[left_out(case)])
     least, most = (sorted(far)[int(part * len(far))] for part in (0.1, 0.9))
@@ -101,16 +101,16 @@ def evidence(cases: Sequence[Case], fitted: Constants, without: dict) -> dict[st
     return told | {"least": least, "most": most}
 
 
-def ratios(cases: Sequence[Case], constants: Callable[[Case], Constants]) -> list[float]:
+def ratios(cases: Sequence[PublishedRun], constants: Callable[[PublishedRun], Constants]) -> list[float]:
     """Return the ratios measured / predicted."""
     return [case.tokens / predicted(with_time([case], constants(case))[0]).tokens_per_gpu for case in cases]
 
 
-def left_out(case: Case) -> tuple[str, str]:
+def left_out(case: PublishedRun) -> tuple[str, str]:
     return case.setup.software, case.source
 
 
-def loss_of(cases: Sequence[Case]) -> Callable[[Constants], float]:
+def loss_of(cases: Sequence[PublishedRun]) -> Callable[[Constants], float]:
     return lambda constants: time_loss(with_time(cases, constants))
 
 
@@ -127,7 +127,7 @@ def fit(names: Sequence[str], start: Constants, loss: Callable[[Constants], floa
 MOST_OF = {"matmul": 1.0, "attention": 0.75, "exposed": 1.5, "hidden": 1.0, "ahead": 1.0}
 
 
-def with_time(cases: Sequence[Case], constants: Constants) -> list[Case]:
+def with_time(cases: Sequence[PublishedRun], constants: Constants) -> list[PublishedRun]:
     """Return the same runs with these constants, except for what a table says of its own runs' memory."""
     return with_constants(cases, lambda own: replace(constants, **{name: getattr(own, name) for name in OWN}))
 
@@ -135,18 +135,18 @@ def with_time(cases: Sequence[Case], constants: Constants) -> list[Case]:
 OWN = (*MEMORY, "thrash")
 
 
-def with_memory(cases: Sequence[Case], constants: Constants) -> list[Case]:
+def with_memory(cases: Sequence[PublishedRun], constants: Constants) -> list[PublishedRun]:
     fields = {name: getattr(constants, name) for name in OF_MEMORY}
     return with_constants(cases, lambda own: replace(own, **fields))
 
 
-def with_constants(cases: Sequence[Case], constants: Callable[[Constants], Constants]) -> list[Case]:
+def with_constants(cases: Sequence[PublishedRun], constants: Callable[[Constants], Constants]) -> list[PublishedRun]:
     """Return the same runs with new constants; runs that shared a setup share the new one."""
     setups = {case.setup: replace(case.setup, constants=constants(case.setup.constants)) for case in cases}
     return [replace(case, setup=setups[case.setup]) for case in cases]
 
 
-def time_loss(cases: Sequence[Case]) -> float:
+def time_loss(cases: Sequence[PublishedRun]) -> float:
     """Return the mean error of the predicted times.
 
     A run weighs more the nearer it is to its group's fastest, since a plan chooses among those.
@@ -162,7 +162,7 @@ def time_loss(cases: Sequence[Case]) -> float:
     return sum(w * min(error, MOST) / total[case.source] for case, w, error in of_runs) / len(total)
 
 
-def memory_loss(cases: Sequence[Case]) -> float:
+def memory_loss(cases: Sequence[PublishedRun]) -> float:
     total = 0.0
     for case in cases:
         plan = predicted(case)

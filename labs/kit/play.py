@@ -39,7 +39,7 @@ from labs.kit.explorers import planner as planning
 from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.explorers import tensor_parallel_block as split
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
-from labs.kit.watch.folder_snapshots import Moment
+from labs.kit.watch.folder_snapshots import FolderSnapshot
 from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
@@ -260,7 +260,7 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
     return Explorer(lambda **settings: explorer.picture(held, models, **settings), controls)
 
 
-def crashes(moments: Sequence[Moment]) -> Explorer:
+def crashes(moments: Sequence[FolderSnapshot]) -> Explorer:
     """Return a film of a checkpoint folder during a save, with the checkpoint that would be loaded after a crash.
 
     The film has a frame for each call that changes the folder.  A saved notebook shows the frame in the middle.

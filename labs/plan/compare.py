@@ -16,7 +16,7 @@ from labs.plan.candidates import pace_reason, powers, pp_reason
 from labs.plan.constants import TIME, WITHOUT
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
-from labs.plan.published import RUNS, Case, read
+from labs.plan.published import RUNS, PublishedRun, read
 from labs.plan.results import Plan
 from labs.plan.room import held_by, peak
 
@@ -24,14 +24,14 @@ LEAST_IN_GROUP = 3  # fewer layouts have no meaningful order
 NEAR, TOO_LARGE = 0.10, 0.05
 
 
-def predicted(case: Case) -> Plan:
+def predicted(case: PublishedRun) -> Plan:
     """Return the plan for the case's layout; if the case leaves fields open, the fastest of those that fit."""
     plans = [Plan(case.setup, each, seconds(case.setup, each), peak(case.setup, each)) for each in completed(case)]
     fitting = [each for each in plans if each.peak <= case.setup.cluster.card]
     return min(fitting, key=lambda each: each.seconds) if fitting else min(plans, key=lambda each: each.peak)
 
 
-def completed(case: Case) -> list[Layout]:
+def completed(case: PublishedRun) -> list[Layout]:
     """Return all layouts that the case may have had."""
     layout, dp = case.layout, case.layout.dp
     each = case.setup.batch // dp
@@ -109,7 +109,7 @@ def check(table: str = "", path: str | Path = RUNS) -> Report:
     return report(table or str(path), *read(table, path))
 
 
-def report(table: str, cases: Sequence[Case], left_out: Counter) -> Report:
+def report(table: str, cases: Sequence[PublishedRun], left_out: Counter) -> Report:
     plans = [predicted(case) for case in cases]
     pairs = list(zip(cases, plans, strict=True))
     timed = [(case, plan) for case, plan in pairs if case.is_target]
@@ -133,7 +133,7 @@ def report(table: str, cases: Sequence[Case], left_out: Counter) -> Report:
     )
 
 
-def left_out_of(case: Case) -> Case:
+def left_out_of(case: PublishedRun) -> PublishedRun:
     """Return the case with the constants that were fitted without its source."""
     return replace(case, setup=without(case.setup, case.source))
 
@@ -144,7 +144,7 @@ def without(setup: Setup, source: str) -> Setup:
     return replace(setup, constants=replace(setup.constants, **{name: getattr(fitted, name) for name in TIME}))
 
 
-def bytes_of(case: Case, plan: Plan) -> int:
+def bytes_of(case: PublishedRun, plan: Plan) -> int:
     return held_by(case.setup, plan.layout, 0).peak if case.of_first else plan.peak
 
 

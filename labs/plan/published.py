@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Case:
+class PublishedRun:
     """A published run.
 
     group: its model and number of GPUs.
@@ -45,7 +45,7 @@ class Case:
     source: str
 
 
-def read(table: str = "", path: str | Path = RUNS) -> tuple[list[Case], Counter]:
+def read(table: str = "", path: str | Path = RUNS) -> tuple[list[PublishedRun], Counter]:
     """Return the cases of a table, or of all of them, and the number of rows that are left out, by reason.
 
     Raises ValueError for a file of another form, or without this table.
@@ -106,12 +106,12 @@ def unusable(row: Row) -> str:
     return ""
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> PublishedRun:
     shape, gpus, context = (int(row[name]) for name in SHAPE), int(row["gpus"]), int(row["context"])
     config = Config(*shape, context=context, tied=row["tied"] == "1")
     cluster = replace(CLUSTERS[row["cluster"]], gpus=gpus)
     told = {field: row[column] for field, column in FIELDS.items() if row[column]}
-    return Case(
+    return PublishedRun(
         setup_of(config, cluster, int(row["batch"]), row["software"], row["source"]),
         Layout(**{field: type(Layout._field_defaults[field])(as_number(cell)) for field, cell in told.items()}),
         (row["model"], gpus),

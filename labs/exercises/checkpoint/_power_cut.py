@@ -16,7 +16,7 @@ Call = tuple[str, ...]  # the method, and the names that it was given
 
 
 @dataclass(frozen=True)
-class Cut:
+class PowerCut:
     """A power cut after some calls.
 
     now: the files as a program would have read them at that moment.
@@ -37,14 +37,14 @@ class File:
         self.texts = [text]
 
 
-class Disk:
+class FlushedDisk:
     """A disk on which everything that was there before is flushed."""
 
     def __init__(self, before: State) -> None:
         self.files = {name: File(text) for name, text in before.items()}
         self.on_disk = [self.files]  # the names that may be on the disk; the last are the current ones
         self.calls: list[Call] = []
-        self.cuts: list[Cut] = []
+        self.cuts: list[PowerCut] = []
 
     def write(self, name: str, text: str) -> None:
         if name not in self.files:
@@ -90,10 +90,10 @@ class Disk:
         self.calls.append(call)
         self.cuts += self.cut()
 
-    def cut(self, over: bool = False) -> list[Cut]:
+    def cut(self, over: bool = False) -> list[PowerCut]:
         """Return the power cuts that are possible at this moment, one for each state that may be left."""
         now = {name: file.texts[-1] for name, file in self.files.items()}
-        return [Cut(list(self.calls), now, left, over) for left in each_once(self.states())]
+        return [PowerCut(list(self.calls), now, left, over) for left in each_once(self.states())]
 
     def states(self) -> Iterable[State]:
         """Yield the states that a power cut may leave; some come more than once."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.in_acts import on_each_rank
-from labs.exercises.engine.scripts import Seen, World
+from labs.exercises.engine.scripts import StepOutcomes, World
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Lay:
     The place of a number that is not the vector's is -1.
     """
 
-    def __init__(self, seen: Seen, place: int) -> None:
+    def __init__(self, seen: StepOutcomes, place: int) -> None:
         self.world, self.own = seen.world, list(seen.world.parts[place])
         places = {x: at for at, x in enumerate(seen.world.vector.tolist())}
         self.everywhere = [[places.get(x, -1) for x in done.values[""].tolist()] for done in seen.done]
         self.at = self.everywhere[place]
 
 
-def elements(seen: Seen) -> Iterator[tuple[str, Lay]]:
+def elements(seen: StepOutcomes) -> Iterator[tuple[str, Lay]]:
     """Yield for each rank with wrong elements a sentence about them, and their places."""
     for place, (where, _) in enumerate(on_each_rank(seen)):
         its = Lay(seen, place)

@@ -24,7 +24,7 @@ Content = Mapping[Piece, Tensor | str]
 Call = tuple[Any, ...]  # the name of a method, and its arguments
 
 
-class Disk:
+class NotingDisk:
     """The disk as one rank sees it; it only notes the rank's calls.
 
     room: the bytes that all files may take.

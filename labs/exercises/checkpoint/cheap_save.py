@@ -23,8 +23,8 @@ from labs.exercises.checkpoint._shared_disk import (
     LATENCY,
     TORN,
     Call,
-    Disk,
     Files,
+    NotingDisk,
     cuts,
     require_own,
     seconds,
@@ -36,7 +36,7 @@ RANKS, WIDTH, SAVES, ROOM = 4, 16, 8, 2.25  # ROOM: the size of the disk, × the
 State = Mapping[str, Tensor]
 
 
-class Case(NamedTuple):
+class StateToSave(NamedTuple):
     """A state to save.
 
     rows: the rows of each tensor.
@@ -52,21 +52,21 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "copies": Case((128, 4, 48, 48, 4, 96, 4, 48, 4)),
-    "halves": Case((72, 72, 4, 4, 32, 32, 4, 4, 80, 80), copies=2),
-    "shards": Case((64,) * 4 + (24,) * 4 + (8,) * 4, copies=1),
-    "adapters": Case((48,) * 7 + (6,) * 8, frozen=7),
-    "experts": Case((24,) * 16, trained=4),
+    "copies": StateToSave((128, 4, 48, 48, 4, 96, 4, 48, 4)),
+    "halves": StateToSave((72, 72, 4, 4, 32, 32, 4, 4, 80, 80), copies=2),
+    "shards": StateToSave((64,) * 4 + (24,) * 4 + (8,) * 4, copies=1),
+    "adapters": StateToSave((48,) * 7 + (6,) * 8, frozen=7),
+    "experts": StateToSave((24,) * 16, trained=4),
 }
 
 
-def held(case: Case) -> dict[str, tuple[int, list[int]]]:
+def held(case: StateToSave) -> dict[str, tuple[int, list[int]]]:
     """Return {tensor: (its rows, the ranks that hold it)}."""
     first = [i * case.copies % RANKS for i in range(len(case.rows))]
     return {f"tensor {i}": (rows, list(range(first[i], first[i] + case.copies))) for i, rows in enumerate(case.rows)}
 
 
-def states(case: Case, seed: int) -> Iterator[dict[str, Tensor]]:
+def states(case: StateToSave, seed: int) -> Iterator[dict[str, Tensor]]:
     """Yield the state at each save: always the same tensors, changed in place."""
     generator, order = torch.Generator().manual_seed(seed), random.Random(0)
     changing = range(case.frozen, len(case.rows))
@@ -78,7 +78,7 @@ def states(case: Case, seed: int) -> Iterator[dict[str, Tensor]]:
         yield state
 
 
-def bound(case: Case) -> float:
+def bound(case: StateToSave) -> float:
     """Return the least seconds for all saves; frozen tensors are written only once."""
     everything, trained = sum(case.rows), sum(sorted(case.rows[case.frozen :])[: case.trained])
     return SAVES * 2 * LATENCY + (everything + (SAVES - 1) * trained) * WIDTH * 8 / RANKS / BANDWIDTH
@@ -88,7 +88,7 @@ def on_a_rank(fn: Function, seeds: Sequence[int]) -> list[list[list[list[Call]]]
     """Return this rank's calls: for each case and each save, a list of calls from meeting to meeting."""
     rank, found = dist.get_rank(), []
     for case, seed in zip(CASES.values(), seeds, strict=True):
-        disk, memo, saves = Disk(room(case)), {}, []
+        disk, memo, saves = NotingDisk(room(case)), {}, []
         for step, state in enumerate(states(case, seed)):
             tensors = held(case)
             fn(disk, step, {name: x for name, x in state.items() if rank in tensors[name][1]}, tensors, memo)
@@ -99,7 +99,7 @@ def on_a_rank(fn: Function, seeds: Sequence[int]) -> list[list[list[list[Call]]]
     return found
 
 
-def room(case: Case) -> int:
+def room(case: StateToSave) -> int:
     return int(ROOM * sum(case.rows) * WIDTH * 8)
 
 

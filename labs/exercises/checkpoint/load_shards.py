@@ -26,7 +26,7 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, answered, first
 from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank
 from labs.exercises.engine.on_ranks import BF16, F32, I64, Draw
-from labs.exercises.engine.scripts import Look, Seen
+from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.engine.value import One
 
 PIECE = 1 << 13  # elements of a file, in the world in which the bytes held are measured
@@ -78,7 +78,7 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
         yield Look({"": loaded}, {"reads": reads, "changed": changed})
 
 
-def ones(seen: Seen) -> Iterator[tuple[str, One]]:
+def ones(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
     """Yield the result of each rank, beside the expected one."""
     expected_by_name = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
     for place, rank in enumerate(seen.world.members):
@@ -120,13 +120,13 @@ class Reads:
         return f"read nothing of {names[0]}" if len(names) > (not self.own) else None
 
 
-def reads(seen: Seen) -> Iterator[tuple[str, Reads]]:
+def reads(seen: StepOutcomes) -> Iterator[tuple[str, Reads]]:
     """Yield the reads of each rank."""
     for place, (where, done) in enumerate(on_each_rank(seen)):
         yield where, Reads(seen.world, place, done.facts["reads"])
 
 
-def one_for_all(seen: Seen) -> str | None:
+def one_for_all(seen: StepOutcomes) -> str | None:
     """Return a sentence if only one rank has read, and has sent to the others."""
     whose = [rank for rank, done in seen.ranks if done.facts["reads"]]
     return f"only rank {whose[0]} has read, and then the ranks sent" if seen.events and len(whose) == 1 else None

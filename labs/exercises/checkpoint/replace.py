@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from labs.exercises.checkpoint._power_cut import Cut, Disk, State, each_once
+from labs.exercises.checkpoint._power_cut import FlushedDisk, PowerCut, State, each_once
 from labs.exercises.engine.answer import Mistake, answered, first
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import Draw
@@ -82,7 +82,7 @@ def all_left(world: Replaced, fn: Callable[..., Any], first: list[Left]) -> Iter
 
 def played(world: Replaced, fn: Callable[..., Any], text: str, before: State) -> list[Left]:
     """Call the function on a disk with these files; return the disk after each power cut."""
-    disk = Disk(before)
+    disk = FlushedDisk(before)
     fn(disk, world.name, text)
     return [Left(world, text, before, cut) for cut in (*disk.cuts, *disk.cut(over=True))]
 
@@ -98,7 +98,7 @@ class Left:
     world: Replaced
     text: str
     before: State
-    cut: Cut
+    cut: PowerCut
 
     @property
     def old(self) -> str | None:

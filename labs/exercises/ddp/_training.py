@@ -33,7 +33,7 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Training(World):
+class TrainingWorld(World):
     """A world in which one model is trained.  If it is refusable, a gradient is not contiguous."""
 
     micro_batches: int = 1
@@ -68,16 +68,16 @@ class Training(World):
         return f"{self.within}{times}, {self.dtype_name}{odd}{', an unused parameter' * (self.spare and not self.late)}"
 
 
-def odd(draw: Draw, ranks: int = 0, **options: Any) -> Training:
+def odd(draw: Draw, ranks: int = 0, **options: Any) -> TrainingWorld:
     """Return a world with a model of odd sizes, on 5 to 8 ranks if no number is given."""
     ranks = ranks or draw.random.choice((5, 6, 7, 8))
     sizes = tuple(draw.random.choice(odd) for odd in ((9, 11, 13), (5, 7), (11, 13, 17)))
-    return draw.world(Training, ranks, sizes=sizes, **options)
+    return draw.world(TrainingWorld, ranks, sizes=sizes, **options)
 
 
-def wide(draw: Draw, ranks: int, **options: Any) -> Training:
+def wide(draw: Draw, ranks: int, **options: Any) -> TrainingWorld:
     """Return a world whose parameters are much larger than everything else, and whose bytes held are measured."""
-    return draw.world(Training, ranks, dtype=F32, sizes=(WIDE, WIDE, WIDE), held=True, **options)
+    return draw.world(TrainingWorld, ranks, dtype=F32, sizes=(WIDE, WIDE, WIDE), held=True, **options)
 
 
 class Awkward(nn.Module):
@@ -89,7 +89,7 @@ class Awkward(nn.Module):
     `model(tokens_BT, targets_BT)` returns the mean cross-entropy loss, like the course's GPT.
     """
 
-    def __init__(self, world: Training, generator: torch.Generator) -> None:
+    def __init__(self, world: TrainingWorld, generator: torch.Generator) -> None:
         super().__init__()
         vocabulary, dim, hidden = world.sizes
         self.embed = nn.Embedding(vocabulary, dim)
@@ -154,12 +154,12 @@ class Cargo(tap.Listener):
     def __init__(self, model: nn.Module) -> None:
         self.places, self.count = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}, 0
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         self.count += any(x.untyped_storage().data_ptr() in self.places for x in call.inputs)
 
 
 def train(
-    world: Training,
+    world: TrainingWorld,
     model: Awkward,
     wrapped: Any,
     step: Callable[[Any, list[MicroBatch]], dict[str, Any]],
@@ -219,7 +219,7 @@ def count_kept(wrapped: nn.Module) -> int:
 # ---- a wrapper -------------------------------------------------------------------------------------------
 
 
-def train_wrapped(world: Training, wrap: Callable[..., Any], **options: Any) -> Iterator[Look | None]:
+def train_wrapped(world: TrainingWorld, wrap: Callable[..., Any], **options: Any) -> Iterator[Look | None]:
     """Wrap a model once, and train it: each step has the backwards of all micro-batches, and sync()."""
     model = world.model()
     wrapped = wrap(model, **options)

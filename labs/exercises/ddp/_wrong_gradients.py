@@ -28,7 +28,7 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, first, first_fit, refuse, show
 from labs.exercises.engine.in_acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
 from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made
-from labs.exercises.engine.scripts import Done, Seen, measure_held
+from labs.exercises.engine.scripts import Done, StepOutcomes, measure_held
 from labs.exercises.engine.value import One, mixture
 
 QUESTION = "Which gradients went into this one, and how often?"
@@ -73,7 +73,7 @@ STEP = (
 # ---- a parameter's gradient on a rank --------------------------------------------------------------------
 
 
-def trained(seen: Seen) -> list[str]:
+def trained(seen: StepOutcomes) -> list[str]:
     """Return the names of the parameters that have gradients."""
     return [name for name, gradient in seen.done[0].facts["plain"][0].items() if gradient is not None]
 
@@ -81,7 +81,7 @@ def trained(seen: Seen) -> list[str]:
 class Gradient(One):
     """The gradient of a parameter on a rank; a wrong one is taken apart together with all wrong ones on its rank."""
 
-    def __init__(self, seen: Seen, index: int, name: str) -> None:
+    def __init__(self, seen: StepOutcomes, index: int, name: str) -> None:
         plain = [own[name] for done in seen.done for own in done.facts["plain"]] if name in trained(seen) else []
         expected = mean(plain) if plain else None
         tolerance = TOLERANCE[expected.dtype] if plain else 0
@@ -176,7 +176,7 @@ def left_out(one: Gradient) -> str | bool:
     return all(g.near(g.received, mean(own[g.name] for own in one.done.facts["plain"])) for g in wrong)
 
 
-def equal_everywhere(seen: Seen, name: str) -> bool:
+def equal_everywhere(seen: StepOutcomes, name: str) -> bool:
     return all(torch.equal(seen.done[0].values[name], done.values[name]) for done in seen.done)
 
 
@@ -206,13 +206,13 @@ BITS = (
 # ---- messages --------------------------------------------------------------------------------------------
 
 
-class Traffic:
+class RingTraffic:
     """The bytes that all ranks sent in a step, beside those that a ring sends for the same gradients.
 
     exact: whether the wrapper is the course's, or made from it, and sends nothing but gradients and buffers.
     """
 
-    def __init__(self, seen: Seen, exact: bool) -> None:
+    def __init__(self, seen: StepOutcomes, exact: bool) -> None:
         before = seen.done[0].facts["before"]
         self.world, self.by_rank, self.sent = seen.world, seen.sent, sum(seen.sent.values())
         self.sizes = {name: before[name].nbytes for name in trained(seen)}
@@ -292,13 +292,13 @@ HELD = (
 # ---- a play ----------------------------------------------------------------------------------------------
 
 
-def each_gradient(seen: Seen) -> Iterator[tuple[str, Gradient]]:
+def each_gradient(seen: StepOutcomes) -> Iterator[tuple[str, Gradient]]:
     """Yield the gradient of each parameter on each rank."""
     for name, index in product(seen.done[0].facts["before"], range(seen.world.n)):
         yield f"on rank {seen.world.members[index]} ", Gradient(seen, index, name)
 
 
-def wrong_gradients(seen: Seen) -> Iterator[tuple[str, Gradient]]:
+def wrong_gradients(seen: StepOutcomes) -> Iterator[tuple[str, Gradient]]:
     for where, one in each_gradient(seen):
         if one.wanted and not one.right:
             yield f"{where}the gradient of {one.name!r} at {one.first}\n{one.names}", one
@@ -310,8 +310,8 @@ def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...
     exact: whether the step may send nothing but gradients and buffers.
     """
 
-    def traffic(seen: Seen) -> Iterator[tuple[str, Traffic]]:
-        yield "", Traffic(seen, exact)
+    def traffic(seen: StepOutcomes) -> Iterator[tuple[str, RingTraffic]]:
+        yield "", RingTraffic(seen, exact)
 
     return (
         (on_each_rank, STEP), (each_gradient, KIND), (wrong_gradients, VALUES),
@@ -321,7 +321,7 @@ def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...
 
 def line(passed: Passed) -> str:
     """Return the line of success, to be filled in at {}; its bytes are those of the last step on 4 ranks."""
-    traffic = Traffic([seen for seen in passed.seen if seen.world.n == 4][-1], exact=False)
+    traffic = RingTraffic([seen for seen in passed.seen if seen.world.n == 4][-1], exact=False)
     sent, least = (f"{x / 4 / traffic.gradients:.2f} ×" for x in (traffic.sent, traffic.least))
     return f"you sent {sent} the gradients per rank{{}}; the least possible is {least}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from labs.ddp import Naive, Overlapped
-from labs.exercises.ddp._training import MicroBatch, Training, odd, train, wide
+from labs.exercises.ddp._training import MicroBatch, TrainingWorld, odd, train, wide
 from labs.exercises.ddp._wrong_gradients import QUESTION, describe, line, tables
 from labs.exercises.engine.answer import Mistake, answered, refuse
 from labs.exercises.engine.in_acts import Play, checked
@@ -16,7 +16,7 @@ from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look, play_all
 
 
-def worlds(draw: Draw) -> dict[int, list[Training]]:
+def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
     case = partial(odd, draw)
     return {
         3: [case(3, micro_batches=5, steps=2), case(3, micro_batches=4, overlapped=True, steps=2)],
@@ -28,7 +28,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
         4: [
             case(4, micro_batches=3, dtype=F32),
             case(4, micro_batches=2, dtype=BF16),
-            draw.world(Training, 4, dtype=F32, micro_batches=4),
+            draw.world(TrainingWorld, 4, dtype=F32, micro_batches=4),
         ],
         1: [case(1, micro_batches=2)],
         0: [case(micro_batches=2)],
@@ -46,7 +46,7 @@ class Noting(Overlapped):
         super().sync()
 
 
-def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
+def script(world: TrainingWorld, fn: Callable[..., Any]) -> Iterator[Look | None]:
     model = world.model()
     wrapped = Noting(model, bucket_bytes=500) if world.overlapped else Naive(model)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from labs.exercises.ddp._training import Awkward, MicroBatch, Training, odd, train
+from labs.exercises.ddp._training import Awkward, MicroBatch, TrainingWorld, odd, train
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.exercises.engine.answer import answered
 from labs.exercises.engine.in_acts import Play, checked
@@ -14,7 +14,7 @@ from labs.exercises.engine.scripts import Look
 TRAINED_ALONE = "right only where all that has a gradient is trained"
 
 
-def worlds(draw: Draw) -> dict[int, list[Training]]:
+def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
     case = partial(odd, draw)
     return {
         3: [case(3), case(3, spare=True, buffers=True), case(3, steps=2, spare=True, late=True)],
@@ -22,14 +22,14 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
         4: [
             *(case(4, **options) for options in ({}, {"spare": True}, {"mixed": True}, {"dtype": BF16})),
             case(4, refusable=True),
-            draw.world(Training, 4, dtype=F32),
+            draw.world(TrainingWorld, 4, dtype=F32),
         ],
         1: [case(1)],
         0: [case(steps=2)],
     }
 
 
-def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
+def script(world: TrainingWorld, fn: Callable[..., Any]) -> Iterator[Look | None]:
     model = world.model()
 
     def average(model: Awkward, batch: list[MicroBatch]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labs.ddp import in_buckets
-from labs.exercises.ddp._training import WIDE, Training, odd, train_wrapped
+from labs.exercises.ddp._training import WIDE, TrainingWorld, odd, train_wrapped
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.exercises.engine.answer import Mistake, answered, refuse
 from labs.exercises.engine.in_acts import Play, checked
@@ -22,7 +22,7 @@ BUCKET_BYTES = 128 * 1024  # the size in the exercise
 GROUP = (0, 2, 3)
 
 
-def worlds(draw: Draw) -> dict[int, list[Training]]:
+def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
     case = partial(odd, draw)
     return {
         3: [case(3, steps=3), case(3, micro_batches=3, steps=2)],
@@ -35,7 +35,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
             case(4, micro_batches=2, steps=2),
             case(4, steps=2, mixed=True),
             case(4, dtype=BF16),
-            draw.world(Training, 4, dtype=F32, steps=3),
+            draw.world(TrainingWorld, 4, dtype=F32, steps=3),
         ],
         1: [case(1, steps=2)],
         0: [case(steps=2)],
@@ -45,13 +45,13 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 # ---- a group, and an all-reduce, of its own ----------------------------------------------------------------
 
 
-def some_ranks(draw: Draw) -> dict[int, list[Training]]:
+def some_ranks(draw: Draw) -> dict[int, list[TrainingWorld]]:
     """Return the world of a group of some ranks, whose model has several buckets of 128 KiB."""
     options = {"sizes": (WIDE, WIDE, 2 * WIDE), "mixed": True, "steps": 2, "group": GROUP}
-    return {4: [draw.world(Training, 4, only="wrong in a group of only some ranks", **options)]}
+    return {4: [draw.world(TrainingWorld, 4, only="wrong in a group of only some ranks", **options)]}
 
 
-def in_a_group(world: Training, wrap: Callable[..., Any]) -> Iterator[Look | None]:
+def in_a_group(world: TrainingWorld, wrap: Callable[..., Any]) -> Iterator[Look | None]:
     """Train with an all-reduce of its own; yield before each step, and then a look with the number of its calls."""
     calls: list[int] = []
 

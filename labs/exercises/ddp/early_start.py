@@ -24,7 +24,7 @@ RANKS = 2
 Buckets = Sequence[Sequence[int]]
 
 
-class Step(NamedTuple):
+class GradientCosts(NamedTuple):
     """A step of a model: for each layer, from the first on, the bytes of its gradient and the seconds it computes."""
 
     nbytes: tuple[int, ...]
@@ -34,13 +34,13 @@ class Step(NamedTuple):
     bandwidth: float  # bytes/s
 
 
-def step(kilobytes: Sequence[int], milliseconds: Sequence[float], latency: float) -> Step:
+def step(kilobytes: Sequence[int], milliseconds: Sequence[float], latency: float) -> GradientCosts:
     """Return a step whose backward takes twice its forward, on a network of 8 MB/s.
 
     milliseconds: the time of each layer's forward.
     """
     forward = tuple(each / 1e3 for each in milliseconds)
-    return Step(tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward), forward, latency, 8e6)
+    return GradientCosts(tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward), forward, latency, 8e6)
 
 
 STEPS = {
@@ -52,9 +52,9 @@ STEPS = {
 }
 
 
-def step_seconds(buckets: Buckets, given: Step) -> float:
+def step_seconds(buckets: Buckets, given: GradientCosts) -> float:
     """Return the seconds from the first backward to the end of the next forward."""
-    given, moment, ready = Step(*given), 0.0, {}
+    given, moment, ready = GradientCosts(*given), 0.0, {}
     for layer in reversed(range(len(given.nbytes))):
         ready[layer] = moment = moment + given.backward[layer]
     wire, arrived = 0.0, {}
@@ -67,14 +67,14 @@ def step_seconds(buckets: Buckets, given: Step) -> float:
     return moment
 
 
-def bound(given: Step) -> float:
+def bound(given: GradientCosts) -> float:
     """Return the seconds that every step takes at least."""
     computed = sum(given.backward) + sum(given.forward)
     sent = given.latency + sum(given.nbytes) / given.bandwidth
     return max(computed, given.backward[-1] + sent + given.forward[-1])
 
 
-def on_a_rank(fn: Function, steps: Sequence[Step]) -> list[Any]:
+def on_a_rank(fn: Function, steps: Sequence[GradientCosts]) -> list[Any]:
     """Send the buckets that the learner's function chooses; return the gradients before and after, and the buckets."""
     generator, found = chance(), []
     for given in steps:

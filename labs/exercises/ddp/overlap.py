@@ -22,14 +22,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.ddp import in_buckets
-from labs.exercises.ddp._training import Training, odd, train_wrapped
+from labs.exercises.ddp._training import TrainingWorld, odd, train_wrapped
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, PARTLY, QUESTION, tables
 from labs.exercises.ddp.buckets import ONE_EACH, own_group
 from labs.exercises.engine.answer import Mistake, Wrong, answered, first, says
 from labs.exercises.engine.in_acts import Play, checked, wrong
 from labs.exercises.engine.mixture import TIED
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
@@ -38,12 +38,12 @@ SMALL = 500  # bytes of a bucket of odd models: no bucket is as large as the mod
 BY_LUCK = ("", TIED.name, PARTLY)  # names that a sum of different buckets may be given by chance
 
 
-def worlds(draw: Draw) -> dict[int, list[Training]]:
+def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
     case = partial(odd, draw)
     return {
         2: [case(2, micro_batches=3, steps=3)],
         3: [case(3, steps=2, evaluating=True), case(3, steps=2, mixed=True)],
-        4: [case(4, dtype=BF16), draw.world(Training, 4, dtype=F32, micro_batches=3, steps=2)],
+        4: [case(4, dtype=BF16), draw.world(TrainingWorld, 4, dtype=F32, micro_batches=3, steps=2)],
     }
 
 
@@ -111,12 +111,12 @@ class InOrder(tap.Listener):
         self.events: list[tuple[str, int]] = []
         self.begun = 0
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         call.notes[self] = self.begun
         self.events.append(("begin", self.begun))
         self.begun += 1
 
-    def waiting(self, call: tap.Call) -> None:
+    def waiting(self, call: tap.IssuedCall) -> None:
         if self in call.notes:
             self.events.append(("wait", call.notes[self]))
 
@@ -227,13 +227,13 @@ OVERLAP = (
 # fmt: on
 
 
-def second(seen: Seen) -> Iterator[tuple[str, Backward]]:
+def second(seen: StepOutcomes) -> Iterator[tuple[str, Backward]]:
     """Yield the events of the second step on each rank, and nothing for the other steps."""
     for rank, done in enumerate(seen.done if seen.world.step == 1 else ()):
         yield f"on rank {rank} ", Backward(done.facts["events"], seen.world.bucket_bytes)
 
 
-def beside(seen: Seen) -> Iterator[tuple[str, int]]:
+def beside(seen: StepOutcomes) -> Iterator[tuple[str, int]]:
     """Yield the number of gradients outside of their buckets, for each rank."""
     for rank, done in enumerate(seen.done):
         yield f"on rank {rank} ", done.facts["beside"]

@@ -20,7 +20,7 @@ from labs.deepspeed import engine
 from labs.exercises.deepspeed._files import REFUSED, STARTING, initialized, require_deepspeed
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.launching import job
-from labs.exercises.engine.on_paper import Seen, Sheet, Written, answer_is, judge, one_sheet, part_is, same
+from labs.exercises.engine.on_paper import Sheet, Written, WrongSheet, answer_is, judge, one_sheet, part_is, same
 from labs.kit.watch.communication import CommunicationWatch
 
 RANKS, STEPS = 2, 3  # DeepSpeed notes the order of the parameters in its first two steps, and tells the other ranks
@@ -142,7 +142,7 @@ def sent(watch: CommunicationWatch) -> dict[str, int]:
 # ---- what is seen ----------------------------------------------------------------------------------------
 
 
-def offloaded(seen: Seen, parts: int) -> str | None:
+def offloaded(seen: WrongSheet, parts: int) -> str | None:
     """Return the sentence about offloading if this number of the two parts is on the CPU."""
     there = [*seen.received["offloads"].values()].count("cpu") if isinstance(seen.received, dict) else None
     return part_is("offloads")(seen) if there == parts else None

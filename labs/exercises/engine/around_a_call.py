@@ -97,7 +97,7 @@ AFTERMATH = (
 # ---- a slow network -------------------------------------------------------------------------------------
 
 SLOWEST = 0.002  # s
-POSTED: dict[tap.Call, dist.Work] = {}  # the messages that nobody has waited for yet
+POSTED: dict[tap.IssuedCall, dist.Work] = {}  # the messages that nobody has waited for yet
 
 
 class SlowWire(tap.Listener):
@@ -107,18 +107,18 @@ class SlowWire(tap.Listener):
         self.delays = random.Random(1000 * seed + rank)
         self.touched: list[int] = []
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         if call.op == "send":
             time.sleep(self.delays.random() * SLOWEST)
             call.notes[self] = call.inputs[0], call.inputs[0].detach().clone()
         elif call.op == "recv":
             nonsense(call.outputs[0])
 
-    def returned(self, call: tap.Call, work: dist.Work | None) -> None:
+    def returned(self, call: tap.IssuedCall, work: dist.Work | None) -> None:
         if call.op in ("send", "recv"):
             POSTED[call] = work
 
-    def waited(self, call: tap.Call) -> None:
+    def waited(self, call: tap.IssuedCall) -> None:
         POSTED.pop(call, None)
         if self in call.notes and not same_bits(*call.notes[self]):
             self.touched.append(call.peer)
@@ -150,7 +150,7 @@ class Late(SlowWire):
         torch.UntypedStorage.resize_ = self.resize
         torch.use_deterministic_algorithms(False)
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         super().issued(call)
         if call.op not in ("send", "recv"):
             time.sleep(self.delays.random() * SLOWEST / 4)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, first, show
 from labs.exercises.engine.around_a_call import AFTERMATH
-from labs.exercises.engine.scripts import Script, Seen, World
+from labs.exercises.engine.scripts import Script, StepOutcomes, World
 from labs.exercises.engine.value import One, all_are
 from labs.kit.record import Event
 
@@ -59,7 +59,7 @@ FORM = (
 # ---- right by luck ---------------------------------------------------------------------------------------
 
 
-def nobody_waited_for(seen: Seen, op: str) -> str | None:
+def nobody_waited_for(seen: StepOutcomes, op: str) -> str | None:
     verb = {"send": "sent to", "recv": "received from"}[op]
     hasty = (event for event in seen.events if event.op == op and not event.waited and "C++" not in event.issuer)
     return first(f"nobody waited for what rank {e.rank} {verb} rank {e.peer} (at {e.issuer})" for e in hasty)
@@ -165,7 +165,7 @@ class Sends(NamedTuple):
 class Sent:
     """The messages of a call, and those that it may send."""
 
-    seen: Seen
+    seen: StepOutcomes
     expected: Sends
 
     @property
@@ -240,7 +240,7 @@ SENT = (
 # ---- bytes held ------------------------------------------------------------------------------------------
 
 
-class Held(NamedTuple):
+class HeldBeyond(NamedTuple):
     """The memory that a rank holds beyond what it held before, as a multiple of a unit, beside what it may hold.
 
     allowed: the Memory that the exercise allows.
@@ -286,7 +286,7 @@ class Memory:
     world: `world(draw)` returns the world in which they are measured.
     during, between, after: the bytes held in a call, between forward and backward, and after a call.
     script: plays the world; the engine's own if it is left out.
-    mistakes: rows about a Held, in place of the shared ones.
+    mistakes: rows about a HeldBeyond, in place of the shared ones.
     """
 
     world: Callable[[Any], World]

@@ -30,7 +30,7 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake
 from labs.exercises.engine.launching import noted
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes
-from labs.exercises.engine.scripts import Functions, Look, Seen, World, group_of
+from labs.exercises.engine.scripts import Functions, Look, StepOutcomes, World, group_of
 from labs.exercises.engine.value import as_if
 from labs.kit.record import Recording
 
@@ -311,12 +311,12 @@ def strangers(sent: rows.Sent) -> str | None:
     return None
 
 
-def ops(sent: rows.Sent | Seen) -> set[str]:
+def ops(sent: rows.Sent | StepOutcomes) -> set[str]:
     """Return the operations of the calls that carry values, and not counts or places."""
     return {event.op for event in sent.events if event.dtype == sent.world.dtype_name}
 
 
-def gathered(sent: rows.Sent | Seen) -> bool:
+def gathered(sent: rows.Sent | StepOutcomes) -> bool:
     return bool(ops(sent) & {"all_gather", "gather", "broadcast"})
 
 

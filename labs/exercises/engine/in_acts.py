@@ -24,11 +24,22 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, Wrong, first_fit, refuse
 from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.on_ranks import Draw
-from labs.exercises.engine.scripts import Done, Functions, Script, Seen, World, held_by_step, play_worlds, record_held
+from labs.exercises.engine.scripts import (
+    Done,
+    Functions,
+    Script,
+    StepOutcomes,
+    World,
+    held_by_step,
+    play_worlds,
+    record_held,
+)
 from labs.exercises.engine.value import One
 from labs.kit.record import KINDS
 
-Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # yields (the place in words, the part that rows are tried on)
+Parts = Callable[
+    [StepOutcomes], Iterator[tuple[str, Any]]
+]  # yields (the place in words, the part that rows are tried on)
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Passed:
     peaks: the peak of each kind of memory, in the same unit.
     """
 
-    seen: list[Seen]
+    seen: list[StepOutcomes]
     most: float = 0
     rest: float = 0
     peaks: dict[str, float] = field(default_factory=dict)
@@ -79,7 +90,7 @@ def checked(play: Play, functions: Functions, seed: int) -> Passed:
 def play_exercise(play: Play, functions: Functions, seed: int) -> Passed:
     draw, passed = Draw(seed), Passed([])
 
-    def judge(seen: Seen) -> None:
+    def judge(seen: StepOutcomes) -> None:
         for parts, table in (*play.tables, (on_each_rank, AFTERMATH)) if not seen.refused else ():
             for where, part in parts(seen):
                 refuse(table, part, f"{seen}: {where}", play.question)
@@ -93,7 +104,9 @@ def play_exercise(play: Play, functions: Functions, seed: int) -> Passed:
             # The first step may allocate what then stays; sometimes a backend's thread keeps a tensor a moment longer.
             most, rest = min(map(max, steps[1:])) / world.nbytes, min(x[-1] for x in steps[1:][-2:]) / world.nbytes
             refuse(
-                memory.mistakes or rows.HELD, rows.Held(memory, world.whole, most, rest, rest), f"{world}: rank {rank} "
+                memory.mistakes or rows.HELD,
+                rows.HeldBeyond(memory, world.whole, most, rest, rest),
+                f"{world}: rank {rank} ",
             )
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
         for kind in KINDS:
@@ -105,15 +118,15 @@ def play_exercise(play: Play, functions: Functions, seed: int) -> Passed:
 # ---- the parts of a step ---------------------------------------------------------------------------------
 
 
-def as_a_whole(seen: Seen) -> Iterator[tuple[str, Seen]]:
+def as_a_whole(seen: StepOutcomes) -> Iterator[tuple[str, StepOutcomes]]:
     yield "", seen
 
 
-def on_one_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
+def on_one_rank(seen: StepOutcomes) -> Iterator[tuple[str, Done]]:
     yield "", seen.done[0]
 
 
-def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
+def on_each_rank(seen: StepOutcomes) -> Iterator[tuple[str, Done]]:
     for rank, done in seen.ranks:
         yield f"on rank {rank} ", done
 
@@ -124,7 +137,7 @@ def each_after(call: str) -> Parts:
     Each state is a dictionary whose item `of` names the thing that it is a state of.
     """
 
-    def parts(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
+    def parts(seen: StepOutcomes) -> Iterator[tuple[str, SimpleNamespace]]:
         for where, done in on_each_rank(seen):
             for state in done.facts.get(call, ()):
                 yield f"{where}after {call}, {state['of']}: ", SimpleNamespace(**state)
@@ -144,7 +157,7 @@ def wrong(
     summands: `summands(world, index, name)` returns the tensors whose sum, or mean, a value is.
     """
 
-    def parts(seen: Seen) -> Iterator[tuple[str, One]]:
+    def parts(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
         expected_by_name = expected(seen.world)
         for name in expected_by_name[0]:
             for index, rank in enumerate(seen.world.members):
@@ -160,7 +173,7 @@ def wrong(
 def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
     """Return a function that yields one part: the messages of a step, with those that it may send."""
 
-    def parts(seen: Seen) -> Iterator[tuple[str, rows.Sent]]:
+    def parts(seen: StepOutcomes) -> Iterator[tuple[str, rows.Sent]]:
         yield "", rows.Sent(seen, sends(seen.world))
 
     return parts

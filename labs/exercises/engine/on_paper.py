@@ -74,7 +74,7 @@ class Written(Outcome):
 
 
 @dataclass(frozen=True)
-class Seen:
+class WrongSheet:
     """A wrong sheet, with the answer received for it and for all others."""
 
     sheet: Sheet
@@ -123,7 +123,7 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
     for sheet, outcome in zip(sheets, outcomes, strict=True):
         try:
             if not same(outcome.returned, sheet.expected):
-                refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
+                refuse((*mistakes, *EVERYWHERE), WrongSheet(sheet, outcome.returned, written), f"{sheet}: ", question)
             if outcome.changed and not sheet.fills:
                 raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
             require_nothing_kept(sheet, outcome)
@@ -158,7 +158,7 @@ class AsIf:
     others: tuple[Callable[..., Any], ...]
     part: str = ""
 
-    def __call__(self, seen: Seen) -> str | None:
+    def __call__(self, seen: WrongSheet) -> str | None:
         found = [self.part_of(found) for _, found in seen.written]
         for other in self.others:
             if all(same(each, other(*sheet.arguments)) for each, (sheet, _) in zip(found, seen.written, strict=True)):
@@ -179,10 +179,12 @@ def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
     return AsIf(others, name)
 
 
-def part_is(name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True) -> Callable[[Seen], str | None]:
+def part_is(
+    name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True
+) -> Callable[[WrongSheet], str | None]:
     """Return a function that tells whether the part of this name is wrong and passes `test(received, expected)`."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: WrongSheet) -> str | None:
         found = seen.received.get(name) if isinstance(seen.received, dict) else None
         wrong = found is not None and not same(found, seen.sheet.expected[name])
         return describe_part(seen, name) if wrong and test(found, seen.sheet.expected[name]) else None
@@ -190,11 +192,11 @@ def part_is(name: str, test: Callable[[Any, Any], bool] = lambda found, expected
     return matches
 
 
-def describe_part(seen: Seen, name: str) -> str:
+def describe_part(seen: WrongSheet, name: str) -> str:
     return f"{name!r} is {cut(seen.received[name])}, and not {cut(seen.sheet.expected[name])}"
 
 
-def answer_is(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
+def answer_is(test: Callable[[Any, Any], bool]) -> Callable[[WrongSheet], str | None]:
     """Return a function that tells whether the wrong answer passes `test(received, expected)`."""
     return lambda seen: seen.description if test(seen.received, seen.sheet.expected) else None
 

@@ -28,7 +28,7 @@ from labs.exercises.engine.scripts import (
     Functions,
     Look,
     Script,
-    Seen,
+    StepOutcomes,
     World,
     measure_held,
     play_worlds,
@@ -195,7 +195,7 @@ class Passed:
 
     recording: Recording
     most: float
-    last: Seen
+    last: StepOutcomes
 
 
 def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
@@ -218,7 +218,7 @@ def bytes_held(memory: rows.Memory, functions: Functions, draw: Draw) -> float:
         sizes = [[size / world.nbytes for size in step] for step in steps]
         first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
         peak, after = max(max(step) for step in (*first[:-1], *second[:-1])), first[-1][-1]
-        held = rows.Held(memory, world.whole, peak, after, second[-1][-1], second[0][-1] - after)
+        held = rows.HeldBeyond(memory, world.whole, peak, after, second[-1][-1], second[0][-1] - after)
         refuse(memory.mistakes or rows.HELD, held, f"{world}: rank {rank} ")
         most = max(most, peak)
     return most
@@ -227,18 +227,18 @@ def bytes_held(memory: rows.Memory, functions: Functions, draw: Draw) -> float:
 # ---- the judges ------------------------------------------------------------------------------------------
 
 
-def part_of(expected: Expected, seen: Seen, index: int, name: str, expected_by_name: Values) -> One:
+def part_of(expected: Expected, seen: StepOutcomes, index: int, name: str, expected_by_name: Values) -> One:
     """Return one value on one rank."""
     value = expected_by_name[index][name]
     tolerance = expected.tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
     return One(seen, index, name, expected_by_name, tolerance, expected.summands(seen.world, index), expected.pieces)
 
 
-def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
+def judge_of(exercise: Exercise) -> Callable[[StepOutcomes], None]:
     """Return the judge of a step, which looks at messages only once the values of all steps of a world are right."""
-    steps: list[Seen] = []
+    steps: list[StepOutcomes] = []
 
-    def judge(seen: Seen) -> None:
+    def judge(seen: StepOutcomes) -> None:
         if not seen.refused:
             judge_values(exercise, seen)
             steps.append(seen)
@@ -251,7 +251,7 @@ def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
     return judge
 
 
-def judge_values(exercise: Exercise, seen: Seen) -> None:
+def judge_values(exercise: Exercise, seen: StepOutcomes) -> None:
     """Raise Wrong for the first value that is wrong, or that has left something behind."""
     expected_by_name = [
         each if isinstance(each, Mapping) else {"": each} for each in exercise.expected.values(seen.world)

@@ -219,11 +219,11 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def play_worlds(
-    script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[Seen], None]
-) -> tuple[list[Seen], Recording]:
+    script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[StepOutcomes], None]
+) -> tuple[list[StepOutcomes], Recording]:
     """Play a script in all worlds, which have the same number of ranks, and judge all ranks after each step.
 
-    Return a Seen for each step, and the recording of the job; raise Wrong for the first mistake.
+    Return the StepOutcomes of each step, and the recording of the job; raise Wrong for the first mistake.
     """
     ranks = worlds[0].ranks
     try:
@@ -258,14 +258,14 @@ def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
     return [worlds[:1], *([world for world in worlds[1:] if world.only == name] for name in names)]
 
 
-def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
-    """Yield a Seen for each step of each world."""
+def all_seen(worlds: Sequence[World], results: Results) -> Iterator[StepOutcomes]:
+    """Yield the StepOutcomes of each step of each world."""
     number = 0
     for index, world in enumerate(worlds):
         for step in range(world.steps):
             done = [results[rank][index][step] for rank in world.members]
             events = [e for e in results.recording.events if e.step == number and e.rank in world.members]
-            yield Seen(world.at(step), done, events)
+            yield StepOutcomes(world.at(step), done, events)
             number += 1
 
 
@@ -293,7 +293,7 @@ def held_by_step(recording: Recording, world: World, kinds: Sequence[str] = KIND
 # ---- all ranks of a world --------------------------------------------------------------------------------
 
 
-class Seen:
+class StepOutcomes:
     """The outcomes of a step on all ranks of its world, which tables judge as a whole or rank by rank."""
 
     def __init__(self, world: World, done: list[Done], events: list[Event]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import instead, show
-from labs.exercises.engine.scripts import Seen
+from labs.exercises.engine.scripts import StepOutcomes
 
 Values = Sequence[Mapping[str, Any]]  # {name: value}, for each member
 
@@ -25,7 +25,7 @@ class One:
 
     def __init__(
         self,
-        seen: Seen,
+        seen: StepOutcomes,
         index: int,
         name: str,
         expected_by_name: Values,

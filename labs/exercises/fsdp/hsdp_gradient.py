@@ -13,7 +13,7 @@ from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Memory, Sends, Sent, in_another_dtype
 from labs.exercises.engine.on_axes import OnMesh
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes, checked
-from labs.exercises.engine.scripts import Seen
+from labs.exercises.engine.scripts import StepOutcomes
 from labs.exercises.engine.value import One, all_are, as_if
 from labs.mesh import Mesh
 
@@ -101,7 +101,7 @@ def unlike(one: One) -> str | bool:
     return any(not torch.equal(one.received, x) for x in replicas) and "differs from other replicas in its last bits"
 
 
-def crossed(seen: Seen, rank: int) -> int:
+def crossed(seen: StepOutcomes, rank: int) -> int:
     """Return the bytes that a rank sent to other replicas, by any operation."""
     row = seen.world.shape[1]
     return sum(size for e in seen.of(rank) for to, size in e.to.items() if to // row != rank // row)

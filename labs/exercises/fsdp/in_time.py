@@ -27,7 +27,7 @@ RANKS = 2
 Program = Sequence[tuple[str, int]]
 
 
-class Step(NamedTuple):
+class LayerCosts(NamedTuple):
     """A step of a model: for each layer, from the first on, its bytes and the seconds of its forward and backward."""
 
     nbytes: tuple[int, ...]
@@ -38,14 +38,14 @@ class Step(NamedTuple):
     bandwidth: float  # bytes/s
 
 
-def step(kilobytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Step:
+def step(kilobytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> LayerCosts:
     """Return a step whose backward takes twice its forward, on a network of 8 MB/s.
 
     milliseconds: the time of each layer's forward.
     """
     forward = tuple(each / 1e3 for each in milliseconds)
     nbytes, backward = tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward)
-    return Step(nbytes, forward, backward, 1000 * budget, latency, 8e6)
+    return LayerCosts(nbytes, forward, backward, 1000 * budget, latency, 8e6)
 
 
 STEPS = {
@@ -57,12 +57,12 @@ STEPS = {
 }
 
 
-def measured(program: Program, given: Step) -> tuple[float, int]:
+def measured(program: Program, given: LayerCosts) -> tuple[float, int]:
     """Return the seconds from the first instruction to the last reduce-scatter, and the most bytes held at once.
 
     Raise ValueError for a program that cannot be obeyed.
     """
-    given = Step(*given)
+    given = LayerCosts(*given)
     layers = range(len(given.nbytes))
     moment, wire, here, held, computed = 0.0, 0.0, {}, [], []
     for what, layer in program:
@@ -91,7 +91,7 @@ def measured(program: Program, given: Step) -> tuple[float, int]:
     return wire, max(sum(nbytes for at, nbytes in held if at <= now) for now, _ in held)
 
 
-def bound(given: Step) -> float:
+def bound(given: LayerCosts) -> float:
     """Return the seconds that every step within the budget takes at least."""
     message = given.latency + given.nbytes[0] / given.bandwidth
     again = max(sum(given.nbytes) + given.nbytes[-1] - given.budget, 0)

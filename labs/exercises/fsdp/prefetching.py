@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from labs.exercises.engine.answer import Mistake, answered, first, says
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.fsdp import fully_shard
 from labs.fsdp.module_events import Sharding
 from labs.kit.watch import tap
@@ -42,7 +42,7 @@ class Chain(World):
     def model(self, notes: list[Any]) -> nn.Sequential:
         generator = self.generator()
         widths = torch.randperm(6, generator=generator) + 3  # no two layers have the same size
-        layers = [Layer(number, int(widths[number]), notes) for number in range(max(self.there) + 1)]
+        layers = [ChainedLayer(number, int(widths[number]), notes) for number in range(max(self.there) + 1)]
         model = nn.Sequential(*(layers[number] for number in self.there)).double()
         for p in model.parameters():
             p.data = torch.randn(p.shape, generator=generator, dtype=F64)
@@ -71,7 +71,7 @@ class Chain(World):
         return f"{self.who}, layers {', '.join(map(str, self.there))}"
 
 
-class Layer(nn.Module):
+class ChainedLayer(nn.Module):
     def __init__(self, number: int, width: int, notes: list[Any]) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(DIM, width), nn.Linear(width, DIM)
@@ -101,7 +101,7 @@ class Gathers(tap.Listener):
         """The number of layers that are gathered or in flight."""
         return sum(group.gathered or group.arriving is not None for group in self.groups)
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         if (
             call.op == "all_gather" and call.outputs[0].dtype is F64
         ):  # gathers of other dtypes compare values between ranks
@@ -109,7 +109,7 @@ class Gathers(tap.Listener):
             self.notes.append(("gather", call.notes[self]))
             self.most = max(self.most, 1 + self.held)
 
-    def waiting(self, call: tap.Call) -> None:
+    def waiting(self, call: tap.IssuedCall) -> None:
         if self in call.notes:
             self.notes.append(("wait", call.notes[self]))
 
@@ -145,7 +145,7 @@ def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
         yield Look({"the loss": loss.detach()} | gradients, facts)
 
 
-class Step:
+class PrefetchedStep:
     """One step on one rank.
 
     uses: (forward or backward, layer), in the expected order.
@@ -182,25 +182,25 @@ class Step:
         return f"in {what}, layer {number} was {words} layer {before} computed"
 
 
-def step_of(seen: Seen) -> Iterator[tuple[str, Step]]:
+def step_of(seen: StepOutcomes) -> Iterator[tuple[str, PrefetchedStep]]:
     for where, done in on_each_rank(seen):
-        yield where, Step(seen.world, **done.facts)
+        yield where, PrefetchedStep(seen.world, **done.facts)
 
 
-def after_its_backward(step: Step) -> str | None:
+def after_its_backward(step: PrefetchedStep) -> str | None:
     """Return a sentence about a layer that was gathered again after its backward, or None."""
     gathers = ((n, step.uses[:at], step.uses[at:]) for n, at in step.gathers if at < len(step.uses) - 1)
     again = (n for n, past, coming in gathers if ("backward", n) in past and ("backward", n) not in coming)
     return first(f"layer {n} was gathered once more when its backward was over" for n in again)
 
 
-def waited_early(step: Step) -> str | None:
+def waited_early(step: PrefetchedStep) -> str | None:
     """Return a sentence about a layer that was waited for too early, or None."""
     begun = step.by_use(step.waits)
     return first(step.describe(k, "waited for before") for k in step.ahead if begun.get(k, k) < k)
 
 
-def late(step: Step) -> str | bool:
+def late(step: PrefetchedStep) -> str | bool:
     return bool(step.late) and step.describe(step.late[0], "not on its way before")
 
 

@@ -124,7 +124,7 @@ class Twice:
             self.expected, self.under_no_grad = step, number == 2
             with torch.set_grad_enabled(not self.under_no_grad):
                 try:
-                    self.now = Step(self.world, self.received)
+                    self.now = TrainedStep(self.world, self.received)
                 except Exception as error:
                     if self.ran and self.without_graph:
                         error.add_note(WITHOUT_GRAPH)
@@ -173,7 +173,7 @@ class Twice:
         }
 
 
-class Step:
+class TrainedStep:
     """A step's losses, its gradients by name, the random state after it, and its costs.
 
     held: at each moment, the bytes besides parameters and gradients; empty if they are not measured.
@@ -206,12 +206,12 @@ class Step:
 
 
 @cache
-def expected(world: Model) -> list[Step]:
+def expected(world: Model) -> list[TrainedStep]:
     """Return the untouched model's steps, which are the same for every function that is tried in a job."""
     plain, steps = world.model(), []
     for under_no_grad in (False, False, True) if world.again else (False,):
         with torch.set_grad_enabled(not under_no_grad):
-            steps.append(Step(world, plain))
+            steps.append(TrainedStep(world, plain))
     return steps
 
 

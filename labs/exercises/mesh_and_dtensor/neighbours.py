@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Seen, Sheet, on_paper
+from labs.exercises.engine.on_paper import Sheet, WrongSheet, on_paper
 
 MOST = 64  # ranks of a mesh that the function is called for
 Shape = tuple[int, ...]
@@ -53,7 +53,7 @@ def sheets(seed: int) -> list[Sheet]:
     ]
 
 
-def form(bad: Callable[[Any], bool]) -> Callable[[Seen], str | None]:
+def form(bad: Callable[[Any], bool]) -> Callable[[WrongSheet], str | None]:
     return lambda seen: seen.description if bad(seen.received) else None
 
 
@@ -66,10 +66,10 @@ def whole(found: Any) -> bool:
     return lists and all(type(n) is int for n in [*found[0], *(n for group in found[1] for n in group)])
 
 
-def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen], str | None]:
+def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[WrongSheet], str | None]:
     """Return a function that tells whether this part is `other(shape, rank)` on all meshes with as many axes."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: WrongSheet) -> str | None:
         axes = len(seen.sheet.arguments[0])
         pairs = [(sheet, found) for sheet, found in seen.written if len(sheet.arguments[0]) == axes]
         return seen.description if all(found[part] == list(other(*sheet.arguments)) for sheet, found in pairs) else None
@@ -77,15 +77,15 @@ def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Seen]
     return matches
 
 
-def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[Seen], str | None]:
+def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[WrongSheet], str | None]:
     """Return a function that tells whether each group is `change(rank, expected group)`."""
     return part_as_if(1, lambda shape, rank: [change(rank, group) for group in right(shape, rank)[1]])
 
 
-def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], str | None]:
+def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[WrongSheet], str | None]:
     """Return a function that tells whether this part is wrong and passes `test(received, expected)`."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: WrongSheet) -> str | None:
         found, expected = seen.received[part], list(seen.sheet.expected[part])
         return seen.description if found != expected and test(found, expected) else None
 

@@ -26,7 +26,7 @@ from labs.dtensor.redistribute import redistribute
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank, wrong
 from labs.exercises.engine.on_ranks import F64
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.mesh import Mesh
 
 MESHES = {"dp": (6,), "hsdp": (2, 3)}
@@ -193,7 +193,7 @@ class Totals:
     sharded: for P, G and S, whether each axis cuts them.
     """
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: StepOutcomes) -> None:
         self.strategy, facts = seen.world.strategy, seen.done[0].facts
         self.sharded, self.G_is_whole = facts["sharded"], facts["G is whole"]
         self.received = *facts["held"], max(seen.sent.values())
@@ -216,7 +216,7 @@ class Totals:
         return next((index for index in range(4) if self.off(index) != 1), None)
 
 
-def totals(seen: Seen) -> Iterator[tuple[str, Totals]]:
+def totals(seen: StepOutcomes) -> Iterator[tuple[str, Totals]]:
     if not seen.world.gathers:
         yield "", Totals(seen)
 

@@ -24,7 +24,7 @@ STEPS = 2
 Program = Sequence[tuple[str, int]]
 
 
-class Training(NamedTuple):
+class UpdateCosts(NamedTuple):
     """A model: for each layer, from the first on, the bytes of its state and the seconds of its forward and update."""
 
     nbytes: tuple[int, ...]
@@ -35,11 +35,11 @@ class Training(NamedTuple):
     bandwidth: float  # bytes/s
 
 
-def training(megabytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Training:
+def training(megabytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> UpdateCosts:
     """Return a training with a disk of 2 GB/s and a processor that updates 4 GB/s."""
     nbytes = tuple(1_000_000 * m for m in megabytes)
     forward = tuple(each / 1e3 for each in milliseconds)
-    return Training(nbytes, forward, tuple(n / 4e9 for n in nbytes), 1_000_000 * budget, latency, 2e9)
+    return UpdateCosts(nbytes, forward, tuple(n / 4e9 for n in nbytes), 1_000_000 * budget, latency, 2e9)
 
 
 TRAININGS = {
@@ -51,12 +51,12 @@ TRAININGS = {
 }
 
 
-def measured(program: Program, given: Training) -> tuple[float, int]:
+def measured(program: Program, given: UpdateCosts) -> tuple[float, int]:
     """Return the seconds from the start to the last write, and the most bytes held at once.
 
     Raises ValueError for a program that cannot be obeyed.
     """
-    given = Training(*given)
+    given = UpdateCosts(*given)
     layers, changes = range(len(given.nbytes)), []
     gpu = processor = disk = 0.0
     ready: dict[int, list[float]] = {layer: [] for layer in layers}  # the time of a layer's gradient in each step
@@ -104,7 +104,7 @@ def require_possible(what: str, layer: int, layers: range, here: Any, updated: A
         raise ValueError(f"({what!r}, {layer!r}): step {first - 1} comes first")
 
 
-def bound(given: Training) -> float:
+def bound(given: UpdateCosts) -> float:
     wire = [given.latency + n / given.bandwidth for n in given.nbytes]
     computed = STEPS * (3 * sum(given.forward) + given.update[0]) + wire[0]
     again = max(sum(given.nbytes) - given.budget, 0) / given.bandwidth

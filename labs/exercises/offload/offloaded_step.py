@@ -32,7 +32,7 @@ Call = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Step(World):
+class OffloadedStep(World):
     """A step of the optimizer.
 
     expected: the numbers of the parameters that take the step, in order.
@@ -47,20 +47,20 @@ class Step(World):
         return f"{words}, and {self.fails[0]} fails for {self.fails[1]}" if self.fails else words
 
 
-def worlds(draw: Draw) -> dict[int, list[Step]]:
+def worlds(draw: Draw) -> dict[int, list[OffloadedStep]]:
     pick = draw.random.sample
     many = tuple(pick(range(20), 7))
     some = [tuple(pick(range(9), 3)), many, (), (draw.random.randrange(1, 9),), tuple(pick(range(9), 2))]
     failing = {("fetch", many[2]): 5, ("store", many[1]): 4, ("store", many[2]): 3}
     return {
         1: [
-            *(draw.world(Step, 1, expected=expected) for expected in some),
-            *(draw.world(Step, 1, expected=many[:n], fails=fails) for fails, n in failing.items()),
+            *(draw.world(OffloadedStep, 1, expected=expected) for expected in some),
+            *(draw.world(OffloadedStep, 1, expected=many[:n], fails=fails) for fails, n in failing.items()),
         ]
     }
 
 
-def script(world: Step, fn: Callable[..., Any]) -> Iterator[Look | None]:
+def script(world: OffloadedStep, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield None
     if id(fn) in WRONG:
         yield Look()
@@ -75,7 +75,7 @@ def script(world: Step, fn: Callable[..., Any]) -> Iterator[Look | None]:
 class Tier:
     """A tier with fetch, update and store, which note what they see."""
 
-    def __init__(self, world: Step) -> None:
+    def __init__(self, world: OffloadedStep) -> None:
         self.world, self.changed = world, threading.Condition()
         self.begun: list[Call] = []
         self.ended: list[Call] = []

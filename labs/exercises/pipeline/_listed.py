@@ -82,8 +82,8 @@ def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
     )
 
 
-def judged(exercise: Listed, sheet: Asked, returned: Any) -> Seen:
-    seen, only = Seen(exercise, sheet, written(returned)), sheet.only
+def judged(exercise: Listed, sheet: Asked, returned: Any) -> ReturnedLists:
+    seen, only = ReturnedLists(exercise, sheet, written(returned)), sheet.only
     # A list that can be run has no warm-up that is too long for it.
     tables = (FORM, only), (RUNS, only), (exercise.mistakes, FEW if only == LONG else only)
     for table, name in tables:
@@ -161,7 +161,7 @@ class Returned:
         return first(self.at(rank, place) + then for rank, place, x in self.every if matches(rank, place, x))
 
 
-class Seen(Returned):
+class ReturnedLists(Returned):
     """The lists of a schedule and their properties, if rank r has stage r.
 
     kinds: the kinds of each rank's instructions (FFBFBB).
@@ -248,26 +248,26 @@ FORM = (
 # ---- can it be run? --------------------------------------------------------------------------------------
 
 
-def wrong_rank(seen: Seen) -> str | None:
+def wrong_rank(seen: ReturnedLists) -> str | None:
     return seen.first(lambda rank, place, x: x.stage != rank, "; rank r has stage r")
 
 
-def in_reverse(seen: Seen) -> str | bool | None:
+def in_reverse(seen: ReturnedLists) -> str | bool | None:
     return all(seen.p - 1 - x.stage == rank for rank, _, x in seen.every) and wrong_rank(seen)
 
 
-def beyond(seen: Seen) -> str | None:
+def beyond(seen: ReturnedLists) -> str | None:
     m = seen.m
     return seen.first(lambda rank, place, x: x.microbatch >= m, f"; the micro-batches are 0 to {m - 1}")
 
 
-def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
+def missing(kind: type[pp.Instruction]) -> Callable[[ReturnedLists], str | None]:
     """Return a row's test: which instruction of this kind comes first of those that are in no list.
 
     An I makes what a B makes.
     """
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: ReturnedLists) -> str | None:
         made = {makes(x) for _, _, x in seen.every}
         expected = product(range(seen.p), range(seen.m))
         lacks = next((at for at in expected if kind(*at) not in made), None)
@@ -277,7 +277,7 @@ def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
     return matches
 
 
-def says(pattern: str) -> Callable[[Seen], str | None]:
+def says(pattern: str) -> Callable[[ReturnedLists], str | None]:
     """Return a row's test: the validator's error, if it matches the pattern."""
     return lambda seen: seen.error if re.search(pattern, seen.error) else None
 

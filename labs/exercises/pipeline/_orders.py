@@ -6,13 +6,13 @@ from typing import Any
 
 from labs import pp
 from labs.exercises.engine.answer import Mistake
-from labs.exercises.pipeline._listed import FEW, Asked, Seen
+from labs.exercises.pipeline._listed import FEW, Asked, ReturnedLists
 from labs.exercises.pipeline._stacked import many
 
 ALONE = "right only on more than one rank"
 
 
-Fits = Callable[[Seen], Any]
+Fits = Callable[[ReturnedLists], Any]
 
 
 def sizes(seed: int, few: str = FEW) -> list[Asked]:
@@ -42,12 +42,12 @@ def too_long(matches: Fits = lambda seen: True) -> Fits:
     return lambda seen: seen.wait and matches(seen) and seen.wait
 
 
-def early(seen: Seen) -> str | None:
+def early(seen: ReturnedLists) -> str | None:
     """Return a sentence about the first backward that has forwards after it, or None."""
     return seen.like("[BIW](?=.*F)", ", and forwards come after it")
 
 
-def disordered(seen: Seen) -> str | None:
+def disordered(seen: ReturnedLists) -> str | None:
     """Return a sentence about the first instruction that comes after the same one of a later micro-batch, or None."""
 
     def matches(rank: int, place: int, x: pp.Instruction) -> bool:

@@ -17,7 +17,7 @@ from labs.exercises.engine.answer import Mistake, Wrong, answered, says, show
 from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank
 from labs.exercises.engine.on_ranks import BF16, F64, Draw
-from labs.exercises.engine.scripts import Look, Seen
+from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.engine.value import One, all_are
 from labs.exercises.pipeline._desk import Desk
 from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, by_itself, flat, mean_loss, total, whole
@@ -118,7 +118,7 @@ def in_one(losses: Any) -> Tensor | str | None:
     return f"[{', '.join(words)}]"
 
 
-def ones(seen: Seen) -> Iterator[One]:
+def ones(seen: StepOutcomes) -> Iterator[One]:
     """Yield the gradients of each stage, in backward's order: from the last stage on."""
     of_all = [(name, index) for index, done in enumerate(seen.done) for name in done.facts["summands"]]
     for name, index in sorted(of_all, reverse=True):
@@ -127,14 +127,14 @@ def ones(seen: Seen) -> Iterator[One]:
         yield One(seen, index, name, expected_by_name, TOLERANCE[seen.world.dtype], summands)
 
 
-def gradients(seen: Seen) -> Iterator[tuple[str, One]]:
+def gradients(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
     """Yield the stages' gradients that are wrong, each with a sentence that says where."""
     for one in ones(seen):
         if not one.right:
             yield f"on rank {one.rank} in {one.name}'s gradients {one.first}\n", one
 
 
-def losses(seen: Seen) -> Iterator[tuple[str, One]]:
+def losses(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
     """Yield the losses that are wrong, each with a sentence; those of the rank that computes losses come first."""
     expected_by_name = [{"losses": done.facts["losses"]} for done in seen.done]
     for index in sorted(range(seen.world.n), key=lambda index: expected_by_name[index]["losses"] is None):

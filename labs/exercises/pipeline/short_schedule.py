@@ -23,7 +23,7 @@ from labs.pp.instructions import Lists
 RANKS, STAGES, MICROBATCHES = 4, 8, 8
 
 
-class Case(NamedTuple):
+class StageTimes(NamedTuple):
     """A setup: the times of a stage's F, I and W, the time of a message, and a limit.
 
     F, I, W: the time for each stage; a whole backward B takes I + W.
@@ -45,15 +45,15 @@ class Case(NamedTuple):
 
 EVEN, HEAD, TURNS = [1.0] * STAGES, [*[1.0] * (STAGES - 1), 2.0], [1.0, 2.0] * (STAGES // 2)
 CASES = {
-    "even": Case(EVEN, EVEN, EVEN, send=0.25, most=8),
-    "a heavy head": Case(HEAD, HEAD, HEAD, send=0.25, most=8),
-    "a slow wire": Case(EVEN, EVEN, EVEN, send=1.0, most=12),
-    "by turns": Case(TURNS, TURNS, EVEN, send=0.5, most=10),
-    "attention": Case(EVEN, [1.5] * STAGES, [0.5] * STAGES, send=0.5, most=9),
+    "even": StageTimes(EVEN, EVEN, EVEN, send=0.25, most=8),
+    "a heavy head": StageTimes(HEAD, HEAD, HEAD, send=0.25, most=8),
+    "a slow wire": StageTimes(EVEN, EVEN, EVEN, send=1.0, most=12),
+    "by turns": StageTimes(TURNS, TURNS, EVEN, send=0.5, most=10),
+    "attention": StageTimes(EVEN, [1.5] * STAGES, [0.5] * STAGES, send=0.5, most=9),
 }
 
 
-def bound(case: Case) -> float:
+def bound(case: StageTimes) -> float:
     stages = [sum(each) for each in zip(case.F, case.I, case.W, strict=True)]
     return MICROBATCHES * max(sum(stages) / RANKS, *stages)
 
@@ -79,7 +79,7 @@ def judge(fn: Function) -> Judged:
     return Judged.of(scores)
 
 
-def taken(called: str, case: Case, lists: Lists) -> float:
+def taken(called: str, case: StageTimes, lists: Lists) -> float:
     try:
         simulation = pp.simulate(lists, **case.costs)
     except ValueError as error:  # a WrongSchedule is one

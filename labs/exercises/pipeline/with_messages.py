@@ -53,7 +53,7 @@ def carried(rank: int, x: Send | Receive) -> Message:
 # ---- what is seen ----------------------------------------------------------------------------------------
 
 
-class Seen(Returned):
+class ReturnedMessages(Returned):
     """The lists with messages that were returned for the lists that were `given`."""
 
     def __init__(self, sheet: Asked, lists: Any) -> None:
@@ -90,7 +90,7 @@ def describe(rank: int, x: Any) -> str:
 # ---- what is wrong ---------------------------------------------------------------------------------------
 
 
-def not_as_given(seen: Seen) -> str | None:
+def not_as_given(seen: ReturnedMessages) -> str | None:
     for rank, (plan, order) in enumerate(zip(seen.lists, seen.given, strict=True)):
         mine = [x for x in plan if isinstance(x, pp.Instruction)]
         if mine != list(order):
@@ -98,10 +98,10 @@ def not_as_given(seen: Seen) -> str | None:
     return None
 
 
-def once(kind: type, verb: str) -> Callable[[Seen], str | None]:
+def once(kind: type, verb: str) -> Callable[[ReturnedMessages], str | None]:
     """Return a row's test: which message is not sent, or received, exactly once."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: ReturnedMessages) -> str | None:
         times = Counter(carried(rank, x) for rank, _, x in seen.every if isinstance(x, kind))
         return first(
             f"what {x!r} makes on rank {source}, and rank {to} needs, is {verb} {times[x, source, to]} times"
@@ -112,12 +112,12 @@ def once(kind: type, verb: str) -> Callable[[Seen], str | None]:
     return matches
 
 
-def too_early(seen: Seen) -> str | None:
+def too_early(seen: ReturnedMessages) -> str | None:
     plans, then = seen.lists, ", and makes it later"
     return seen.first(lambda rank, at, x: isinstance(x, Send) and x.message not in plans[rank][:at], then)
 
 
-def too_late(seen: Seen) -> str | None:
+def too_late(seen: ReturnedMessages) -> str | None:
     plans, stages, then = seen.lists, stages_of(seen.given), ", and has run what needs it"
     return seen.first(lambda r, at, x: isinstance(x, Receive) and reader(x.message, stages) in plans[r][:at], then)
 
@@ -159,7 +159,7 @@ def with_messages(fn: Callable[..., Any], seed: int) -> str:
     )
 
 
-def judged(sheet: Asked, returned: Any) -> Seen:
-    seen = Seen(sheet, written(returned))
+def judged(sheet: Asked, returned: Any) -> ReturnedMessages:
+    seen = ReturnedMessages(sheet, written(returned))
     refuse(MISTAKES, seen, f"{sheet}: ")
     return seen

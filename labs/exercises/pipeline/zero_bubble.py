@@ -5,19 +5,19 @@ from typing import Any
 
 from labs import pp
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.pipeline._listed import Listed, Seen, checked
+from labs.exercises.pipeline._listed import Listed, ReturnedLists, checked
 from labs.exercises.pipeline._orders import ALL_FIRST, BUBBLE, CROWD, sizes, too_long, too_many
 from labs.exercises.pipeline._stacked import whole
 
 
-def w_at_once(seen: Seen) -> str | None:
+def w_at_once(seen: ReturnedLists) -> str | None:
     """Return a sentence about the last rank, for whose I's all others wait, if each W comes directly after its I."""
     then = ", while the other ranks wait for its next I"
     on_the_last = seen.first(lambda rank, place, x: rank == seen.p - 1 and isinstance(x, pp.W), then)
     return None if seen.like("[^I]W") else on_the_last
 
 
-def only_w_is_elsewhere(seen: Seen) -> bool:
+def only_w_is_elsewhere(seen: ReturnedLists) -> bool:
     """Return whether the lists without their W's are 1F1B."""
     return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.p, seen.m)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Seen, Sheet, answer_is, form, on_paper, plain
+from labs.exercises.engine.on_paper import Sheet, WrongSheet, answer_is, form, on_paper, plain
 
 WORDS = ("bubble", "tensor", "gradients", "Python", "memory", "messages")
 
@@ -58,10 +58,10 @@ def reports() -> list[dict[str, Any]]:
 bottlenecks.reports = reports
 
 
-def at(name: str) -> Callable[[Seen], str | None]:
+def at(name: str) -> Callable[[WrongSheet], str | None]:
     """Return a row's test: whether this report is the first one that is wrong."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: WrongSheet) -> str | None:
         found, expected = plain(seen.received), seen.sheet.expected
         return (
             seen.description

@@ -128,7 +128,7 @@ GIVEN = {  # the same with other constants
 
 
 @dataclass(frozen=True)
-class Seen:
+class ForecastAnswers:
     """The answers about the probes, and how well those about the runs agree with the measurements.
 
     order: the rank correlation, as a median over (model, GPUs).
@@ -162,7 +162,7 @@ def forecast(fn: Callable[..., Any], seed: int) -> str:
     return seen.description
 
 
-def judged(runs: Sequence[Published], sheet: Sheet, returned: Sequence[Any]) -> Seen:
+def judged(runs: Sequence[Published], sheet: Sheet, returned: Sequence[Any]) -> ForecastAnswers:
     for (run, _), found in zip(*sheet.arguments, returned, strict=True):
         if not (is_number(found) and 0 < found < math.inf):
             raise Wrong(f"{run}: it says {show(found)}", "Does a step take so long?", "no time that a step can take")
@@ -176,7 +176,7 @@ def of_each(fn: Callable[..., Any], asked: Sequence[tuple[Run, dict[str, Any]]])
     return [fn(run, **given) for run, given in asked]
 
 
-def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
+def seen_in(runs: Sequence[Published], found: Sequence[float]) -> ForecastAnswers:
     """Return how well the answers agree with the measurements, and what they say of the probes."""
     probes, of_runs = dict(zip([*PROBES, *GIVEN], found, strict=False)), found[len(PROBES) + len(GIVEN) :]
     predicted = [each.run.tokens_per_gpu / seconds for each, seconds in zip(runs, of_runs, strict=True)]
@@ -187,16 +187,18 @@ def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
     chosen = sum(max(each)[1] >= (1 - NEAR) * max(true for _, true in each) for each in pairs)
     errors = [abs(speed / each.measured - 1) for each, speed in zip(runs, predicted, strict=True)]
     order = median(rank_correlation(*zip(*each, strict=True)) for each in pairs)
-    return Seen(probes, order, chosen, len(pairs), median(errors))
+    return ForecastAnswers(probes, order, chosen, len(pairs), median(errors))
 
 
-def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) -> Callable[[Seen], str | None]:
+def compared(
+    one: str, other: str, ratio: Callable[[float], bool], told: str
+) -> Callable[[ForecastAnswers], str | None]:
     """Return a row's test: whether `ratio` holds for the seconds of one probe over those of another.
 
     told: the beginning of the sentence about them
     """
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: ForecastAnswers) -> str | None:
         found = seen.probes[one] / seen.probes[other]
         return f"{told} takes {found:.3g} × as long" if ratio(found) else None
 
@@ -212,24 +214,24 @@ def unused(constant: str, one: str, other: str) -> Mistake:
     )
 
 
-def less_than_expected(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
+def less_than_expected(name: str, least: float, told: str) -> Callable[[ForecastAnswers], str | None]:
     """Return a row's test: whether the seconds of a probe are less than this share of the expected ones."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: ForecastAnswers) -> str | None:
         share = seen.probes[name] / seconds(PROBES[name])
         return f"{told} takes {share:.2f} × what is due" if share < least else None
 
     return matches
 
 
-def hidden_often(seen: Seen) -> str | None:
+def hidden_often(seen: ForecastAnswers) -> str | None:
     """Return a sentence if 512 ranks along dp no longer wait for gradients, once there are 100 micro-batches."""
     once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
     if often < once / 10:
         return f"with 100 micro-batches in place of 1, 512 copies wait {often / once:.3g} × as long for their gradients"
 
 
-def reduced_often(seen: Seen) -> str | None:
+def reduced_often(seen: ForecastAnswers) -> str | None:
     """Return a sentence if the time that 512 ranks along dp wait for gradients grows with the micro-batches."""
     once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
     if often > 10 * once > 0:

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Seen, Sheet, as_if, on_paper
+from labs.exercises.engine.on_paper import Sheet, WrongSheet, as_if, on_paper
 
 Sizes = list[tuple[int, int, int]]
 JOBS = (  # gpus, node, heads, layers, batch
@@ -55,7 +55,7 @@ def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str =
     return found
 
 
-def otherwise_sorted(seen: Seen) -> str | None:
+def otherwise_sorted(seen: WrongSheet) -> str | None:
     """Return the sentence if the sizes are the expected ones in another order, or if some are there twice."""
     try:
         return seen.description if sorted({*map(tuple, seen.received)}) == seen.sheet.expected else None

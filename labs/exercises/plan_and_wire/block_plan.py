@@ -92,7 +92,7 @@ def mesh_of(ranks: int, sharers: int) -> Mesh:
 
 
 @dataclass(frozen=True)
-class Block(ways.Split):
+class SplitStranger(ways.Split):
     """A Stranger, split by the learner's plan.
 
     sequence_parallel: whether x is a shard of its 12 positions, and not whole.
@@ -181,11 +181,11 @@ class Block(ways.Split):
         return calls, 2 * prod(X) + shared + norms
 
 
-def worlds(draw: Draw) -> dict[int, list[Block]]:
+def worlds(draw: Draw) -> dict[int, list[SplitStranger]]:
     sizes = [{}, {"kv_heads": draw.random.choice((1, 2)), "hidden": 41}]
     sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
     options = [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)]
-    return ways.draw_worlds(draw, Block, options)
+    return ways.draw_worlds(draw, SplitStranger, options)
 
 
 def adds_up(one: One) -> bool:
@@ -196,7 +196,9 @@ def adds_up(one: One) -> bool:
 def two_pieces(told: str) -> bool:
     """Return whether two tensors meet of which neither has all heads, nor all of another dimension."""
     meet = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\).* dimension 2", told)
-    sizes = {"heads": str(Block.heads), "hidden": str(Block.hidden)} | dict(re.findall(r"\b(heads|hidden) (\d+)", told))
+    sizes = {"heads": str(SplitStranger.heads), "hidden": str(SplitStranger.hidden)} | dict(
+        re.findall(r"\b(heads|hidden) (\d+)", told)
+    )
     return bool(meet) and not {*meet.groups()} & {*sizes.values(), str(X[2])}
 
 

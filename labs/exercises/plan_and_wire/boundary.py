@@ -32,27 +32,27 @@ DIMS = {"the gradient of x": 0, "the gradient of up": 1, "the gradient of down":
 Tensors = list[Tensor]
 
 
-class Block(NamedTuple):
+class BoundaryBlock(NamedTuple):
     tokens: int
     width: int
     features: int
 
 
 BLOCKS = {
-    "few tokens": Block(16, 32, 128),
-    "many tokens": Block(256, 32, 64),
-    "nearly as many": Block(64, 32, 80),
-    "wide": Block(64, 64, 256),
-    "narrow": Block(128, 64, 16),
+    "few tokens": BoundaryBlock(16, 32, 128),
+    "many tokens": BoundaryBlock(256, 32, 64),
+    "nearly as many": BoundaryBlock(64, 32, 80),
+    "wide": BoundaryBlock(64, 64, 256),
+    "narrow": BoundaryBlock(128, 64, 16),
 }
 
 
-def bound(block: Block) -> float:
+def bound(block: BoundaryBlock) -> float:
     numbers = 2 * block.width * min(block.tokens, block.features)
     return 2 * LATENCY + ITEM * numbers / BANDWIDTH
 
 
-def one_block(fn: Function, block: Block, generator: torch.Generator, mesh: Mesh) -> tuple[Tensors, Tensors]:
+def one_block(fn: Function, block: BoundaryBlock, generator: torch.Generator, mesh: Mesh) -> tuple[Tensors, Tensors]:
     """Run the learner's block on a rank; return its inputs x, up, down and y's gradient, and its results as in DIMS."""
     t, D, h = block.tokens // RANKS, block.width, block.features // RANKS
     shapes = (t, D), (D, h), (h, D), (t, D)

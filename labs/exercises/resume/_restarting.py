@@ -47,7 +47,7 @@ Numbers = dict[Key, Any]
 
 
 @dataclass(frozen=True)
-class Training(World):
+class ResumedTraining(World):
     """A training that is lost and resumed.
 
     saves: the numbers of steps after which the state is remembered from which the next training goes on.
@@ -89,7 +89,7 @@ class Loader:
     step: the number of batches read so far, which alone determines the next one.
     """
 
-    def __init__(self, world: Training, rank: int) -> None:
+    def __init__(self, world: ResumedTraining, rank: int) -> None:
         self.world, self.rank, self.step = world, rank, 0
 
     def __iter__(self) -> Loader:
@@ -112,7 +112,7 @@ class Trainer:
     history: its numbers as it was built, and after each step.
     """
 
-    def __init__(self, world: Training, rank: int, number: int = 0) -> None:
+    def __init__(self, world: ResumedTraining, rank: int, number: int = 0) -> None:
         torch.manual_seed(world.seed + 2 * number)
         self.model = Model(world.frozen)
         params = list(self.model.parameters())
@@ -155,7 +155,7 @@ class Trainer:
 
 
 @dataclass
-class Moment:
+class RestartMoment:
     """A moment at which something was remembered, or at which another training has gone on from it.
 
     t: the number of steps taken.
@@ -213,12 +213,12 @@ class Story:
     sizes: for each restart, the bytes that were remembered and the bytes that were needed.
     """
 
-    def __init__(self, world: Training, *functions: Callable[..., Any]) -> None:
+    def __init__(self, world: ResumedTraining, *functions: Callable[..., Any]) -> None:
         self.world, self.rank, self.functions = world, world.index(), dumps(functions)
         self.other, self.expected = (Trainer(world, rank).take(world.last) for rank in (1 - self.rank, self.rank))
         self.sizes: list[tuple[int, int]] = []
 
-    def moments(self) -> Iterator[tuple[str, Moment]]:
+    def moments(self) -> Iterator[tuple[str, RestartMoment]]:
         """Yield each moment at which a function was called, with words for where."""
         trainer, (remember, _) = Trainer(self.world, self.rank), pickle.loads(self.functions)
         for t in range(self.world.saves[0]):
@@ -238,14 +238,14 @@ class Story:
                 noted(f"resume called with what there was after {t} steps", resume, pickle.loads(saved), *trainer.parts)
             found, strange = trainer.numbers(), trainer.strange
             broke, (new, *went) = raised(trainer.take, end - t), trainer.history
-            one = Moment(t, one.state, found, self.expected, self.other, after.left, broke, new, went, strange)
+            one = RestartMoment(t, one.state, found, self.expected, self.other, after.left, broke, new, went, strange)
             yield f"at step {t}, after resume, ", one
 
-    def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
+    def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> RestartMoment:
         """Call remember after t steps; return the moment."""
         with Aftermath() as after:
             state = noted(f"remember called after {t} steps", remember, *trainer.parts)
-        return Moment(t, state, trainer.numbers(), self.expected, self.other, after.left, raised(dumps, state))
+        return RestartMoment(t, state, trainer.numbers(), self.expected, self.other, after.left, raised(dumps, state))
 
 
 def raised(call: Callable[..., Any], *args: Any) -> str:

@@ -16,8 +16,8 @@ from labs.exercises.engine.answer import Mistake, answered, instead, says, show
 from labs.exercises.engine.around_a_call import AFTERMATH
 from labs.exercises.engine.in_acts import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
 from labs.exercises.engine.on_ranks import Draw
-from labs.exercises.engine.scripts import Look, Seen
-from labs.exercises.resume._restarting import LOST, Key, Kind, Moment, Numbers, Story, Training, same
+from labs.exercises.engine.scripts import Look, StepOutcomes
+from labs.exercises.resume._restarting import LOST, Key, Kind, Numbers, RestartMoment, ResumedTraining, Story, same
 
 MOMENTS = Kind.MEAN, Kind.SQUARE
 IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # the kinds that a step writes into
@@ -25,11 +25,11 @@ FIRST = "right only after a first step"
 ROUNDED = torch.bfloat16, torch.float16
 
 
-def worlds(draw: Draw) -> dict[int, list[Training]]:
+def worlds(draw: Draw) -> dict[int, list[ResumedTraining]]:
     t = draw.random.randint(2, 4)
 
-    def case(*saves: int, only: str = "", frozen: bool = False) -> Training:
-        return draw.world(Training, 2, saves=saves, only=only, frozen=frozen)
+    def case(*saves: int, only: str = "", frozen: bool = False) -> ResumedTraining:
+        return draw.world(ResumedTraining, 2, saves=saves, only=only, frozen=frozen)
 
     return {
         2: [
@@ -41,7 +41,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
     }
 
 
-def script(world: Training, remember: Callable[..., Any], resume: Callable[..., Any]) -> Iterator[Look | None]:
+def script(world: ResumedTraining, remember: Callable[..., Any], resume: Callable[..., Any]) -> Iterator[Look | None]:
     yield None
     before = random.getstate(), torch.get_rng_state()
     story = Story(world, remember, resume)
@@ -51,7 +51,7 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
     yield Look(facts=facts)
 
 
-def describe(one: Moment, key: Key) -> str:
+def describe(one: RestartMoment, key: Key) -> str:
     """Return a sentence about a number that is not the expected one."""
     what, found, expected = " ".join(key).strip(), one.received.get(key), one.expected[one.t][key]
     if key[0] == Kind.RANDOM:
@@ -64,19 +64,21 @@ def describe(one: Moment, key: Key) -> str:
     return f"{what} is {show(found)}, and not {show(expected)}"
 
 
-def remembered(matches: Callable[[Moment], Any]) -> Callable[[Moment], Any]:
+def remembered(matches: Callable[[RestartMoment], Any]) -> Callable[[RestartMoment], Any]:
     """Return a row's test that looks only at moments before any restart."""
     return lambda one: one.new is None and matches(one)
 
 
-def wrong(matches: Callable[[Moment, Key], Any], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
+def wrong(
+    matches: Callable[[RestartMoment, Key], Any], *kinds: str, every: bool = False
+) -> Callable[[RestartMoment], str | None]:
     """Return a row's test: a description of the first number that is wrong after a restart and matches.
 
     kinds: the kinds of numbers that are looked at; without any, all kinds
     every: whether all wrong numbers must match
     """
 
-    def row(one: Moment) -> str | None:
+    def row(one: RestartMoment) -> str | None:
         keys = [key for key in one.wrong if not kinds or key[0] in kinds] if one.lost else []
         fitting = [key for key in keys if matches(one, key)]
         return describe(one, fitting[0]) if fitting and (not every or fitting == keys) else None
@@ -84,29 +86,31 @@ def wrong(matches: Callable[[Moment, Key], Any], *kinds: str, every: bool = Fals
     return row
 
 
-def as_in(numbers: Callable[[Moment], Numbers], *kinds: str, every: bool = False) -> Callable[[Moment], str | None]:
+def as_in(
+    numbers: Callable[[RestartMoment], Numbers], *kinds: str, every: bool = False
+) -> Callable[[RestartMoment], str | None]:
     """Return the row's test of `wrong` for numbers that are equal to those of `numbers(moment)`."""
     return wrong(lambda one, key: same(one.received.get(key), numbers(one).get(key)), *kinds, every=every)
 
 
-def left_out(*kinds: str) -> Callable[[Moment], str | None]:
+def left_out(*kinds: str) -> Callable[[RestartMoment], str | None]:
     """Return a row's test: whether all these kinds are wrong, and their wrong numbers are as they were built."""
     matches = as_in(lambda one: one.new, *kinds, every=True)
     return lambda one: matches(one) if {kind for kind, _ in one.wrong} >= {*kinds} else None
 
 
-def always(one: Moment, key: Key) -> bool:
+def always(one: RestartMoment, key: Key) -> bool:
     return True
 
 
-def rounded(one: Moment, key: Key) -> bool:
+def rounded(one: RestartMoment, key: Key) -> bool:
     """Return whether a number is the expected one, rounded to a smaller dtype."""
     found, expected = one.received.get(key), one.expected[one.t][key]
     tensors = isinstance(found, Tensor) and isinstance(expected, Tensor)
     return tensors and any(torch.equal(found.float(), expected.to(dtype).float()) for dtype in ROUNDED)
 
 
-def sent(seen: Seen) -> str | None:
+def sent(seen: StepOutcomes) -> str | None:
     """Return a sentence about the collectives that were called, or None."""
     ops = sorted({event.op for event in seen.events} - {"barrier"})
     return f"right, but it calls {' and '.join(ops)}" if ops else None

@@ -10,7 +10,7 @@ from labs.exercises.engine.answer import Mistake, answered, show
 from labs.exercises.engine.in_acts import Play, as_a_whole, checked
 from labs.exercises.engine.launching import noted
 from labs.exercises.engine.on_ranks import Draw
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.tp.shares import fits
 
 
@@ -85,7 +85,7 @@ class Dealt:
         return next((f"rank {r} {words}" for r in range(self.deal.ranks) if (words := matches(r))), None)
 
 
-def each_deal(seen: Seen) -> Iterator[tuple[str, Dealt]]:
+def each_deal(seen: StepOutcomes) -> Iterator[tuple[str, Dealt]]:
     """Yield the answers about each deal, with words for it."""
     for deal, *answers in zip(seen.world.deals, *(done.facts["answers"] for done in seen.done), strict=True):
         yield f"{deal}: ", Dealt(deal, *answers)

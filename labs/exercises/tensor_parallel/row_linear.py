@@ -15,7 +15,7 @@ from labs.exercises.engine.value import One, as_if
 
 
 @dataclass(frozen=True)
-class Row(ways.Split):
+class RowSplit(ways.Split):
     """A linear layer whose inputs are split over the ranks.
 
     inputs: the number of inputs of each rank; 5 on each if left out.
@@ -44,19 +44,19 @@ class Row(ways.Split):
         return y + brought[0]["bias"] if self.biased else y
 
 
-def worlds(draw: Draw) -> dict[int, list[Row]]:
+def worlds(draw: Draw) -> dict[int, list[RowSplit]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
     options = [*ways.usual(outer=(32,), outputs=24), {"biased": False}, *ways.UNUSUAL]
     options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, a))]
     options += [{"inputs": inputs} for inputs in ((0, a, 0, 1), (a, 0, b, 0))]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
-    return ways.draw_worlds(draw, Row, options)
+    return ways.draw_worlds(draw, RowSplit, options)
 
 
 def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
     """Return a row's test: whether the bias was added `times(ranks)` times, and not once."""
 
-    def y(world: Row) -> Iterator[ways.Numbers]:
+    def y(world: RowSplit) -> Iterator[ways.Numbers]:
         if world.biased and world.step == 0:
             more = times(world.width) - 1
             yield [
@@ -69,7 +69,7 @@ def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
 
 def left_early(one: One) -> bool:
     """Return whether a rank without inputs has only its own summand of y."""
-    return as_if(Row.alone)(one) and not one.world.brings(one.rank)["x"].numel()
+    return as_if(RowSplit.alone)(one) and not one.world.brings(one.rank)["x"].numel()
 
 
 def on_one_rank_alone(one: One) -> str | bool:
@@ -85,7 +85,7 @@ EXERCISE = ways.both_ways(
     worlds,
     question="Which summand of y does this rank make, and who adds what to it?",
     memory=Memory(
-        lambda draw: Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128),
+        lambda draw: RowSplit(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128),
         during=7, after=1, between=1.2,
     ),
     mistakes=Mistakes((

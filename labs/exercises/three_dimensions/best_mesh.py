@@ -31,7 +31,7 @@ RANKS, ITEM = 8, 4  # bytes of a float32
 TOLERANCE = 1e-4
 
 
-class Case(NamedTuple):
+class ModelOnNodes(NamedTuple):
     """A model and the nodes on which it is trained.
 
     batch: the number of sequences in a step.
@@ -47,14 +47,14 @@ class Case(NamedTuple):
 SMALL = Config(vocab=64, dim=32, depth=4, heads=4, kv_heads=2, hidden=64, context=16)
 LARGE = Config(vocab=64, dim=64, depth=4, heads=8, kv_heads=4, hidden=192, context=8)
 CASES = {
-    "few tokens": Case(LARGE, 16, 2, 8),
-    "many tokens": Case(SMALL, 128, 2, 4),
-    "four nodes": Case(SMALL, 128, 4, 4),
-    "little room": Case(SMALL, 128, 4, 8),
+    "few tokens": ModelOnNodes(LARGE, 16, 2, 8),
+    "many tokens": ModelOnNodes(SMALL, 128, 2, 4),
+    "four nodes": ModelOnNodes(SMALL, 128, 4, 4),
+    "little room": ModelOnNodes(SMALL, 128, 4, 8),
 }
 
 
-def bound(case: Case) -> float:
+def bound(case: ModelOnNodes) -> float:
     """Return the fewest bytes that leave the busiest node, or come into it."""
     with torch.device("meta"):
         gradients = ITEM * sum(p.numel() for p in GPT(case.config).parameters())
@@ -81,7 +81,7 @@ def on_a_rank(fn: Function, batches: list[Any]) -> list[list[float]]:
     return found
 
 
-def require_mesh(axes: Any, case: Case) -> None:
+def require_mesh(axes: Any, case: ModelOnNodes) -> None:
     if not isinstance(axes, Mapping) or not {*axes} <= {*AXES} or not all(type(n) is int for n in axes.values()):
         raise ValueError(f"it returned {show(axes)}: a size for each of some axes is needed, of {', '.join(AXES)}")
     if prod(axes.values()) != RANKS:

@@ -20,7 +20,7 @@ Y, GRADIENT = "y", "the gradient"
 
 
 @dataclass(frozen=True)
-class Layer(OnMesh):
+class LinearOnMesh(OnMesh):
     """A linear layer on a mesh.
 
     size: the sequences of a rank, the rows of a piece, and the outputs.
@@ -74,7 +74,7 @@ class Layer(OnMesh):
         return self.pieces[0, 0].nbytes
 
 
-def expected(world: Layer) -> list[dict[str, Tensor]]:
+def expected(world: LinearOnMesh) -> list[dict[str, Tensor]]:
     ys, gradients = (
         world.each(Y, world.ys().sum(1, True)),
         world.each(GRADIENT, world.gradients().mean(0, True)),
@@ -82,10 +82,10 @@ def expected(world: Layer) -> list[dict[str, Tensor]]:
     return [y | gradient for y, gradient in zip(ys, gradients, strict=True)]
 
 
-def worlds(draw: Draw) -> dict[int, list[Layer]]:
-    def layer(*shape: int, **options: Any) -> Layer:
+def worlds(draw: Draw) -> dict[int, list[LinearOnMesh]]:
+    def layer(*shape: int, **options: Any) -> LinearOnMesh:
         size = draw.random.randrange(3, 6), draw.random.randrange(2, 5), draw.random.randrange(3, 7)
-        return draw.world(Layer, prod(shape), **{"shape": shape, "size": size} | options)
+        return draw.world(LinearOnMesh, prod(shape), **{"shape": shape, "size": size} | options)
 
     return {
         6: [layer(2, 3)],
@@ -93,7 +93,7 @@ def worlds(draw: Draw) -> dict[int, list[Layer]]:
     }
 
 
-def script(world: Layer, fn: Callable[..., Any]) -> Iterator[Look | None]:
+def script(world: LinearOnMesh, fn: Callable[..., Any]) -> Iterator[Look | None]:
     given, before = world.brings(world.index()), world.brings(world.index())
     yield None
     returned = fn(*given, world.mesh)
@@ -102,12 +102,12 @@ def script(world: Layer, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield Look({Y: y, GRADIENT: gradient}, {"changed": changed})
 
 
-def ys(make: Callable[[Layer], Tensor]) -> Callable[[One], bool]:
+def ys(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
     """Return a row's test: whether y is the one that `make` computes."""
     return lambda one: one.name == Y and as_if(lambda w: w.each(Y, make(w)))(one)
 
 
-def gradients(make: Callable[[Layer], Tensor]) -> Callable[[One], bool]:
+def gradients(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
     """Return a row's test: whether the gradient is the one that `make` computes."""
     return lambda one: one.name == GRADIENT and as_if(lambda w: w.each(GRADIENT, make(w)))(one)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.exercises.engine.value import One, as_if, as_if_everywhere
 
 NUMBER = 8  # bytes
@@ -145,7 +145,7 @@ def by_some_factor_each(one: One) -> str | bool:
     return as_if_by(lambda world: factors)(one) and sentence
 
 
-def most(seen: Seen) -> int:
+def most(seen: StepOutcomes) -> int:
     """Return the most bytes that a rank sent."""
     return max(seen.sent.values())
 

@@ -13,7 +13,7 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
-from labs.exercises.engine.scripts import Look, Seen
+from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.zero import _pieces as pieces
 from labs.exercises.zero._flat_layers import LAYERS, SETTLED, TOLERANCE, Layers, draw_layers, means, thaw, wide
 
@@ -72,7 +72,7 @@ def expected(world: Layers) -> list[dict[str, Tensor]]:
     return [{f"layer {i}": mean.chunk(world.n)[rank] for i, mean in named} for rank in world.members]
 
 
-def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
+def followed(seen: StepOutcomes) -> Iterator[tuple[str, pieces.Followed]]:
     """Yield, for each wrong gradient, all gradients that its rank received."""
     for where, one in wrong(expected, TOLERANCE)(seen):
         found = torch.cat([*one.done.values.values()])

@@ -14,7 +14,7 @@ from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, answered, show
 from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F32, Draw
-from labs.exercises.engine.scripts import Look, Seen
+from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.engine.value import One, as_if
 from labs.exercises.zero import _pieces as pieces
 from labs.exercises.zero._flat_layers import LAYERS, TOLERANCE, Layers, draw_layers, means, thaw, wide
@@ -124,7 +124,7 @@ def first_wrong(one: One) -> int:
     return next((c for c, pair in enumerate(pairs) if not one.near(*pair)), 0)
 
 
-def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
+def followed(seen: StepOutcomes) -> Iterator[tuple[str, pieces.Followed]]:
     """Yield, for each wrong value, the gradient that plain SGD has followed, from the difference of two steps."""
     world, step = seen.world, seen.world.step - 1
     for where, one in wrong(expected, TOLERANCE)(seen):
@@ -133,7 +133,7 @@ def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
         yield where, pieces.Followed(world, index, pieces.side_by_side(went, world.n, index), gradients)
 
 
-def optimizers(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
+def optimizers(seen: StepOutcomes) -> Iterator[tuple[str, SimpleNamespace]]:
     """Yield the facts about the optimizers of each rank, and whether they are replicated and not sharded."""
     alike = {event.op for event in seen.events} <= {"all_reduce"}
     for where, done in on_each_rank(seen):

@@ -11,7 +11,7 @@ from torch import Tensor
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
-from labs.exercises.engine.scripts import Look, Seen, World
+from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.exercises.engine.value import One
 from labs.group import all_gather, reduce_scatter
 
@@ -55,7 +55,7 @@ def loss(y: Tensor) -> Tensor:
     return y / BATCH
 
 
-class Layer:
+class RecordingLayer:
     """A layer for the learner's function, which notes each event and keeps the tensors that later events need."""
 
     def __init__(self, number: int, shard: Tensor, events: list[tuple[str, int]]) -> None:
@@ -111,7 +111,7 @@ class Layer:
 def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
     """Play the steps: yield before each, and then a look with the shards and the events."""
     rank, events = dist.get_rank(), []
-    layers = [Layer(n, shard.clone(), events) for n, shard in enumerate(world.shards(0, rank).values())]
+    layers = [RecordingLayer(n, shard.clone(), events) for n, shard in enumerate(world.shards(0, rank).values())]
     for step in range(world.steps):
         given, x = list(layers), world.inputs(rank, step)
         events.clear()
@@ -121,7 +121,7 @@ def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
         yield Look({f"layer {layer._number}": layer._shard for layer in layers}, facts)
 
 
-class Step:
+class StageThreeStep:
     """A step on one rank, with its events: (what, number of the layer)."""
 
     def __init__(self, depth: int, events: list[tuple[str, int]], listed: bool) -> None:
@@ -154,9 +154,9 @@ def describe(layers: list[int], text: str) -> str | None:
     return text.format(named) if layers else None
 
 
-def each_step(seen: Seen) -> Iterator[tuple[str, Step]]:
+def each_step(seen: StepOutcomes) -> Iterator[tuple[str, StageThreeStep]]:
     for where, done in on_each_rank(seen):
-        yield where, Step(seen.world.depth, **done.facts)
+        yield where, StageThreeStep(seen.world.depth, **done.facts)
 
 
 def expected(world: Chain) -> list[dict[str, Tensor]]:

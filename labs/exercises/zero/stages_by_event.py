@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Seen, Sheet, as_if, form, on_paper, plain, same
+from labs.exercises.engine.on_paper import Sheet, WrongSheet, as_if, form, on_paper, plain, same
 
 STAGES = {  # {event: what stages 1, 2 and 3 do there}, as in the head of labs/zero/zero.py
     "before_forward": ("", "", "all_gather"),
@@ -28,10 +28,10 @@ def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
     )
 
 
-def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
+def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[WrongSheet], str | None]:
     """Return a function that names the stages that pass `test(received, expected)` at the first wrong event."""
 
-    def matches(seen: Seen) -> str | None:
+    def matches(seen: WrongSheet) -> str | None:
         found, expected = plain(seen.received), plain(seen.sheet.expected)
         if form(found) != form(expected):
             return None

@@ -42,7 +42,7 @@ MAC_BROWSERS = (
 GET_BROWSER = "Debian: apt-get install chromium; Ubuntu: snap install chromium; macOS: brew install --cask chromium"
 
 
-class Line(NamedTuple):
+class ReportLine(NamedTuple):
     """One line of the report.
 
     status: "ok", "warn" or "FAIL".
@@ -55,20 +55,20 @@ class Line(NamedTuple):
     remedy: str = ""
 
 
-def versions() -> Iterator[Line]:
+def versions() -> Iterator[ReportLine]:
     low, high = PYTHONS
     right = low <= sys.version_info[:2] <= high
     remedy = "" if right else "the course needs 3.11 to 3.13: make clean, then make learn PYTHON=python3.12"
-    yield Line("ok" if right else "FAIL", "Python", sys.version.split()[0], remedy)
+    yield ReportLine("ok" if right else "FAIL", "Python", sys.version.split()[0], remedy)
     low, high = TORCHES
     right = low <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= high
     remedy = "" if right else "the course is made for 2.11 to 2.15: make learn installs the right one"
-    yield Line("ok" if right else "warn", "PyTorch", torch.__version__, remedy)
+    yield ReportLine("ok" if right else "warn", "PyTorch", torch.__version__, remedy)
     found = {name: installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     listed = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     remedy = f"{', '.join(missing)} missing: make learn installs what the course needs" if missing else ""
-    yield Line("FAIL" if missing else "ok", "packages", listed, remedy)
+    yield ReportLine("FAIL" if missing else "ok", "packages", listed, remedy)
 
 
 def installed(name: str) -> str | None:
@@ -78,29 +78,29 @@ def installed(name: str) -> str | None:
         return None
 
 
-def course() -> Iterator[Line]:
+def course() -> Iterator[ReportLine]:
     """Check that a notebook imports the course of its own checkout; a copied environment points to the old checkout."""
     asking = "import labs; print(labs.__path__[0])"
     done = subprocess.run([sys.executable, "-c", asking], cwd=tempfile.gettempdir(), capture_output=True, text=True)
     found, here = done.stdout.strip(), Path(__file__).resolve().parents[2]
     right = bool(found) and Path(found).resolve() == here
     remedy = "" if right else f"a notebook would not run the code of {here}: make clean, then make learn"
-    yield Line("ok" if right else "FAIL", "course", found or "labs cannot be imported", remedy)
+    yield ReportLine("ok" if right else "FAIL", "course", found or "labs cannot be imported", remedy)
 
 
-def cores() -> Iterator[Line]:
+def cores() -> Iterator[ReportLine]:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
     remedy = "" if count > 1 else "four ranks take turns on it; everything works, but times mean little"
-    yield Line("ok" if count > 1 else "warn", "cores", str(count), remedy)
+    yield ReportLine("ok" if count > 1 else "warn", "cores", str(count), remedy)
 
 
-def memory() -> Iterator[Line]:
+def memory() -> Iterator[ReportLine]:
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     for limit, used in limits():
         free, total = min(free, limit - used), min(total, limit)
     found = f"{free / GiB:.1f} of {total / GiB:.1f} GiB free"
     remedy = "" if free >= MEMORY else f"four ranks need about {MEMORY / GiB:.0f} GiB: close something, or use 2 ranks"
-    yield Line("ok" if free >= MEMORY else "warn", "memory", found, remedy)
+    yield ReportLine("ok" if free >= MEMORY else "warn", "memory", found, remedy)
 
 
 def limits(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
@@ -123,43 +123,43 @@ def limits(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/
                 yield int(limit), int(used.read_text()) - cached
 
 
-def gpus() -> Iterator[Line]:
+def gpus() -> Iterator[ReportLine]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if names:
-        yield Line("ok", "GPUs", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
+        yield ReportLine("ok", "GPUs", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
     elif shutil.which("nvidia-smi") is None:
-        yield Line("ok", "GPUs", "none: ranks are processes on the CPU, and every notebook runs")
+        yield ReportLine("ok", "GPUs", "none: ranks are processes on the CPU, and every notebook runs")
     elif torch.version.cuda is None:
         remedy = "make learn CUDA=1 installs the one with CUDA"
-        yield Line("warn", "GPUs", "there is an NVIDIA GPU, but this PyTorch is built without CUDA", remedy)
+        yield ReportLine("warn", "GPUs", "there is an NVIDIA GPU, but this PyTorch is built without CUDA", remedy)
     else:
         remedy = f"the driver may be too old for CUDA {torch.version.cuda}: see what nvidia-smi says"
-        yield Line("warn", "GPUs", "there is an NVIDIA GPU, but PyTorch cannot use it", remedy)
+        yield ReportLine("warn", "GPUs", "there is an NVIDIA GPU, but PyTorch cannot use it", remedy)
 
 
-def backends() -> Iterator[Line]:
+def backends() -> Iterator[ReportLine]:
     there = [name for name, has in {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}.items() if has()]
     remedy = "" if "gloo" in there else "this PyTorch is built without gloo: make clean, then make learn"
-    yield Line("FAIL" if remedy else "ok", "backends", ", ".join(there) or "none", remedy)
+    yield ReportLine("FAIL" if remedy else "ok", "backends", ", ".join(there) or "none", remedy)
 
 
-def scratch() -> Iterator[Line]:
+def scratch() -> Iterator[ReportLine]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     remedy = "" if free >= SCRATCH else "free some, or set TMPDIR to a folder on a larger disk"
-    yield Line("ok" if free >= SCRATCH else "FAIL", "scratch", f"{free / GiB:.1f} GiB free in {folder}", remedy)
+    yield ReportLine("ok" if free >= SCRATCH else "FAIL", "scratch", f"{free / GiB:.1f} GiB free in {folder}", remedy)
 
 
-def names() -> Iterator[Line]:
+def names() -> Iterator[ReportLine]:
     """Time the look-up of the loopback address's name, which torchrun needs: a slow DNS delays every launch."""
     start = time.perf_counter()
     socket.getnameinfo(("::ffff:127.0.0.1", 0), socket.NI_NUMERICSERV)
     seconds = time.perf_counter() - start
     remedy = "" if seconds < 1 else "torchrun stalls for as long: put '::ffff:127.0.0.1 localhost' into /etc/hosts"
-    yield Line("warn" if remedy else "ok", "loopback", f"has its name in {seconds:.2f} s", remedy)
+    yield ReportLine("warn" if remedy else "ok", "loopback", f"has its name in {seconds:.2f} s", remedy)
 
 
-def ranks() -> Iterator[Line]:
+def ranks() -> Iterator[ReportLine]:
     """Run real jobs of 2 and 4 ranks, which all-reduce the numbers of the ranks."""
     for count in (2, 4):
         start = time.perf_counter()
@@ -167,12 +167,12 @@ def ranks() -> Iterator[Line]:
             sums = run(sum_of_ranks, ranks=count, device="cpu", timeout=60)
         except (RankError, OSError) as error:
             remedy = "; ".join(str(error).splitlines()[:2])
-            yield Line("FAIL", f"{count} ranks", "cannot talk to each other", remedy)
+            yield ReportLine("FAIL", f"{count} ranks", "cannot talk to each other", remedy)
             continue
         seconds = time.perf_counter() - start
         right = list(sums) == [sum(range(count))] * count
         found = f"started, summed and ended in {seconds:.2f} s" if right else f"summed wrongly: {list(sums)}"
-        yield Line("ok" if right else "FAIL", f"{count} ranks", found, "" if right else "please report this")
+        yield ReportLine("ok" if right else "FAIL", f"{count} ranks", found, "" if right else "please report this")
 
 
 def sum_of_ranks() -> int:
@@ -181,10 +181,10 @@ def sum_of_ranks() -> int:
     return tensor.item()
 
 
-def browser() -> Iterator[Line]:
+def browser() -> Iterator[ReportLine]:
     path = find_browser()
     remedy = "" if path else f"only the course's own tests need one. {GET_BROWSER}"
-    yield Line("ok" if path else "warn", "browser", path or "no Chromium or Chrome found", remedy)
+    yield ReportLine("ok" if path else "warn", "browser", path or "no Chromium or Chrome found", remedy)
 
 
 def find_browser() -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from labs.kit.drawing.palette import INK, KINDS, MUTED, PAPER, RANKS, SOFT, WRONG
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
-from labs.kit.watch.folder_snapshots import Moment
+from labs.kit.watch.folder_snapshots import FolderSnapshot
 
 WIDE = 720
 GONE = "#8C959F"
@@ -56,7 +56,7 @@ def shares(size: int, ranks: int) -> list[tuple[int, int]]:
     return [(min(size, each * rank), min(size, each * (rank + 1))) for rank in range(ranks)]
 
 
-def folder(moments: Sequence[Moment], number: int) -> Drawing:
+def folder(moments: Sequence[FolderSnapshot], number: int) -> Drawing:
     """Draw a checkpoint folder at one moment of a save, and the checkpoint that a crash at that moment would leave.
 
     A dashed outline stands for a file that does not exist at that moment, but at another moment of the save.

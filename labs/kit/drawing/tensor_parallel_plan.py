@@ -37,7 +37,7 @@ HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends 
 
 
 @dataclass(frozen=True)
-class Row:
+class PatternRow:
     """A row of the table of a tensor-parallel plan: one pattern of module names.
 
     name: the pattern of module names.
@@ -100,7 +100,7 @@ def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing
 # ---- what the plan says ----------------------------------------------------------------------------------
 
 
-def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Row]:
+def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[PatternRow]:
     """Return a table row for each pattern of a plan, in the order in which the model has the modules."""
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     fits = {pattern: Plan({pattern: style}).rows(model) for pattern, style in plan.items()}
@@ -112,7 +112,7 @@ def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Row]:
         cut = style.cuts(name, module, ranks).get("weight")
         weight = getattr(module, "weight", None)
         shape = () if weight is None else tuple(weight.shape)
-        row = crossing(Row(pattern, style, len(fits[pattern]), shape, cut), module, in_block(name, blocks))
+        row = crossing(PatternRow(pattern, style, len(fits[pattern]), shape, cut), module, in_block(name, blocks))
         shared = f"{GRADIENTS}, {cut.copies} ranks" if cut and cut.copies > 1 else ""
         found.append(replace(row, backward=" and ".join(filter(None, (row.backward, shared)))))
     return found
@@ -122,7 +122,7 @@ def in_block(name: str, blocks: set[str]) -> bool:
     return any(name.startswith(f"{block}.") for block in blocks)
 
 
-def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
+def crossing(row: PatternRow, module: nn.Module, inside: bool) -> PatternRow:
     """Return a table row completed with the module's input, its output and its collectives.
 
     inside: whether the module is in a block whose input is already prepared, in another row (PrepareModuleInput).
@@ -155,7 +155,7 @@ def name_of(source: Placement, target: Placement) -> str:
     return border(source, target, None).func.__name__
 
 
-def sent(row: Row, *borders: str) -> Row:
+def sent(row: PatternRow, *borders: str) -> PatternRow:
     ways = [BORDERS[name] for name in borders if name]
     forward, backward = (" and ".join(way[i] for way in ways if way[i]) for i in (0, 1))
     return replace(row, forward=forward, backward=backward)
@@ -168,13 +168,13 @@ def x(layout: Placement) -> str:
 # ---- how it is drawn -------------------------------------------------------------------------------------
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: PatternRow) -> tuple[str, ...]:
     """Return a row's words, one entry per column of HEAD; the weight's entry is empty, since the weight is drawn."""
     name = f"{row.name} ({row.modules})" if row.modules > 1 else row.name
     return name, "", *row.words
 
 
-def columns(found: list[Row]) -> list[float]:
+def columns(found: list[PatternRow]) -> list[float]:
     """Return the x at which each column of the table begins, and the x of the drawing's right edge."""
     widths = [
         max(width_of(head, 12), *(width_of(cells(row)[number], 13) for row in found))
@@ -183,7 +183,7 @@ def columns(found: list[Row]) -> list[float]:
     return list(accumulate((8 + width for width in widths), initial=16))
 
 
-def picture(canvas: Canvas, left: float, top: float, row: Row, ranks: int) -> None:
+def picture(canvas: Canvas, left: float, top: float, row: PatternRow, ranks: int) -> None:
     """Draw the weight of a table row, split as the plan says; draw nothing for a module without a weight."""
     if not row.weight:
         return

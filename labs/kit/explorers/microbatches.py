@@ -35,7 +35,7 @@ def picture(of: Simulation, now: float) -> Stacked:
     return Stacked((stages(of, now), draw_simulation(of, now)))
 
 
-class Moment:
+class PipelineState:
     """The state of a pipeline at one moment: what each stage runs, and which micro-batches it holds or waits for."""
 
     def __init__(self, of: Simulation, now: float):
@@ -70,7 +70,7 @@ class Moment:
 
 def stages(of: Simulation, now: float) -> Drawing:
     """Draw the ranks of a pipeline side by side at one moment, each with its stages and their micro-batches."""
-    moment, fills, ranks = Moment(of, now), Fills(of.lists), ranks_of(of.lists)
+    moment, fills, ranks = PipelineState(of, now), Fills(of.lists), ranks_of(of.lists)
     rows = {s: sorted(t for t in ranks if ranks[t] == rank).index(s) for s, rank in ranks.items()}
     title = f"Time {now:.4g}"
     words = [f"Rank {rank} {doing(moment, [s for s in ranks if ranks[s] == rank])}." for rank in range(len(of.lists))]
@@ -89,7 +89,7 @@ def stages(of: Simulation, now: float) -> Drawing:
     return canvas.drawing("\n".join([title, *words]))
 
 
-def doing(moment: Moment, stages: Sequence[int]) -> str:
+def doing(moment: PipelineState, stages: Sequence[int]) -> str:
     running = next(filter(None, map(moment.runs, stages)), None)
     return f"runs {running!r}" if running else "waits"
 
@@ -105,7 +105,7 @@ def flow(canvas: Canvas, one: tuple[float, float], other: tuple[float, float]) -
         canvas.arrow((x + WIDE / 2, y + HIGH + 2), (x + WIDE / 2, down - 2), stroke=MUTED)
 
 
-def stage(canvas: Canvas, x: float, y: float, s: int, moment: Moment, fills: Fills) -> None:
+def stage(canvas: Canvas, x: float, y: float, s: int, moment: PipelineState, fills: Fills) -> None:
     canvas.rect(x, y, WIDE, HIGH, fill=SOFT)
     canvas.text(x + WIDE / 2, y + 11, f"stage {s}", size=11, fill=MUTED)
     if running := moment.runs(s):

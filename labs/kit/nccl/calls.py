@@ -1,10 +1,10 @@
 """The calls that each rank of a recorded job would make to NCCL, in order of issue, and the waits between them.
 
-    programs(recording.events)[rank]        [Call, Call, Wait, ...]
+    programs(recording.events)[rank]        [NcclCall, NcclCall, Wait, ...]
 
-A `Call` is one unit of work for NCCL: a collective, a send or recv, or all messages of a batch_isend_irecv, which is
-one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank has waited for a call, so the rank has
-issued all later calls after the awaited call was done.
+An `NcclCall` is one unit of work for NCCL: a collective, a send or recv, or all messages of a batch_isend_irecv, which
+is one group call (ncclGroupStart ... ncclGroupEnd).  A `Wait` stands where the rank has waited for a call, so the rank
+has issued all later calls after the awaited call was done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Communicator = tuple[str | int, ...]  # the group's name, its members, and the t
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class NcclCall:
     """One unit of work for NCCL; events: a single collective, send or recv, or the messages of a batch_isend_irecv."""
 
     rank: int
@@ -74,10 +74,10 @@ class Call:
 class Wait:
     """A place in a rank's program where the rank waits until a call is done."""
 
-    call: Call
+    call: NcclCall
 
 
-Program = list[Call | Wait]
+Program = list[NcclCall | Wait]
 
 
 def programs(events: Iterable[Event]) -> dict[int, Program]:
@@ -96,7 +96,7 @@ def program(events: list[Event]) -> Program:
     return [step for *_, step in sorted(issued + waited, key=itemgetter(0, 1))]
 
 
-def calls_of(events: list[Event]) -> list[Call]:
+def calls_of(events: list[Event]) -> list[NcclCall]:
     calls: list[list[Event]] = []
     batches: dict[int, list[Event]] = {}
     for event in events:
@@ -106,7 +106,7 @@ def calls_of(events: list[Event]) -> list[Call]:
             batches[event.batch].append(event)
         else:
             calls.append(batches.setdefault(event.batch, [event]))
-    return [Call(own[0].rank, tuple(own)) for own in calls]
+    return [NcclCall(own[0].rank, tuple(own)) for own in calls]
 
 
 def describe(event: Event) -> str:

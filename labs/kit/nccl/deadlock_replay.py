@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from labs.kit.nccl.calls import Call, Communicator, Program, describe
+from labs.kit.nccl.calls import Communicator, NcclCall, Program, describe
 from labs.kit.watch.communication import Event
 
 
@@ -88,7 +88,7 @@ class Task:
     name: the operation, which must be the same on all members; "" for sends and recvs.
     """
 
-    call: Call
+    call: NcclCall
     queue: Communicator
     name: str
     members: tuple[int, ...]
@@ -126,10 +126,10 @@ class Replay:
 
     def steps(self, program: Program) -> Iterator[tuple[Task, bool]]:
         """Yield (task, True) where the rank waits for a task, and (task, False) where the rank issues a task."""
-        tasks: dict[Call, Task] = {}
+        tasks: dict[NcclCall, Task] = {}
         used = set()
         for step in program:
-            if not isinstance(step, Call):
+            if not isinstance(step, NcclCall):
                 if self.rules < Rules.ONE_QUEUE:  # with one queue, a rank waits for each call at once
                     yield tasks[step.call], True
                 continue

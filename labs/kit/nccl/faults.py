@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from labs.kit.nccl.calls import Call, Communicator, describe
+from labs.kit.nccl.calls import Communicator, NcclCall, describe
 from labs.kit.nccl.deadlock_replay import Match
 from labs.kit.watch.communication import Event, Extent
 from labs.kit.watch.tap import OUTSTANDING
@@ -81,7 +81,7 @@ def sizes_fit(events: Sequence[Event]) -> bool:
     return True
 
 
-def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
+def overlapping(calls: Iterable[NcclCall]) -> Iterator[Fault]:
     """Yield a fault where memory is used while a call of one rank that uses this memory is in flight.
 
     Calls of one communicator run in order.  The rank's own reads and writes come after a call only if the rank has
@@ -92,7 +92,7 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
     """
     calls = [*calls]
     done = ends(calls)
-    in_flight: list[Call] = []
+    in_flight: list[NcclCall] = []
     for call in calls:
         in_flight = [other for other in in_flight if done[other] > call.start]
         for other in in_flight:
@@ -112,13 +112,13 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
             in_flight = [*in_flight, call][-OUTSTANDING:]
 
 
-def is_ordered(one: Call, other: Call) -> bool:
+def is_ordered(one: NcclCall, other: NcclCall) -> bool:
     return one.communicator(lazy=True) == other.communicator(lazy=True)
 
 
-def ends(calls: Sequence[Call]) -> dict[Call, float]:
+def ends(calls: Sequence[NcclCall]) -> dict[NcclCall, float]:
     """Return {call: time at which the rank had waited for this call, or for a later call of its communicator}."""
-    done: dict[Call, float] = {}
+    done: dict[NcclCall, float] = {}
     latest: dict[Communicator, float] = {}
     for call in reversed(calls):
         key = call.communicator(lazy=True)

@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labs.kit.nccl.calls import Call, Program, describe, programs
+from labs.kit.nccl.calls import NcclCall, Program, describe, programs
 from labs.kit.nccl.deadlock_replay import Replay, Rules, Standstill
 from labs.kit.nccl.faults import mismatched, overlapping, swapped
 from labs.kit.record import Recording
@@ -125,7 +125,7 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
         raise ValueError(f"ranks={[*ranks]}: {unknown} are not in the recording, which has {[*recording.seen]}")
     require_senders(recording.events)
     asked = programs(recording.events)
-    calls = {rank: [step for step in steps if isinstance(step, Call)] for rank, steps in asked.items()}
+    calls = {rank: [step for step in steps if isinstance(step, NcclCall)] for rank, steps in asked.items()}
     findings = [
         *mixed_up(recording.events),
         *out_of_order(asked, ranks),
@@ -168,12 +168,14 @@ def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterat
             return
 
 
-def long_batch(call: Call) -> Finding:
+def long_batch(call: NcclCall) -> Finding:
     more = f"rank {call.rank} has a batch of {len(call.events)} messages ({call.first.issuer})"
     return Finding(MAY_HANG, f"{more}: NCCL cuts one of over {MOST_MESSAGES}, and not alike on all ranks", call.events)
 
 
-def wrong(asked: Mapping[int, Program], calls: Mapping[int, list[Call]], ranks: Collection[int]) -> Iterator[Finding]:
+def wrong(
+    asked: Mapping[int, Program], calls: Mapping[int, list[NcclCall]], ranks: Collection[int]
+) -> Iterator[Finding]:
     """Yield a finding for each fault that gives wrong numbers, but only one finding for the same ranks and lines."""
     matches = [Replay(asked, ranks, Rules.KIND, lazy).matches for lazy in (False, True)]
     faults = [fault for both in matches for match in both for fault in mismatched(match)]

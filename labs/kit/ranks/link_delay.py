@@ -68,7 +68,7 @@ class Wire(tap.Listener):
             dist.Work.wait = usual
             tap.remove(self)
 
-    def issued(self, call: tap.Call) -> None:
+    def issued(self, call: tap.IssuedCall) -> None:
         group = tuple(dist.get_process_group_ranks(call.group))
         root = group[call.root or 0]
         order: tuple[object, ...] = call.group.group_name, group
@@ -113,7 +113,7 @@ class Wire(tap.Listener):
         at = 2 * MOST_NODES + len(SLOT) * (key % SLOTS)
         return self.shared[at : at + len(SLOT)]
 
-    def completion_time(self, call: tap.Call) -> float:
+    def completion_time(self, call: tap.IssuedCall) -> float:
         """Return the time at which a call may complete, in seconds of time.monotonic.
 
         If some members have not issued the call yet, return its earliest end, since a root need not wait for them.
@@ -132,7 +132,7 @@ class Wire(tap.Listener):
             finally:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
-    def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
+    def handed(self, call: tap.IssuedCall, work: dist.Work) -> dist.Work:
         """Return a Work that is done once `work` is done and the emulated transfer has ended."""
         if self not in call.notes or call.op in WITHOUT_FUTURE:
             return work
@@ -155,7 +155,7 @@ class Wire(tap.Listener):
         self.slowed.add(late)
         return late
 
-    def waited(self, call: tap.Call) -> None:
+    def waited(self, call: tap.IssuedCall) -> None:
         if FAILURE in call.notes:
             raise call.notes[FAILURE]
         if self in call.notes:

@@ -93,7 +93,7 @@ class Done(tap.Listener):
     outputs.
     """
 
-    def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
+    def handed(self, call: tap.IssuedCall, work: dist.Work) -> dist.Work:
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result([*call.outputs] if call.op == "all_reduce" else [*call.inputs, *call.outputs])
         return _create_work_from_future(future)

@@ -22,7 +22,7 @@ RANDOM = re.compile(r"\.\w+\.draft")  # the random part in the name of a file th
 
 
 @dataclass(frozen=True)
-class Moment:
+class FolderSnapshot:
     """A snapshot of a checkpoint folder before a call that changes the folder.
 
     next: the call that follows, in words.
@@ -36,13 +36,13 @@ class Moment:
 
 
 @contextmanager
-def watch_folder(folder: Path, newest: Callable[[Path], Path | None]) -> Iterator[list[Moment]]:
+def watch_folder(folder: Path, newest: Callable[[Path], Path | None]) -> Iterator[list[FolderSnapshot]]:
     moments, watching, flush = [], [True], os.fsync
 
     def note(what: str) -> None:
         found = tuple(plain(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
         last = newest(folder)
-        moments.append(Moment(what, found, last.name if last else ""))
+        moments.append(FolderSnapshot(what, found, last.name if last else ""))
 
     def about_to(event: str, args: tuple) -> None:
         if watching and event in NAMES and folder in Path(str(args[0])).parents:

@@ -52,16 +52,16 @@ class Loans(tap.Listener):
         self.waited_for: list[Loan] = []
         self.is_overdue = False  # whether the backend has held a tensor for longer than PATIENCE
 
-    def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def lent(self, call: tap.IssuedCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
         return tree_map_only(torch.Tensor, loan.lend, args)
 
-    def returned(self, call: tap.Call, work: dist.Work | None) -> None:
+    def returned(self, call: tap.IssuedCall, work: dist.Work | None) -> None:
         loan = call.notes.get(self)  # a call that was issued before the recording began has no loan
         if loan and work is not None:
             loan.handle = weakref.ref(work)
 
-    def waited(self, call: tap.Call) -> None:
+    def waited(self, call: tap.IssuedCall) -> None:
         if loan := call.notes.pop(self, None):
             tap.let_go(call)
             self.waited_for.append(loan)

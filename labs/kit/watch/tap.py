@@ -72,7 +72,7 @@ OUTSTANDING = 64  # the most works without a wait that are remembered; beyond 64
 HELD_HERE = 3  # the reference count that the loop in _remember sees for a work that only _outstanding holds
 
 
-class Call:
+class IssuedCall:
     """One collective, send or recv as this rank issued it.
 
     inputs, outputs: flat tuples of tensors.
@@ -128,27 +128,27 @@ class Listener:
     def __exit__(self, *failure: object) -> None:
         listeners.remove(self)
 
-    def issued(self, call: Call) -> None: ...
+    def issued(self, call: IssuedCall) -> None: ...
 
-    def lent(self, call: Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def lent(self, call: IssuedCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
 
-    def handed(self, call: Call, work: dist.Work) -> dist.Work:
+    def handed(self, call: IssuedCall, work: dist.Work) -> dist.Work:
         return work
 
-    def returned(self, call: Call, work: dist.Work | None) -> None: ...
+    def returned(self, call: IssuedCall, work: dist.Work | None) -> None: ...
 
-    def has_future(self, call: Call) -> None: ...
+    def has_future(self, call: IssuedCall) -> None: ...
 
-    def waiting(self, call: Call) -> None: ...
+    def waiting(self, call: IssuedCall) -> None: ...
 
-    def waited(self, call: Call) -> None: ...
+    def waited(self, call: IssuedCall) -> None: ...
 
 
 listeners: list[Listener] = []
 _libraries: list[torch.library.Library] = []
-_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # {id(work): (work, call, thread)}
-_by_storage: dict[int, Call] = {}  # {storage of an output: call}: wait_tensor gives only the tensor
+_outstanding: dict[int, tuple[dist.Work, IssuedCall, int]] = {}  # {id(work): (work, call, thread)}
+_by_storage: dict[int, IssuedCall] = {}  # {storage of an output: call}: wait_tensor gives only the tensor
 
 
 def install() -> None:
@@ -189,7 +189,7 @@ def remove(listener: Listener) -> None:
         _by_storage.clear()
 
 
-def let_go(call: Call) -> None:
+def let_go(call: IssuedCall) -> None:
     """Forget the work of a call now, instead of at the next collective, since the program has waited for it."""
     for key, (_, other, _) in list(_outstanding.items()):
         if other is call:
@@ -200,7 +200,7 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
     def kernel(keyset: Any, *args: Any) -> Any:
         if not listeners:
             return operator.redispatch(keyset & below, *args)
-        call = Call(raw, args)
+        call = IssuedCall(raw, args)
         for listener in listeners:
             listener.issued(call)
         for listener in listeners:
@@ -266,7 +266,7 @@ def _watched_future(get_future: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def _tell_waited(calls: list[Call]) -> None:
+def _tell_waited(calls: list[IssuedCall]) -> None:
     """Call every listener's `waited` for these calls, in order, and then raise the first exception, if any."""
     failure = None
     for call, listener in itertools.product(calls, listeners):
@@ -278,7 +278,7 @@ def _tell_waited(calls: list[Call]) -> None:
         raise failure
 
 
-def _remember(work: dist.Work, call: Call) -> None:
+def _remember(work: dist.Work, call: IssuedCall) -> None:
     # A work keeps its tensors alive.  A work that only _outstanding holds cannot be waited for in Python, so forget it.
     # Another thread may run this function at the same time, hence list() and pop().  The program may not hold that
     # thread's newest work yet, so forget only works of this thread.

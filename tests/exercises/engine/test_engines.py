@@ -9,7 +9,7 @@ from labs.exercises.collectives.reduce_scatter import REDUCE_SCATTER
 from labs.exercises.engine.answer import Mistake, Wrong, refuse
 from labs.exercises.engine.common_mistakes import VALUES
 from labs.exercises.engine.on_ranks import Exercise, Given, part_of
-from labs.exercises.engine.scripts import Done, Seen, parts
+from labs.exercises.engine.scripts import Done, StepOutcomes, parts
 from labs.exercises.engine.value import One, as_if
 from labs.exercises.mesh_and_dtensor import partial_to_shard as scatter
 from labs.exercises.start_here import mean_on_rank_0 as mean
@@ -18,7 +18,7 @@ from labs.exercises.start_here import mean_on_rank_0 as mean
 def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:
     """Return the value that was found on the first rank, if all ranks have these values."""
     expected_by_name = [{"": expected} for expected in exercise.expected.values(world)]
-    seen = Seen(world, [Done(values={"": value}) for value in values], [])
+    seen = StepOutcomes(world, [Done(values={"": value}) for value in values], [])
     return part_of(exercise.expected, seen, 0, "", expected_by_name)
 
 

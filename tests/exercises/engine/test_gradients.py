@@ -8,7 +8,7 @@ from torch import nn
 
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.exercises.ddp._wrong_gradients import Gradient
-from labs.exercises.engine.scripts import Done, Seen, World
+from labs.exercises.engine.scripts import Done, StepOutcomes, World
 from labs.kit import check
 from tests.answers.together import together
 from tests.exercises.ddp.average_gradients import one_vector
@@ -79,7 +79,7 @@ def test_where_gradients_cancel_out_rounding_is_no_mistake():
     def average(found):
         facts = ({"plain": [{"scale": torch.tensor(own)}], "before": {"scale": found}} for own in (1.0, -0.9998))
         done = [Done(values={"scale": found}, facts=each) for each in facts]
-        return Gradient(Seen(World(0, 2), done, []), 0, "scale")
+        return Gradient(StepOutcomes(World(0, 2), done, []), 0, "scale")
 
     assert average(torch.tensor(1e-4 + 1e-8)).right and not average(torch.tensor(2e-4)).right
 

@@ -1,6 +1,6 @@
 """Tests of what a power cut may leave, worked out by hand for a few calls (notebook 08)."""
 
-from labs.exercises.checkpoint._power_cut import Disk
+from labs.exercises.checkpoint._power_cut import FlushedDisk
 
 
 def left(disk):
@@ -9,14 +9,14 @@ def left(disk):
 
 
 def test_a_new_file_has_no_name_yet_or_any_part_of_its_text():
-    disk = Disk({"a": "old"})
+    disk = FlushedDisk({"a": "old"})
     disk.write("b", "text")
     assert left(disk) == [{"a": "old"}, *({"a": "old", "b": text} for text in ("", "te", "text"))]
     assert disk.cuts[0].now == {"a": "old", "b": "text"}
 
 
 def test_what_is_overwritten_may_be_there_still():
-    disk = Disk({"a": "old"})
+    disk = FlushedDisk({"a": "old"})
     disk.write("a", "text")
     assert left(disk) == [{"a": text} for text in ("old", "", "te", "text")]
     disk.flush("a")
@@ -24,7 +24,7 @@ def test_what_is_overwritten_may_be_there_still():
 
 
 def test_names_are_late_and_keep_their_order():
-    disk = Disk({"a": "old"})
+    disk = FlushedDisk({"a": "old"})
     disk.write("b", "")
     disk.rename("b", "a")
     disk.write("c", "")
@@ -34,7 +34,7 @@ def test_names_are_late_and_keep_their_order():
 
 
 def test_a_name_comes_before_its_text():
-    disk = Disk({})
+    disk = FlushedDisk({})
     disk.write("b", "text")
     disk.rename("b", "a")
     disk.flush_names()
@@ -42,7 +42,7 @@ def test_a_name_comes_before_its_text():
 
 
 def test_what_was_removed_comes_back_until_the_names_are_flushed():
-    disk = Disk({"a": "old"})
+    disk = FlushedDisk({"a": "old"})
     disk.remove("a")
     assert left(disk) == [{"a": "old"}, {}] and disk.names() == []
     disk.flush_names()

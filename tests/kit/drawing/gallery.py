@@ -20,7 +20,7 @@ from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit import draw
 from labs.kit.drawing import gpu_memory_bars
-from labs.kit.watch.folder_snapshots import Moment
+from labs.kit.watch.folder_snapshots import FolderSnapshot
 from labs.model import GPT, PRESETS
 from labs.tp import ColwiseParallel, LossParallel, gpt_plan
 from tests.kit.pictures import RING, SVG, busy, drawn, less, recording
@@ -47,7 +47,7 @@ def on_cards(held, fits=FITS, **more):
 
 TREE = [(k, r, r + 2**k, 0) for k in range(3) for r in range(2**k)]
 DOUBLING = [(k, r, r ^ 2**k, 0) for k in range(3) for r in range(8)]
-MOMENTS = [Moment("make step-1.draft", (), ""), Moment("flush", ("step-1.draft/index.json",), "step-0")]
+MOMENTS = [FolderSnapshot("make step-1.draft", (), ""), FolderSnapshot("flush", ("step-1.draft/index.json",), "step-0")]
 EVERYBODY = [(0, s, d, d) for s in range(5) for d in range(5) if s != d]
 POINTS = [draw.Point(10, 1000, "one", "ten & <more>"), draw.Point(100, 100, "other", "a hundred")]
 ALONE = {"head": ColwiseParallel(output_layouts=Replicate())}

@@ -90,15 +90,15 @@ def test_micro_batches_wait_where_they_are_needed_next():
     of = pp.simulate(
         [[pp.F(0, 0), pp.F(0, 1), pp.B(0, 1), pp.B(0, 0)], [pp.F(1, 0), pp.F(1, 1), pp.B(1, 1), pp.B(1, 0)]], F=[1, 3]
     )
-    moment = microbatches.Moment(of, 2)
+    moment = microbatches.PipelineState(of, 2)
     assert (moment.waits(1, (pp.F,)), moment.runs(1), moment.holds(1), moment.holds(0)) == (
         [1],
         pp.F(1, 0),
         [0],
         [0, 1],
     )
-    assert microbatches.Moment(of, 4).waits(1, (pp.F,)) == []
-    assert microbatches.Moment(of, 3.5).waits(0, (pp.F,)) == [], "nobody makes what the first stage takes"
+    assert microbatches.PipelineState(of, 4).waits(1, (pp.F,)) == []
+    assert microbatches.PipelineState(of, 3.5).waits(0, (pp.F,)) == [], "nobody makes what the first stage takes"
 
 
 def test_many_micro_batches_are_counted():
