@@ -37,7 +37,6 @@ FIRST, LAST = "(model(*micro_batch) / n).backward()", "(model(*micro_batches[-1]
 WHOLE = {FIRST: "model(*micro_batch).backward()", LAST: "model(*micro_batches[-1]).backward()"}
 LOSS, SYNC = "loss = model(*micro_batch) / n", "model.sync()"
 CONTEXT = "with nullcontext() if i == n - 1 else model.no_sync():"
-also_right = partial(answers.vary, first_and_last, line=LINE)
 # ---- which numbers ------------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, first_and_last)

@@ -19,7 +19,6 @@ ALL, IF = "for p in model.parameters():", "if p.grad is not None:"
 SUM, MEAN = "dist.all_reduce(p.grad)", "p.grad /= dist.get_world_size()"
 answers.spoil(one_by_one, "right only where all that has a gradient is trained",
     {IF: "if p.requires_grad and p.grad is not None:"})
-also_right = partial(answers.vary, one_by_one, line=LINE)
 @answers.right(line=LINE)
 def all_on_their_way_at_once(model):
     grads = [p.grad for p in model.parameters() if p.grad is not None]

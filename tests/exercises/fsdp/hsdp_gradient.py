@@ -30,11 +30,6 @@ MEAN = "piece / mesh.size()"
 S, R = 'mesh.size("shard")', 'mesh.size("replicate")'
 
 
-def vary(*changes, **options):
-    pairs = dict(zip(changes[::2], changes[1::2], strict=True))
-    answers.vary(averaged, {old: new.replace("\n", "\n    ") for old, new in pairs.items()}, **options)
-
-
 def spoil(mistake, *changes, **options):
     pairs = dict(zip(changes[::2], changes[1::2], strict=True))
     answers.spoil(averaged, mistake, {old: new.replace("\n", "\n    ") for old, new in pairs.items()}, **options)

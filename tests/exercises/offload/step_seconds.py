@@ -21,7 +21,6 @@ def ss_padded(fetch, update, store):
 
 # ---- wrong: a slot ---------------------------------------------------------------------------------------
 
-slot = answers.slips(ss_padded, "max(u, s + f)")
 
 BEFORE, AFTER = "before, after = [0, *store], [*fetch[1:], 0]", "before, after = {}, {}"
 
@@ -31,13 +30,6 @@ def beside(mistake, before, after, **options):
     answers.spoil(ss_padded, mistake, {BEFORE: AFTER.format(before, after)}, **options)
 
 # ---- wrong: around the slots -----------------------------------------------------------------------------
-
-RETURNED = "sum(fetch[:1]) + slots + sum(store[-1:])"
-
-
-def instead(mistake, returned, **options):
-    """Note a wrong answer that has another last line."""
-    answers.spoil(ss_padded, mistake, {f"return {RETURNED}": returned}, **options)
 
 
 answers.instead(MISTAKES)

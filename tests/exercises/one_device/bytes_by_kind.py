@@ -35,6 +35,4 @@ def bytes_sums(parameters, mixed):
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 
-instead = answers.slips(loop)
-
 answers.instead(MISTAKES)

@@ -18,9 +18,5 @@ def by_a_power(save, machine, machines):
 
 # ---- wrong -----------------------------------------------------------------------------------------------
 
-FORMULA = "(2 * save * machine / machines) ** 0.5"
-
-instead = answers.slips(by_a_power, FORMULA)
-
 
 answers.instead(MISTAKES)

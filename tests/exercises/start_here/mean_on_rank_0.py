@@ -39,8 +39,6 @@ def posted_at_once(x):
     return rows.mean(0)
 
 
-right = partial(answers.vary, mean, line=LINE)
-
 # ---- what is returned ------------------------------------------------------------------------------------
 
 spoil = partial(answers.spoil, mean)

@@ -103,8 +103,6 @@ and_back = {SEND: f"{to_the_first[SEND]}; {from_the_first[SEND]}"}
 spoil("one rank adds up for all", "reduce_forward", and_back)
 halves = {SEND: "[dist.all_reduce(half, group=group) for half in y.view(-1).chunk(2)]"}
 spoil(MANY, "reduce_forward copy_backward", halves)
-half = {"x.clone": "x.bfloat16().clone", END: "return y.to(x.dtype)"}
-shapes = "dist.all_gather_object([None] * dist.get_world_size(group), x.shape, group=group)"
 
 
 @wrong("reduce_forward", GATHERED)

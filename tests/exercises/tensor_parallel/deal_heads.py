@@ -87,7 +87,7 @@ def told(mistake, *results, **options):
         answers.spoil(side_by_side, mistake, {"return queries, keys, sharers": f"return {result}"}, **options)
 
 
-few, read = "if ranks <= kv_heads else", "[h for h in range(heads) if h // together in keys]"
+few = "if ranks <= kv_heads else"
 NOT_SUMMED, OTHERS = "the gradient of shared keys and values is not summed", "summed over the wrong ranks"
 told(NOT_SUMMED, "queries, keys, [rank]", "queries, keys, sharers[:-1] or sharers")
 told(
