@@ -125,6 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     number, parts = config.getoption("part")
     mine = set(split_in_parts([item.nodeid for item in items], parts)[number - 1])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
     items[:] = sorted((item for item in items if item.nodeid in mine), key=is_alone)
     missing = {"13_gspmd.ipynb": jax_devices.jax_missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:
