@@ -9,9 +9,8 @@
     zero_stages        ZeRO, stage by stage
     fully_sharded      FSDP, parameter by parameter
     split              a tensor-parallel rank's share of the model
-    split_activations  the activations of such a rank, and those alive while backward runs
     tensor_parallel    bytes sent and held, layer by layer, with sequence parallelism or without
-    pipeline_stages    bytes that a pipeline stage holds during each instruction, and after it
+    pipeline_stages    bytes that a pipeline stage saves, and holds during each instruction
     pipeline           bytes that a rank of a pipeline sends and holds under a schedule
     on_a_mesh          stages that are split and sharded
     bubble             seconds of a schedule, and the activations alive meanwhile, in closed form
@@ -72,10 +71,16 @@ from labs.cost.operations import (
     recomputed_operations,
 )
 from labs.cost.pipeline import pp
-from labs.cost.saved_activations import activations, korthikanti, layer_activations, layer_terms, most_activations
+from labs.cost.saved_activations import (
+    activations,
+    korthikanti,
+    layer_activations,
+    layer_terms,
+    most_activations,
+    regathered_activations,
+)
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
-from labs.cost.split_activations import regathered_activations
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.torch_states import (
     fully_shard,

@@ -18,7 +18,7 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_activations import Part, backward
+from labs.cost.saved_activations import activations, backward
 from labs.cost.traffic import all_reduce, all_reduce_limit
 
 
@@ -109,44 +109,32 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
     rows = {"bucketed": (P, 0, FLOAT * largest_bucket), "overlapped": (0, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
     most = held(P, S, ddp_moments(job, sizes, own, staying, passing))
-    return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
+    G, comm = (most.G, most.comm) if own else (staying + FLOAT * max(sizes), passing)
+    return replace(most, G=G, comm=comm, temporary=None)
 
 
 def ddp_moments(job: Job, sizes: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
-    """Yield the bytes besides P and S, from the end of forward on.
-
-    The losses and their gradient count as temporary.
+    """Yield the bytes besides P and S.  The losses and their gradient count as temporary.
 
     own: bytes of separate gradients
     staying: bytes of lasting buckets
     passing: bytes of the temporary buffer
     """
-    parts = backward(job)
-    at_rest = parts[-1].left
-    yield Moment("forward", own * (job.accumulation > 1), parts[0].worst[0].A + FLOAT, staying, job.losses)
-    yield from in_backward(job, parts, own, staying)
+    at_rest = activations(job)["tokens"]
+    yield from in_backward(job, own, staying)
     yield Moment("average", own, at_rest, staying + passing, FLOAT + job.losses)
     yield optimizer_step(at_rest, own, staying, sizes, job.masters).plus(temporary=job.losses)
 
 
-def in_backward(job: Job, parts: Sequence[Part], own: int, staying: int = 0) -> Iterator[Moment]:
-    """Yield the bytes while backward computes the gradients one by one.
+def in_backward(job: Job, own: int, staying: int = 0) -> Iterator[Moment]:
+    """Yield the bytes while backward computes the gradients.
 
-    The gradient of a tied head waits until the embedding's is there. If gradients are added to those of earlier
-    micro-batches, or copied into buckets, only the newest one is held in addition.
+    If gradients are added to those of earlier micro-batches, or copied into buckets, only the newest one is held in
+    addition.
     """
-    accumulating = job.accumulation > 1
-    arrived, pending = accumulating * own, 2 * FLOAT + job.losses
-    collects = own and not accumulating
-    for part in parts:
-        for at in part.worst:
-            moment = Moment(at.name, arrived, at.A, staying + at.comm, at.temporary + pending)
-            if collects:
-                moment = moment.plus(G=job.itemsize * at.gradients)
-            else:
-                moment = moment.plus(**{"temporary" if accumulating else "G": job.itemsize * at.newest})
-            yield moment
-        if part.shared:
-            pending += job.itemsize * sum(part.sizes)
-        elif collects:
-            arrived += job.itemsize * sum(part.sizes)
+    for at in backward(job):
+        if job.accumulation > 1:
+            new = {"G": own, "temporary": job.itemsize * at.newest}
+        else:
+            new = {"G": job.itemsize * (at.before + at.own if own else at.newest)}
+        yield Moment(at.name, 0, at.A, staying, at.temporary + job.losses).plus(**new)

@@ -20,7 +20,7 @@ from math import prod
 
 from labs.cost.job import Job
 from labs.cost.model_states import FLOAT, Held, Layer, Moment, Prediction, gpt_layers, held
-from labs.cost.saved_activations import backward
+from labs.cost.saved_activations import activations, backward
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 from labs.cost.zero_stages import padded
 
@@ -81,7 +81,7 @@ def reduced_together(sizes: Sequence[int], bucket: int) -> list[list[int]]:
 
 
 def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
-    """Return P, G, S and A exactly; comm, temporary and the peak are approximate, the peak within 10 %.
+    """Return P, G, S and A exactly, and the peak within 10 %.
 
     The optimizer has a counter for a single vector.
     """
@@ -89,28 +89,22 @@ def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
     vector = padded(sum(sizes), 2 * job.ranks) if stage < 3 else sum(padded(size, job.ranks) for size in sizes)
     shard = FLOAT * vector // job.ranks
     most = held(shard if stage == 3 else FLOAT * vector, 3 * shard + FLOAT, moments(job, stage, bucket, sizes, shard))
-    return replace(most, G={1: FLOAT * sum(sizes), 2: max(shard, FLOAT * max(sizes)), 3: shard}[stage])
+    G = {1: FLOAT * sum(sizes), 2: max(shard, FLOAT * max(sizes)), 3: shard}[stage]
+    return replace(most, G=G, comm=None, temporary=None)
 
 
 def moments(job: Job, stage: int, bucket: int, sizes: Sequence[int], shard: int) -> Iterator[Moment]:
-    """Yield the bytes besides P and S, from the end of forward on.
+    """Yield the bytes besides P and S while backward runs, and in the step.
 
-    The bucket is allocated at the first gradient.  It is reduced when a gradient does not fit, and is copied for that,
-    twice in stage 3.  Stage 3 also has up to two gathered parameters, and a second buffer for its gradients.
+    The bucket is allocated at the first gradient, and copied when it is reduced, twice in stage 3.  Stage 3 also has up
+    to two gathered parameters, and a second buffer for its gradients.
     """
-    parts, arrived, filled = backward(job), shard if stage == 3 else 0, 0
     gathered, second = (2 * FLOAT * max(sizes), shard) if stage == 3 else (0, 0)
-    copies, buffers, pending = 2 if stage == 3 else 1, FLOAT * bucket + gathered, second + 2 * FLOAT
-    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, gathered, second)
-    for part in parts:
-        for at in part.worst:
-            yield Moment(at.name, arrived + FLOAT * at.newest, at.A, buffers, at.temporary + pending)
-        for size in reversed(part.sizes):
-            if filled + size > bucket:
-                comm = buffers + copies * FLOAT * filled
-                yield Moment(part.name, arrived + FLOAT * size, part.left, comm, part.input_gradient + pending)
-                filled = 0
-            filled += size
-            arrived += FLOAT * size * (stage == 1)
-    yield Moment("last bucket", arrived, parts[-1].left, buffers + copies * FLOAT * filled, pending)
-    yield Moment("step", arrived if stage == 1 else shard, parts[-1].left, 0, 2 * shard + second)
+    filled, at_rest = max(map(sum, reduced_together(sizes, bucket))), activations(job)["tokens"]
+    buffers, reduced = FLOAT * bucket + gathered, (2 if stage == 3 else 1) * FLOAT * filled
+    for at in backward(job):
+        G = shard if stage == 3 else FLOAT * (at.newest + (stage == 1) * at.before)
+        yield Moment(at.name, G, at.A, buffers, at.temporary + second)
+    G = {1: FLOAT * sum(sizes), 2: FLOAT * max(sizes), 3: shard}[stage]
+    yield Moment("last bucket", G, at_rest, buffers + reduced, second)
+    yield Moment("step", G if stage == 1 else shard, at_rest, 0, 2 * shard + second)

@@ -16,7 +16,7 @@ section 3.2, whose unit is a layer's vector, padded once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from math import prod
@@ -36,8 +36,8 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.saved_activations import activations, backward
 from labs.cost.split import chunk
-from labs.cost.split_activations import ends_of_forward, parts_of
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 
 
@@ -123,110 +123,37 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
     was reduced.
     """
     (root, layers), shards = groups(job.config), job.ranks // replicas
-    padded = [sum(rows(shape, shards) for shape in group.trained) for group in (root, *layers)]
-    chunks = chunks_of(job, shards)
-    moments = fsdp_moments(job, padded[0], padded[-1], reshard, replicas, itemsize)
-    G = FLOAT * sum(padded) // shards
-    step = optimizer_step(parts_of(job)[-1].left, G, 0, chunks).plus(temporary=job.losses)
+    root, layer = (sum(rows(shape, shards) for shape in group.trained) for group in (root, layers[0]))
+    chunks, G = chunks_of(job, shards), FLOAT * (root + len(layers) * layer) // shards
+    moments = [*fsdp_moments(computed(job, itemsize), root, layer, reshard, G, shards)]
+    step = optimizer_step(activations(job)["tokens"], G, 0, chunks).plus(temporary=job.losses)
     most = held(FLOAT * sum(chunks), optimizer_state(chunks), [*moments, step])
     mesh = INDEX * job.ranks  # the ranks' numbers
-    return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
+    return replace(most, temporary=None, peak=most.peak + mesh)
 
 
-def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, replicas: int, itemsize: int) -> Iterator[Moment]:
-    """Yield the bytes besides P and S, from the forward on; everything that is gathered counts as `comm`.
+def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, G: int, shards: int) -> Iterator[Moment]:
+    """Yield the bytes besides P and S while backward runs.
+
+    The root is gathered until the embedding's gradients are there; a layer is gathered, and the layer before it, which
+    is prefetched; or all layers, if they are not resharded after the forward. Gradients are whole until they are
+    reduced, the root's at the end of backward, for which they are copied into a buffer that is sent and one that
+    receives; a layer's buffers are there while the layer before it runs. All of this is `comm`.
 
     root, layer: elements of each with padding
+    G: bytes of all reduced gradients; if there were earlier micro-batches, theirs are held, and the new ones separately
     """
-    job, shards, first = computed(job, itemsize), job.ranks // replicas, job.accumulation == 1
-    arrived = 0 if first else FLOAT * (root + job.config.depth * layer) // shards
-    # A reduced gradient that will be added to an earlier micro-batch's is held separately until backward ends.
-    kind = "G" if first else "comm" if replicas > 1 else "temporary"
-    yield from in_forward(job, arrived, itemsize * root, itemsize * layer, reshard)
-    groups_of = (Group(n, shards, itemsize, kind) for n in (root, layer))
-    yield from in_backward(job, arrived, *groups_of, reshard)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The root or a layer: n elements with padding, cut into shards; kind: the kind of its reduced gradient."""
-
-    n: int
-    shards: int
-    itemsize: int
-    kind: str
-
-    @property
-    def gathered(self) -> int:
-        return self.itemsize * self.n
-
-    @property
-    def table(self) -> int:
-        """Return the bytes of its gradients side by side in one buffer."""
-        return FLOAT * self.n
-
-    @property
-    def part(self) -> dict[str, int]:
-        return {self.kind: self.table // self.shards}
-
-    def reduced(self, at: Moment, own: int, newest: int) -> Iterator[Moment]:
-        """Yield the bytes while gradients of `own` bytes are reduced.
-
-        They are copied into a table, which is then sent; a buffer of the same size receives. The newest gradient is
-        not assigned to its parameter yet. Gradients of another dtype are first cast to float32.
-        """
-        copies = 0 if self.itemsize == FLOAT else FLOAT * own // self.itemsize
-        yield at.plus(comm=self.table + (0 if copies else own - newest), temporary=copies or newest)
-        yield at.plus(comm=2 * self.table)
-
-
-def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) -> Iterator[Moment]:
-    """Yield the bytes in forward: the root is whole, and a layer that arrives is held twice.
-
-    One copy is in the buffer that was received, the other in the parameters.
-    """
-    for part in reversed([part for part in parts_of(job) if part.name.startswith("layer")]):
-        yield Moment(f"{part.name} arrives", arrived, part.left + part.input_gradient, whole + 2 * layer, job.losses)
-        whole += 0 if reshard else layer
-    yield from (end.plus(G=arrived, comm=whole) for end in ends_of_forward(job))
-
-
-def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool) -> Iterator[Moment]:
-    """Yield the bytes in backward, layer by layer. These parts are held whole:
-
-    in a layer      its parameters; a buffer for those of the layer before it, which are being prefetched; the
-                    gradients of the layer behind it, in a buffer that is sent and one that receives; its own
-                    gradients, and the root's
-    a layer ends    its parameters are freed, and its gradients are reduced; the layer behind it has its part now
-    backward ends   the gradients of the root are reduced
-    """
-    parts, depth = parts_of(job), job.config.depth
-    whole, roots, behind = root.gathered + (0 if reshard else depth * layer.gathered), 0, None
-    kept, before = Moment("kept", arrived, temporary=2 * FLOAT + job.losses), parts[0].left
-    for part in parts:
-        in_layer, own = part.name.startswith("layer"), root.itemsize * sum(part.sizes)
-        flying = 2 * behind.table if behind else 0
-        if in_layer and reshard:
-            again = replace(kept, name=f"{part.name} arrives again", A=before)
-            yield again.plus(comm=whole + 2 * layer.gathered + flying + roots, temporary=part.input_gradient)
-            whole += layer.gathered
-        prefetched = layer.gathered if in_layer and reshard and part.name != "layer 0" else 0
-        newest = root.itemsize * part.sizes[0] if in_layer or part is parts[-1] else 0
-        for at in part.worst:
-            last = newest if at.gradients == sum(part.sizes) else 0
-            comm = whole + prefetched + flying + roots + root.itemsize * at.gradients - last + at.comm
-            yield replace(kept, name=at.name, A=at.A).plus(comm=comm, temporary=at.temporary + last)
-        before = part.left
-        if part.shared:
-            kept = kept.plus(temporary=own)
-        elif not newest:
-            roots += own
-        else:
-            whole -= layer.gathered if in_layer else whole
-            ends, own = (prefetched + whole + roots, own) if in_layer else (0, own + roots)
-            at = replace(kept, name=part.name, A=part.left).plus(comm=ends, temporary=part.input_gradient)
-            new = behind.part if behind else {}
-            yield at.plus(comm=flying + own - newest, temporary=newest).plus(**new)
-            behind, kept = layer if in_layer else root, kept.plus(**new)
-            yield from behind.reduced(at.plus(**new), own, newest)
-    yield replace(kept, name="backward ends", A=parts[-1].left).plus(comm=2 * root.table).plus(**root.part)
+    p, depth, table = job.itemsize, job.config.depth, job.own.vocab * job.config.dim
+    new, before = ("comm" if shards < job.ranks else "temporary", G) if job.accumulation > 1 else ("G", 0)
+    start = Moment("backward ends", before, temporary=job.losses)
+    for at in backward(job):
+        left, in_layer = depth - at.passed, at.name in ("layer", "norm")
+        gathered = root + layer * (min(2, left) * in_layer if reshard else left)
+        roots, flying = (at.before > 0) * (root - table), 2 * layer * (at.passed > 0)
+        comm = p * (gathered + roots + at.own) + FLOAT * flying
+        now = replace(start, name=at.name, A=at.A).plus(**{new: FLOAT * layer * max(0, at.passed - 1) // shards})
+        newest = p * job.config.dim * (at.name == "norm")  # that of the norm's weight is not assigned yet
+        yield now.plus(comm=comm - newest, temporary=at.temporary + newest)
+        if at.name == "layer" and reshard:  # it arrives in a buffer, from which it is copied
+            yield now.plus(comm=p * (root + 2 * layer + roots) + FLOAT * flying, temporary=at.x)
+    yield replace(start, A=activations(job)["tokens"]).plus(comm=2 * FLOAT * root).plus(**{new: G})

@@ -119,7 +119,7 @@ class Held:
     """The bytes on one rank: the most of each kind during a step, and `peak`, the most of their sum at one moment.
 
     P parameters, G gradients, S optimizer state, A activations, comm buffers of collectives, temporary the rest.
-    A, comm, temporary and peak are None if they are not predicted.
+    P, G and S are exact, the peak is within 5 %. A, comm, temporary and peak are None if they are not predicted.
     """
 
     P: int

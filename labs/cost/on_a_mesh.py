@@ -42,8 +42,7 @@ from labs.cost.model_states import (
     optimizer_step,
 )
 from labs.cost.pipeline import Plan, count, numbers_of, pp_moments
-from labs.cost.pipeline_stages import StageMemory, stages_of
-from labs.cost.saved_activations import Part
+from labs.cost.pipeline_stages import Stage, stages_of
 from labs.cost.split import chunk, share
 from labs.cost.tensor_parallel import tp_calls
 
@@ -74,7 +73,7 @@ class Own:
     job: Job
     axes: Mapping[str, int]
     at: Mapping[str, int]
-    stages: Sequence[StageMemory]
+    stages: Sequence[Stage]
     plan: Plan
 
     @property
@@ -132,7 +131,7 @@ def place(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def units_of(stage: StageMemory, is_tied: bool) -> list[Layer]:
+def units_of(stage: Stage, is_tied: bool) -> list[Layer]:
     embedding, *layers, norm, head = gpt_layers(stage.job.config)
     ends = [*[embedding] * stage.is_first, *[norm] * stage.is_last, *[head] * (stage.is_last and not is_tied)]
     return [Layer(tuple(chain(*(end.trained for end in ends)))), *layers]
@@ -187,20 +186,6 @@ def along_data(own: Own) -> Step:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-class ShardedStage(StageMemory):
-    """A stage of which each micro-batch makes new gradients, which are then added to the earlier ones.
-
-    A layer's gradients are added when backward has passed the layer, and those of embedding, norm and head when it has
-    passed the stage.
-    """
-
-    def new(self, of_part: int, newest: int, first: bool) -> dict[str, int]:
-        return super().new(of_part, newest, True)
-
-    def stay(self, part: Part, first: bool) -> bool:
-        return first or not part.name.startswith("layer")
-
-
 def parallel_held(own: Own) -> Held:
     """Return the bytes held in a step.
 
@@ -208,14 +193,12 @@ def parallel_held(own: Own) -> Held:
     are gathered, and their whole gradients are held until they are reduced.
     """
     whole, G = FLOAT * own.padded, FLOAT * own.padded // own.axes["shard"]
-    job, stages = replace(own.job, config=own.stages[0].job.config), own.stages
-    if own.shards_data:
-        stages = [ShardedStage(stage.job, stage.is_first, stage.is_last) for stage in stages]
-    moments = [*pp_moments(job, stages, own.plan)]
+    job = replace(own.job, config=own.stages[0].job.config)
+    moments = [*pp_moments(job, own.stages, own.plan, own.shards_data)]
     if own.shards_data:
         moments = [replace(now, G=0, comm=now.comm + now.G + whole) for now in moments]
     end = moments[-1]
-    moments.append(optimizer_step(end.A, G, 0, own.chunks).plus(temporary=end.temporary - FLOAT))
+    moments.append(optimizer_step(end.A, G, 0, own.chunks))
     most = held(FLOAT * sum(own.chunks), optimizer_state(own.chunks), moments)
     mesh = INDEX * (job.ranks + own.axes["replicate"] * own.axes["shard"])  # the ranks' numbers
-    return replace(most, G=G, temporary=most.temporary + mesh, peak=most.peak + mesh)
+    return replace(most, G=G, comm=None, temporary=None, peak=most.peak + mesh)

@@ -26,7 +26,7 @@ from labs.cost.model_states import (
     optimizer_state,
     optimizer_step,
 )
-from labs.cost.pipeline_stages import StageMemory, stages_of
+from labs.cost.pipeline_stages import Stage, stages_of
 
 Plan = Sequence[Any]  # a rank's instructions, and messages between them
 
@@ -56,7 +56,7 @@ def step_of(job: Job, plans: Sequence[Plan], most: Held, table: int = 0) -> Pred
     )
 
 
-def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None) -> list[StageMemory]:
+def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None) -> list[Stage]:
     job.require("cost.pp", precision=("float32",), recompute=("none",))
     work = [step for plan in plans for step in plan if kind_of(step) in "FBIW"]
     micro_batches = 1 + max(step.microbatch for step in work)
@@ -95,21 +95,26 @@ def exchanged(job: Job, plans: Sequence[Plan]) -> int:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def pp_held(job: Job, stages: Sequence[StageMemory], plan: Plan, table: int) -> Held:
-    """Return the bytes held in a step.  Received tensors count as comm, except a stage's input, which is saved (A)."""
+def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
+    """Return the bytes held in a step; comm and temporary are in the peak alone."""
     numbers = numbers_of(plan)
     if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first
         stages = [replace(stages[0], has_table=False), *stages[1:]]
     sizes = [size for n in numbers for size in stages[n].sizes]
     moments = [*pp_moments(job, stages, plan)]
-    A, losses = moments[0].A, moments[-1].temporary
-    moments.append(Moment("tied", FLOAT * sum(sizes), A, table, losses + 2 * table))  # the two parts and their sum
-    moments.append(optimizer_step(A, FLOAT * sum(sizes), 0, sizes).plus(temporary=losses - FLOAT))
-    return held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
+    A, G = moments[0].A, FLOAT * sum(sizes)
+    moments.append(Moment("tied", G, A, table, 2 * table))  # the two parts and their sum
+    moments.append(optimizer_step(A, G, 0, sizes))
+    most = held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
+    return replace(most, comm=None, temporary=None)
 
 
-def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[Moment]:
-    """Yield the bytes besides P and S, step by step of the plan."""
+def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan, adds_later: bool = False) -> Iterator[Moment]:
+    """Yield the bytes besides P and S, step by step of the plan.
+
+    F leaves the stage's activations, and its output until it is sent. B frees the activations, and leaves the
+    gradients, and that of the stage's input until it is sent. I leaves what W needs, and W the matrices' gradients.
+    """
     x, here, last = FLOAT * job.tokens * job.config.dim, numbers_of(plan), len(stages) - 1
     batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))
     now, there = Moment("batch", A=batch), set()
@@ -123,11 +128,14 @@ def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[
         elif kind != "Send":
             stage, new = stages[step.stage], {(step.stage, part) for part in ENDS[kind]} - there
             there |= new
-            yield from (beside(now, at) for at in stage.during(kind, bool(new)))
-            left = stage.after(kind, step.stage - 1 in here, step.stage + 1 in here)
-            now = beside(now, left).plus(G=FLOAT * sum(getattr(stage, part) for _, part in new))
-            from_afar = kind == "B" and step.stage < last and step.stage + 1 not in here
-            yield now.plus(comm=x * from_afar)  # the received gradient is freed last
+            yield from (beside(now, at) for at in stage.during(kind, bool(new), adds_later))
+            inputs, gradients = stage.for_W(stage.job.config.depth)
+            # The input came in before F, and the gradient of the output before B; those of others go out.
+            came, goes = x * (not stage.is_first), x * (not stage.is_last)
+            stays = goes if step.stage + 1 in here else 0  # the next stage is on this rank, and saves it as its input
+            A = {"F": stage.kept - came + stays, "B": -stage.kept, "I": inputs - stage.kept, "W": -inputs}[kind]
+            comm = {"F": goes - stays, "B": came - goes, "I": gradients + came - goes, "W": -gradients}[kind]
+            now = replace(now, A=now.A + A).plus(FLOAT * sum(getattr(stage, part) for _, part in new), comm)
         yield now
 
 

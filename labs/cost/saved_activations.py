@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from labs.cost.job import Job
 from labs.cost.model_states import FLOAT, INDEX, gpt_layers
+from labs.cost.split import Share
 
 
 def activations(job: Job) -> dict[str, int]:
@@ -29,6 +30,7 @@ def activations(job: Job) -> dict[str, int]:
         mlp         its input, gate, silu(gate), up, their product            D + 4F
         head        its input, the logarithms of the probabilities            D + V*
         tokens      tokens and targets, as int64, of all micro-batches; and one number for the loss
+                    (a rank's share: the row of each token and of each target, and a byte or two for each)
 
     With one head, or for one token, y with the heads side by side is a view of y: D less. If RMSNorm is one kernel
     (`fused_norms`), it saves x in its own dtype and 1 / rms(x): D + 1*.
@@ -41,11 +43,14 @@ def activations(job: Job) -> dict[str, int]:
     """
     tokens, D = job.tokens, job.config.dim
     terms = {name: job.config.depth * size for name, size in layer_terms(job, job.recompute).items()}
-    return terms | {
+    terms |= {
         "norms": terms.get("norms", 0) + job.between * norm_bytes(job),
         "head": tokens * (job.itemsize * D + FLOAT * job.own.vocab),
-        "tokens": 2 * INDEX * tokens * job.accumulation + FLOAT,
     }
+    if not isinstance(job.config, Share):
+        return terms | {"tokens": 2 * INDEX * tokens * job.accumulation + FLOAT}
+    here = tokens * (INDEX + 1)
+    return terms | {"tokens": here if job.own.vocab else 0, "loss": here + tokens + INDEX}
 
 
 def layer_activations(job: Job) -> int:
@@ -87,94 +92,76 @@ def norm_bytes(job: Job) -> int:
 
 
 @dataclass(frozen=True)
-class Within:
-    """A moment within a part.
+class High:
+    """A moment of backward at which a rank may hold the most.
 
-    A, temporary, comm: bytes of activations, of temporaries, and of buffers of collectives
-    gradients: elements of the gradients of the part's parameters so far
+    A, temporary: bytes of activations, and of gradients of activations
+    before: elements of the gradients of the parts that backward has passed
+    own: elements of the gradients of the part's parameters so far
     newest: elements of the newest of them, which may still have to be added to another gradient
+    unit: elements of the part's parameters
+    left: bytes of activations when backward has passed the part
+    x: bytes of the gradient that the part hands on
+    passed: number of layers that backward has passed
     """
 
     name: str
     A: int
     temporary: int
-    gradients: int
+    before: int = 0
+    own: int = 0
     newest: int = 0
-    comm: int = 0
+    unit: int = 0
+    left: int = 0
+    x: int = 0
+    passed: int = 0
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the model that backward passes through.
+def backward(job: Job, is_first: bool = True, is_last: bool = True) -> list[High]:
+    """Return the moments at which backward may hold the most.
 
-    sizes: elements of its parameters
-    worst: the moments in which it may hold the most
-    left: bytes of activations when it is done
-    input_gradient: bytes of the gradient of its input
-    shared: whether its parameters belong to a part that comes later
+    From layer to layer activations go and gradients come, so that the most is at one of the ends. With x, f and logits
+    for the bytes of M tokens of D, F and V numbers:
+
+        loss          all activations; gradients of the log-probabilities and of the logits
+        head          gradients of the logits, of the head's input and of its weight
+        layer         all of its activations; gradients of its output, x, and in its mlp, 2 f, besides one of a matrix
+        norm          only the layer's first norm is left, which takes 6 x in float32; all gradients of the layer
+        embedding     gradients of its output and of its weight
+
+    The layers are the last, the one before it, and the first.
+
+    A tied head's gradient waits for the embedding's. A recomputed layer is also there when its forward has run again.
+    On tensor-parallel ranks, whose logits are parts, the loss holds 20 more bytes per token; if x is cut along the
+    sequence, the last layer gathers the gradient of its output.
+
+    is_first, is_last: whether the rank has the embedding, and whether it has the last norm and the head
     """
-
-    name: str
-    sizes: list[int]
-    worst: list[Within]
-    left: int
-    input_gradient: int
-    shared: bool = False
-
-
-def backward(job: Job) -> list[Part]:
-    """Return loss, head, norm, the layers from the last to the first, and embedding, with the bytes that each holds.
-
-    loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
-    head         gradients of the logits, of its input and of its weight
-    norm         its input; five tensors of that size while 1 / rms(x) is differentiated; the gradient of its weight
-    layer        see `within_layer`
-    embedding    gradients of its output and of its weight
-    """
-    V, D, tokens, itemsize = job.config.vocab, job.config.dim, job.tokens, job.itemsize
+    own, tokens, itemsize, depth = job.own, job.tokens, job.itemsize, job.config.depth
+    D, table, layer = own.dim, own.vocab * own.dim, sum(gpt_layers(job.config)[1].sizes)
+    x, out, f, given = (itemsize * n for n in (tokens * D, job.between * D, tokens * own.hidden, tokens * own.vocab))
+    logits = FLOAT * tokens * own.vocab
     terms, whole, kept = activations(job), layer_activations(job), sum(layer_terms(job, job.recompute).values())
-    inputs, x, logits = terms["tokens"] - FLOAT, itemsize * tokens * D, FLOAT * tokens * V
-    embedding, layer, *_ = (shapes.sizes for shapes in gpt_layers(job.config))
-
-    A = sum(terms.values()) - FLOAT
-    parts = [Part("loss", [], [Within("loss", A, 2 * logits, 0)], A - logits, itemsize * tokens * V)]
-    in_head = Within("head", A - logits, itemsize * tokens * V + x, V * D, V * D)
-    parts += [Part("head", embedding, [in_head], A - logits - x, x, shared=job.config.tied)]
-    A = inputs + job.config.depth * kept
-    parts += [Part("norm", [D], [within_norm("norm", A, tokens * D, D)], A, x)]
-    for number in reversed(range(job.config.depth)):
-        A -= kept
-        within = within_layer(job, number, A, whole)
-        if job.recompute != "none":
-            extra = recomputed_extra(job)
-            within = [Within(f"recomputed {number}", A + whole + extra, 2 * x, 0), *within]
-        parts += [Part(f"layer {number}", layer, within, A, x)]
-    return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D, V * D)], inputs, 0)]
-
-
-def within_layer(job: Job, number: int, A: int, whole: int) -> list[Within]:
-    """Return the moments in which a layer may hold the most.
-
-    In the mlp, it holds the gradient of the mlp's output x, and these gradients on the way back to its input:
-
-        mlp     those of the product (which is freed), of silu(gate), of up, and of down's weight
-        up      those of silu(gate), of up, of the input, and of two weights
-        gate    those of gate, of the input, twice, and of three weights
-
-    Finally, in its first norm, it holds what a norm needs, and the gradients of all the layer's parameters.
-    """
-    D, F, layer = job.config.dim, job.config.hidden, gpt_layers(job.config)[1]
-    out, x, f = (job.itemsize * n for n in (job.between * D, job.tokens * D, job.tokens * F))
-    return [
-        Within(f"mlp {number}", A + whole - f, out + 3 * f, D * F),
-        Within(f"up {number}", A + whole - 3 * f, out + x + 2 * f, 2 * D * F, D * F),
-        Within(f"gate {number}", A + whole - 4 * f, out + 2 * x + f, 3 * D * F, D * F),
-        within_norm(f"norm {number}", A, job.between * D, sum(layer.sizes)),
-    ]
-
-
-def within_norm(name: str, A: int, n: int, gradients: int) -> Within:
-    return Within(name, A + FLOAT * n, 5 * FLOAT * n, gradients)
+    loss, norm, before, waiting, highs = terms.get("loss", FLOAT), job.between * norm_bytes(job), 0, 0, []
+    inputs = (terms["tokens"] - FLOAT * ("loss" not in terms)) * is_first
+    A = inputs + depth * kept
+    if is_last:
+        parts = given + 20 * tokens + (out + logits if itemsize < FLOAT else 0)
+        of_loss = parts if isinstance(job.config, Share) else 2 * logits
+        highs += [High("loss", A + norm + terms["head"] + loss, of_loss)]
+        highs += [High("head", A + norm + x, given + x, 0, table, table, table, A + norm, x)]
+        before, waiting = (D, itemsize * table) if own.tied else (table + D, 0)
+    here = out + (max(2 * f, x) if own.shards > 1 else 2 * f) + waiting
+    if job.recompute != "none":
+        highs += [High("layer", A - kept + whole + recomputed_extra(job), 2 * x + waiting, before)]
+    six = FLOAT * job.between * D
+    for passed in sorted({0, min(1, depth - 1), depth - 1}):
+        part, matrix, left = before + passed * layer, D * own.hidden, A - (passed + 1) * kept
+        highs += [High("layer", left + whole, here, part, matrix, matrix, layer, left, out, passed)]
+        highs += [High("norm", left + six, 5 * six + waiting, part, layer, 0, layer, left, out, passed)]
+    if is_first:
+        highs += [High("embedding", inputs, x + waiting, part + layer, table, table, table, inputs, 0, depth)]
+    return highs
 
 
 def recomputed_extra(job: Job) -> int:
@@ -190,11 +177,21 @@ def recomputed_extra(job: Job) -> int:
 
 def most_activations(job: Job) -> int:
     """Return the most bytes of activations: at the end of the forward, or while the last layer is recomputed."""
-    parts = backward(job)
-    return max(FLOAT + parts[0].worst[0].A, *(at.A for part in parts for at in part.worst))
+    return max(at.A for at in backward(job))
 
 
 # ---- as published ----------------------------------------------------------------------------------------
+
+WHOLE_INPUTS = {"none": 2, "selective": 3, "all but attention": 1, "full": 1}  # tensors of x's width in `layer_terms`
+
+
+def regathered_activations(job: Job, recompute: str) -> int:
+    """Return the bytes of a layer whose forward saves only shards of the inputs, which backward gathers again.
+
+    Megatron-LM does so [Korthikanti, section 4.2.2]; the job's config is a `Share`.
+    """
+    saved = WHOLE_INPUTS[recompute] * job.itemsize * (job.tokens - job.between) * job.own.dim
+    return sum(layer_terms(job, recompute).values()) - saved
 
 
 def korthikanti(

@@ -43,7 +43,6 @@ from labs.cost.model_states import (
     parameter_sizes,
 )
 from labs.cost.split import count_heads, share
-from labs.cost.split_activations import split_backward, split_ends_of_forward
 from labs.cost.traffic import all_reduce_limit
 
 
@@ -147,7 +146,8 @@ def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
 
 
 def with_bytes(most: Held, extra: int) -> Held:
-    return replace(most, temporary=most.temporary + extra, peak=most.peak + extra)
+    """Return the bytes with more of them at the peak, without a prediction of buffers and temporaries."""
+    return replace(most, comm=None, temporary=None, peak=most.peak + extra)
 
 
 def batch_bytes(job: Job) -> int:
@@ -155,11 +155,10 @@ def batch_bytes(job: Job) -> int:
 
 
 def tp_moments(job: Job) -> Iterator[Moment]:
-    """Yield the bytes besides P, S and the batch, from the end of forward on."""
+    """Yield the bytes besides P, S and the batch."""
     sizes = parameter_sizes(job.config)
     G = job.size["G"] * sum(sizes)
-    yield from (end.plus(G=G * (job.accumulation > 1)) for end in split_ends_of_forward(job))
-    yield from in_backward(job, split_backward(job), G)
+    yield from in_backward(job, G)
     yield optimizer_step(0, G, 0, sizes, job.masters).plus(temporary=job.losses)
 
 

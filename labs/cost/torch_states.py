@@ -34,7 +34,7 @@ from labs.cost.job import Job
 from labs.cost.model_states import FLOAT, Held, Prediction, optimizer_state, parameter_sizes
 from labs.cost.on_a_mesh import on_mesh, parallel
 from labs.cost.pipeline import Plan, checked_stages, numbers_of, step_of
-from labs.cost.pipeline_stages import StageMemory
+from labs.cost.pipeline_stages import Stage
 from labs.cost.split import share
 from labs.cost.tensor_parallel import on_grid, textbook, together, tp_step
 from labs.cost.traffic import all_reduce
@@ -165,7 +165,7 @@ def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int
     )
 
 
-def widest(stage: StageMemory, job: Job, tp: int) -> StageMemory:
+def widest(stage: Stage, job: Job, tp: int) -> Stage:
     """Return the same stage of the rank that has the longest parts."""
     config = replace(share(job.config, tp), depth=stage.job.config.depth, tied=False)
     return replace(stage, job=replace(stage.job, config=config))

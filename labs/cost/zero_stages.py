@@ -12,7 +12,7 @@ Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
@@ -29,7 +29,7 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_activations import backward
+from labs.cost.saved_activations import activations, backward
 from labs.cost.traffic import all_gather, reduce_scatter
 
 CHECKSUM = 8  # bytes of each rank's checksum
@@ -97,87 +97,82 @@ def padded(n: int, ranks: int) -> int:
 
 def zero_held(job: Job, stage: int) -> Held:
     """Return the bytes held in a step: P, G and S as the stage shards them, with padding; the most of the others."""
-    return held(*zero_step(job, stage))
+    return replace(held(*zero_step(job, stage)), G=most_gradients(job, stage), temporary=None)
+
+
+def units_of(job: Job) -> list[int]:
+    return [padded(sum(layer.sizes), job.ranks) for layer in gpt_layers(job.config)]
+
+
+def most_gradients(job: Job, stage: int) -> int:
+    """Return the most bytes of gradients.
+
+    Stage 1 has all of a layer's gradients until its own part is averaged. Stage 2 has 1/N of the layers that backward
+    has passed, all of one layer, and 1/N of it; or 1/N of everything, if it adds to earlier micro-batches. The
+    optimizer of float32 masters has a float32 copy of one part.
+    """
+    units, g, accumulating = units_of(job), job.size["G"], job.accumulation > 1
+    shards = [n // job.ranks for n in units]
+    most = g * sum(shards) + FLOAT * max(shards) * job.masters
+    if stage == 1:
+        return max(most, *(g * (sum(units[n:]) + sum(shards[: n + 1])) for n in range(len(units))))
+    if stage == 2:
+        most = max(most, *(g * (units[n] + sum(shards[0 if accumulating else n :])) for n in range(len(units))))
+    return most
 
 
 def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
-    """Return P, S, and the moments of a step.
+    """Return P, S, and the moments of a step at which a rank may hold the most.
 
     Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each of its tensors.
     """
     size = job.size
     if stage == 0:
         units = shards = parameter_sizes(job.config)
-        moments = ddp_moments(job, units, own=size["G"] * sum(units))
+        moments = [*ddp_moments(job, units, own=size["G"] * sum(units))]
     else:
-        units = [padded(sum(layer.sizes), job.ranks) for layer in gpt_layers(job.config)]
+        units = units_of(job)
         shards = [n // job.ranks for n in units]
-        moments = zero_moments(job, units, StageShares(stage, job.ranks, size["P"], size["G"]))
+        moments = [
+            *in_backward(job, stage, size["G"] * sum(units if stage == 1 else shards)),
+            in_step(job, stage, shards),
+        ]
     P = size["P"] * sum(shards if stage == 3 else units)
-    return P, size["S"] * sum(shards) + FLOAT * len(shards), list(moments)
+    return P, size["S"] * sum(shards) + FLOAT * len(shards), moments
 
 
-@dataclass(frozen=True)
-class StageShares:
-    """The bytes of a unit of n elements under a stage; p and g are the bytes of a parameter and of its gradient."""
+def in_backward(job: Job, stage: int, total: int) -> Iterator[Moment]:
+    """Yield the bytes besides P and S while backward runs; total: bytes of gradients at its end.
 
-    number: int
-    ranks: int
-    p: int
-    g: int
-
-    def gathered(self, n: int) -> int:
-        return self.p * n if self.number == 3 else 0
-
-    def stays(self, n: int) -> int:
-        """Return the bytes of a unit's gradient that stay until the step."""
-        return self.g * n // (self.ranks if self.number > 1 else 1)
-
-    def reduced(self, n: int, accumulating: bool, still_gathered: bool) -> dict[str, int]:
-        """Return the bytes when all gradients of a unit have been copied side by side into a vector.
-
-        Stage 1 has the vector and the separate gradients; stages 2 and 3 have the vector, the other ranks' pieces, and
-        their sum.
-
-        accumulating: whether the sum is then added to that of earlier micro-batches
-        still_gathered: whether the unit's parameters are still gathered, in stage 3
-        """
-        vector, new = self.g * n, self.stays(n)
-        more = {"temporary": new} if accumulating else {"G": new}
-        match self.number:
-            case 1:
-                return more | {"temporary": self.p * n + accumulating * new}
-            case 2:
-                return more | {"G": vector + (not accumulating) * new, "comm": vector}
-        return more | {"comm": 2 * vector + still_gathered * self.gathered(n)}
-
-
-def zero_moments(job: Job, units: Sequence[int], stage: StageShares) -> Iterator[Moment]:
-    """Yield the bytes besides P and S, from the end of forward on.
-
-    A layer is gathered until the gradient of its input is computed, so also while its own gradients are reduced. The
-    embedding is not, since its input are tokens. The vector of a tied head waits until the embedding's is complete. The
-    losses and their gradient count as temporary.
+    A layer's gradients are separate until all of them are there. Then they are copied side by side into a vector, which
+    stage 1 keeps. Stages 2 and 3 send it, hold as much again of the other ranks' pieces, and keep 1/N. Stage 3 has the
+    layer's parameters gathered meanwhile, except the embedding's, whose input has no gradient. A tied head's vector
+    waits for the embedding's. Losses and their gradient count as temporary.
     """
-    parts, accumulating = backward(job), job.accumulation > 1
-    arrived, losses, at_rest = accumulating * sum(map(stage.stays, units)), 2 * FLOAT + job.losses, parts[-1].left
-    pending = losses
-    yield Moment("forward", G=arrived, A=parts[0].worst[0].A + FLOAT, temporary=job.losses)
-    for part in parts:
-        n = padded(sum(part.sizes), stage.ranks)
-        for at in part.worst:
-            temporary = at.temporary + stage.p * at.gradients + pending
-            yield Moment(at.name, arrived, at.A, stage.gathered(n), temporary)
-        done = Moment(part.name, arrived, part.left, temporary=part.input_gradient)
-        if part.shared or (pending > losses and part is parts[-1]):
-            yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + pending)
-            pending = losses + part.shared * stage.p * n
-        if n and not part.shared:
-            still_gathered = part.input_gradient > 0
-            yield done.plus(temporary=pending).plus(**stage.reduced(n, accumulating, still_gathered))
-            arrived += (not accumulating) * stage.stays(n)
-    shards = [n // stage.ranks for n in units]
-    for number, n in enumerate(units if stage.number == 1 else ()):
-        G = stage.g * (sum(units[number:]) + sum(shards[: number + 1]))
-        yield Moment(f"sync {number}", G, at_rest, comm=stage.g * n, temporary=FLOAT + job.losses)
-    yield optimizer_step(at_rest, stage.g * sum(shards), 0, shards, job.masters).plus(temporary=job.losses)
+    accumulating, p, g = job.accumulation > 1, job.size["P"], job.size["G"]
+    for at in backward(job):
+        n = padded(at.unit, job.ranks)
+        new, gathered = g * n // (1 if stage == 1 else job.ranks), p * n * (stage == 3)
+        now = Moment(at.name, total if accumulating else g * at.before // (1 if stage == 1 else job.ranks))
+        now = now.plus(temporary=job.losses)
+        yield replace(now, A=at.A).plus(comm=gathered, temporary=at.temporary + p * at.own)
+        if at.name == "head" and job.config.tied:
+            yield replace(now, A=at.left).plus(comm=gathered, temporary=at.x + 2 * p * n)
+            continue
+        vectors = {
+            1: {"temporary": p * n},
+            2: {"G": g * n, "comm": g * n},
+            3: {"comm": 2 * g * n + gathered * (at.x > 0)},
+        }
+        now = replace(now, A=at.left).plus(temporary=at.x).plus(**vectors[stage])
+        yield now.plus(**{"temporary" if accumulating else "G": new})
+    if stage == 1:
+        units, at_rest = units_of(job), activations(job)["tokens"]
+        for number, n in enumerate(units):
+            G = g * (sum(units[number:]) + sum(units[: number + 1]) // job.ranks)
+            yield Moment(f"sync {number}", G, at_rest, g * n, job.losses)
+
+
+def in_step(job: Job, stage: int, shards: Sequence[int]) -> Moment:
+    at_rest, G = activations(job)["tokens"], job.size["G"] * sum(shards)
+    return optimizer_step(at_rest, G, 0, shards, job.masters).plus(temporary=job.losses)
