@@ -15,7 +15,7 @@ are tested: a strategy that is changed in one place must fail the claim that it 
 
 import gc
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 
@@ -34,6 +34,7 @@ from labs.model import GPT, PRESETS, Config
 from tests.depth import deepen
 from tests.extras import need_deepspeed
 from tests.models import Tied
+from tests.recordings import as_predicted
 
 BATCH, STEPS, CONTEXT = 12, 3, 16
 GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
@@ -383,26 +384,19 @@ def test_bytes_held(strategy):
     else:
         gpt, awkward = held(strategy, ranks, *names)
     for rank in range(ranks):
-        as_predicted(strategy, rank, gpt[rank], asdict(strategy.predict(job_of(strategy, ranks, rank)).held))
+        require_as_predicted(strategy, rank, gpt[rank], strategy.predict(job_of(strategy, ranks, rank)).held)
         assert {kind: awkward[rank][kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
-def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int | None]) -> None:
-    for kind in [kind for kind, due in predicted.items() if due is None]:
-        assert strategy.side == "native"
-        del predicted[kind], measured[kind]
+def require_as_predicted(strategy, rank: int, measured: dict[str, int], predicted: cost.Held) -> None:
+    """Check that P, G, S and A are exact, and the peak within 5 %; on a mesh with a pipeline, A is within 5 %, too."""
+    found, known = as_predicted(measured, predicted)
     if is_pipeline(strategy) and strategy.side == "ours" and len(strategy.axes(4)) > 1:
-        del predicted["temporary"], measured["temporary"]  # the embedding's gradients, which are predicted as comm
-        for kind, part in (("comm", 0.1), ("A", 0.05), ("peak", 0.01)):
-            assert measured.pop(kind) == pytest.approx(predicted.pop(kind), rel=part), (rank, kind)
-    elif strategy in WITH_AN_EXTRA:
-        about = predicted.pop("peak"), measured.pop("peak")
-        assert about[1] == pytest.approx(about[0], rel=0.15), rank
-        for kind in ("comm", "temporary"):
-            del predicted[kind], measured[kind]
-    elif strategy.side == "ours":
-        assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss may outlive its step
-    assert measured == predicted, rank
+        known["A"] = pytest.approx(known["A"], rel=0.05)
+    if strategy in WITH_AN_EXTRA:
+        known["peak"] = pytest.approx(predicted.peak, rel=0.15)
+    assert found == known, rank
+    assert strategy.side == "native" or ("A" in known and "peak" in known)
 
 
 # ---- tests of the claims ---------------------------------------------------------------------------------
