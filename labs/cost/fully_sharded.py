@@ -147,7 +147,7 @@ def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, G: int, shards:
     new, before = ("comm" if shards < job.ranks else "temporary", G) if job.accumulation > 1 else ("G", 0)
     start = Moment("backward ends", before, temporary=job.losses)
     for at in backward(job):
-        left, in_layer = depth - at.passed, at.name in ("layer", "norm")
+        left, in_layer = depth - at.passed, at.name in ("layer", "attention", "norm")
         gathered = root + layer * (min(2, left) * in_layer if reshard else left)
         roots, flying = (at.before > 0) * (root - table), 2 * layer * (at.passed > 0)
         comm = p * (gathered + roots + at.own) + FLOAT * flying

@@ -101,7 +101,7 @@ class Stage:
         """Return a moment of I, which has no gradients of matrices but the embedding's, and leaves what W needs."""
         if at.name in ("loss", "head"):
             return now
-        inputs, gradients = self.for_W(at.passed + (at.name == "norm"))
+        inputs, gradients = self.for_W(at.passed + (at.name in ("attention", "norm")))
         if at.name == "layer":  # the input of down
             gradients += FLOAT * self.job.tokens * self.job.config.hidden
         table = FLOAT * at.own if at.name == "embedding" else 0

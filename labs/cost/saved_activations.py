@@ -125,8 +125,10 @@ def backward(job: Job, is_first: bool = True, is_last: bool = True) -> list[High
 
         loss          all activations; gradients of the log-probabilities and of the logits
         head          gradients of the logits, of the head's input and of its weight
+        last norm     5 x in float32 on the way to the gradient of its input, and that as well
         layer         all of its activations; gradients of its output, x, and in its mlp, 2 f, besides one of a matrix
-        norm          only the layer's first norm is left, which takes 6 x in float32; all gradients of the layer
+        attention     its input and the first norm's; gradients of q, and of the input through k and v, and their sum
+        norm          only the layer's first norm is left, which takes as much; all gradients of the layer
         embedding     gradients of its output and of its weight
 
     The layers are the last, the one before it, and the first.
@@ -144,20 +146,21 @@ def backward(job: Job, is_first: bool = True, is_last: bool = True) -> list[High
     terms, whole, kept = activations(job), layer_activations(job), sum(layer_terms(job, job.recompute).values())
     loss, norm, before, waiting, highs = terms.get("loss", FLOAT), job.between * norm_bytes(job), 0, 0, []
     inputs = (terms["tokens"] - FLOAT * ("loss" not in terms)) * is_first
-    A = inputs + depth * kept
+    A, six = inputs + depth * kept, FLOAT * job.between * D
     if is_last:
         parts = given + 20 * tokens + (out + logits if itemsize < FLOAT else 0)
         of_loss = parts if isinstance(job.config, Share) else 2 * logits
         highs += [High("loss", A + norm + terms["head"] + loss, of_loss)]
         highs += [High("head", A + norm + x, given + x, 0, table, table, table, A + norm, x)]
         before, waiting = (D, itemsize * table) if own.tied else (table + D, 0)
+        highs += [High("last norm", A + six, 5 * six + waiting, before)]
     here = out + (max(2 * f, x) if own.shards > 1 else 2 * f) + waiting
     if job.recompute != "none":
         highs += [High("layer", A - kept + whole + recomputed_extra(job), 2 * x + waiting, before)]
-    six = FLOAT * job.between * D
     for passed in sorted({0, min(1, depth - 1), depth - 1}):
         part, matrix, left = before + passed * layer, D * own.hidden, A - (passed + 1) * kept
         highs += [High("layer", left + whole, here, part, matrix, matrix, layer, left, out, passed)]
+        highs += [High("attention", left + norm + x, out + 4 * x, part, layer - D, matrix, layer, left, out, passed)]
         highs += [High("norm", left + six, 5 * six + waiting, part, layer, 0, layer, left, out, passed)]
     if is_first:
         highs += [High("embedding", inputs, x + waiting, part + layer, table, table, table, inputs, 0, depth)]

@@ -119,7 +119,7 @@ def test_the_volume_is_the_published_one():
 
 def test_what_cannot_be_split_is_no_job():
     tiny = Job(PRESETS["tiny"], 1, ranks=2)
-    with pytest.raises(ValueError, match=r"6 query heads over 3 of keys and values .* to 4 ranks: use 3 or 6"):
+    with pytest.raises(ValueError, match=r"6 query heads over 3 of keys and values .* over 4 ranks: use 3 or 6"):
         cost.tp(Job(Config(9, 24, 1, 6, 3, 8, context=4), 1, ranks=4))
     with pytest.raises(
         ValueError, match="7 positions are not divisible by 2 ranks: use 6 or 8, or sequence_parallel=Fa"
