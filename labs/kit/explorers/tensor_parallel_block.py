@@ -114,13 +114,13 @@ def draw_model(
         end = draw(canvas, left, y, of_kinds(kinds), kinds["peak"], scale)
         canvas.text(end + 8, y + 12, size(kinds["peak"]), anchor="start")
         y += 36
-    legend(canvas, left, y + 12, list(KINDS))
+    legend(canvas, left, y + 12, list(of_kinds(kinds)))
     canvas.height = y + 34
     return canvas.drawing("\n".join([title, *lines]))
 
 
 def of_kinds(held: Mapping[str, int]) -> dict[str, int]:
-    return {kind: held[kind] for kind in KINDS}
+    return {kind: held[kind] for kind in KINDS if held[kind] is not None}
 
 
 def strip(canvas: Canvas, found: list[Matrix], calls: list[Call]) -> None:
