@@ -50,10 +50,7 @@ AXES = "pp", "replicate", "shard", "tp"
 
 
 def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Prediction:
-    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A to 5 %, peak to 1 %, comm to 10 %.
-
-    Whole gradients count as comm here, as in a recording, except that a recording counts the embedding's and the norms'
-    as temporary.
+    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A and the peak to 5 %.
 
     job: its batch is the sequences of a micro-batch, its accumulation the number of micro-batches
     plans: the plans of `cost.pp`, one for each rank along pp
