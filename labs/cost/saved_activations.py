@@ -135,7 +135,8 @@ def backward(job: Job, is_first: bool = True, is_last: bool = True) -> list[High
 
     A tied head's gradient waits for the embedding's. A recomputed layer is also there when its forward has run again.
     On tensor-parallel ranks, whose logits are parts, the loss holds 20 more bytes per token; if x is cut along the
-    sequence, the last layer gathers the gradient of its output.
+    sequence, the head's summands of the gradient are scattered by way of two buffers, and a layer gathers that of its
+    output.
 
     is_first, is_last: whether the rank has the embedding, and whether it has the last norm and the head
     """
@@ -151,7 +152,8 @@ def backward(job: Job, is_first: bool = True, is_last: bool = True) -> list[High
         parts = given + 20 * tokens + (out + logits if itemsize < FLOAT else 0)
         of_loss = parts if isinstance(job.config, Share) else 2 * logits
         highs += [High("loss", A + norm + terms["head"] + loss, of_loss)]
-        highs += [High("head", A + norm + x, given + x, 0, table, table, table, A + norm, x)]
+        of_head = x + (max(given, x + out) if own.shards > 1 else given)
+        highs += [High("head", A + norm + x, of_head, 0, table, table, table, A + norm, x)]
         before, waiting = (D, itemsize * table) if own.tied else (table + D, 0)
         highs += [High("last norm", A + six, 5 * six + waiting, before)]
     here = out + (max(2 * f, x) if own.shards > 1 else 2 * f) + waiting
