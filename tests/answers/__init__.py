@@ -171,10 +171,12 @@ def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
     file = f"<{fn.__module__}.{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     # The new function is not the module's own, so that it travels to the ranks by value.
-    known = dict(vars(sys.modules[fn.__module__]))
+    known, imports = dict(vars(sys.modules[fn.__module__])), getattr(fn, "imports", "")
+    exec(imports, known)
     exec(compile(text, file, "exec"), known)
     made = known[fn.__name__]
     made.__name__ = made.__qualname__ = name
+    made.imports = imports
     return made
 
 
@@ -190,26 +192,36 @@ def text_of(fn: Any) -> str:
 def from_notebook(name: str) -> Any:
     """Return the function or class `name` with the answer that its notebook has, and without its docstrings.
 
-    The answer finds the names that it uses in the module of the caller.
+    The answer finds the names that it uses among the notebook's imports, and in the module of the caller.
     """
-    known, text = dict(sys._getframe(1).f_globals), text_in_notebook(name)
+    known, (text, imports) = dict(sys._getframe(1).f_globals), text_in_notebook(name)
     file = f"<{known['__name__']}, from the notebook>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(imports, known)
     exec(compile(text, file, "exec"), known)
-    known[name].text = text
+    known[name].text, known[name].imports = text, imports
     return known[name]
 
 
 @cache
-def text_in_notebook(name: str) -> str:
+def text_in_notebook(name: str) -> tuple[str, str]:
+    """Return the answer's text, and those of its notebook's imports whose names the text has."""
     for path in sorted((ROOT / "solutions").glob("*.py")):
         source = path.read_text(encoding="utf-8")
         found = ast.parse(source).body if re.search(rf"^(def|class) {name}\b", source, re.MULTILINE) else []
         for node in found:
             text = ast.get_source_segment(source, node)
             if getattr(node, "name", "") == name and "### BEGIN SOLUTION" in text:
-                return without_words(text)
+                return without_words(text), imports_of(found, text)
     raise ValueError(f"no notebook in solutions/ has an answer called {name}")
+
+
+def imports_of(body: list[ast.stmt], text: str) -> str:
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    found = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in found:
+        node.names = [each for each in node.names if (each.asname or each.name.split(".")[0]) in used]
+    return "\n".join(ast.unparse(node) for node in found if node.names)
 
 
 def without_words(text: str) -> str:
