@@ -31,7 +31,7 @@ from labs.kit import draw
 from labs.kit.drawing.collective_messages import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
-from labs.kit.explorers import all_reduce_algorithms, tensor_placements
+from labs.kit.explorers import all_reduce_algorithms, redistribution
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import pipeline_schedule as pipeline
@@ -274,13 +274,13 @@ def crashes(moments: Sequence[FolderSnapshot]) -> Explorer:
 def placements(**begin: str) -> Explorer:
     """Return an explorer of a tensor's blocks before and after a redistribution, its collectives, and the bytes sent.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.tensor_placements.CONTROLS`, with
+    begin: the first values of controls, by the names of `labs.kit.explorers.redistribution.CONTROLS`, with
         underscores in place of spaces: placements(mesh="4", from_a="Shard(0)").
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
-    controls = set_controls("placement", tensor_placements.CONTROLS, tensor_placements.BEGIN, begin)
-    explorer = Explorer(tensor_placements.picture, controls)
+    controls = set_controls("placement", redistribution.CONTROLS, redistribution.BEGIN, begin)
+    explorer = Explorer(redistribution.picture, controls)
     one, other = list(controls.values())[::2], list(controls.values())[1::2]
     pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: each pair stays in one column
     explorer.children[0].children = [ipywidgets.VBox(pair) for pair in pairs]

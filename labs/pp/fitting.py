@@ -1,7 +1,7 @@
 """Checks of the arguments of a pipeline: do lists, stages and ranks fit together?
 
     require_same_lists    all ranks have the same lists
-    require_same_stages   all ranks have the same stages, judged by their parameters' names
+    require_same_stages   all ranks have the same list of all stages, judged by the parameters' names
     require_fitting       the lists are for this number of ranks and stages, and each stage takes one tensor
     require_known         the parameters that a stage or the loss uses belong to the pipeline
 
@@ -35,7 +35,7 @@ def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
 
 
 def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
-    """Raise ValueError, on every rank, if ranks have different stages.
+    """Raise ValueError, on every rank, if the ranks' lists of all stages differ.
 
     Parameters' names are compared, and whether they are trained, but not shapes: a rank may have split its own stages.
     """

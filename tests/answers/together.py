@@ -25,8 +25,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labs.exercises.engine import in_acts as acts
-from labs.exercises.engine import launching, scripts
+from labs.exercises.engine import by_script, launching, scripts
 from labs.exercises.engine import on_ranks as ranks
 from labs.kit import check
 from labs.kit.launch import RankError, Results, run
@@ -209,7 +208,7 @@ def together(asked: list[tuple], seed: int | None = SEED) -> list[Any]:
     threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(launching, "run", desk.run))
-        for engine in (acts, ranks):
+        for engine in (by_script, ranks):
             stack.enter_context(mock.patch.object(engine, "play_worlds", desk.play_worlds))
         for thread in threads:
             thread.start()

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from labs.exercises.engine.in_acts import on_each_rank
+from labs.exercises.engine.by_script import on_each_rank
 from labs.exercises.engine.scripts import StepOutcomes, World
 
 

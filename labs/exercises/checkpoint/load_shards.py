@@ -24,7 +24,7 @@ from labs.exercises.checkpoint._saved_vector import (
 )
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, answered, first
-from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank
+from labs.exercises.engine.by_script import Play, as_a_whole, checked, on_each_rank
 from labs.exercises.engine.on_ranks import BF16, F32, I64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.engine.value import One

@@ -12,7 +12,7 @@ from typing import Any
 
 from labs.exercises.checkpoint._power_cut import FlushedDisk, PowerCut, State, each_once
 from labs.exercises.engine.answer import Mistake, answered, first
-from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
+from labs.exercises.engine.by_script import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, World
 

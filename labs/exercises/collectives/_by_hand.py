@@ -64,7 +64,7 @@ class InPlace(Given):
 
 
 def in_place(world: InPlace, fn: Callable[..., Any], brings: str = "own") -> Iterator[Look | None]:
-    """Play one call: yield before it, and then a look at the tensor that it was given.
+    """Play one call of a collective: yield before it, and then a look at the tensor that it changed in place.
 
     brings: the name of the method that returns a rank's input.
     """
@@ -144,10 +144,10 @@ def count_rounds(events: list[Event]) -> int:
 
 
 def too_many_rounds(enough: Callable[[int], int]) -> Callable[[Sent], str | None]:
-    """Return a function that describes a call with more rounds than `enough(ranks)`."""
+    """Return a row's test, which describes a call that takes more rounds than `enough(ranks)`."""
 
     def matches(sent: Sent) -> str | None:
-        if sent.too_much or sent.other_dtypes:  # those rows say more
+        if sent.too_much or sent.other_dtypes:  # the rows about messages say more than this one
             return None
         rounds, expected = count_rounds(sent.events), enough(sent.world.n)
         return (
@@ -177,7 +177,7 @@ TURNS = Mistake("too many rounds", "Could every rank send and receive at the sam
 
 
 def ring(copies: int) -> Callable[[InPlace], Sends]:
-    """Return the function from a world to the messages of a ring in which copies × (N - 1) tensors are sent in all."""
+    """Return the `sends` of an exercise on a ring collective, which sends copies × (N - 1) tensors over all ranks."""
 
     def sends(world: InPlace) -> Sends:
         each = copies * (world.n - 1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from labs.exercises.engine.on_paper import Sheet
 
-Count = Callable[[int], float]  # a number of rounds or tensors for a number of ranks
+Count = Callable[[int], float]  # a function from the number of ranks to a number of rounds or tensors
 
 
 def sheets(expected: Callable[..., float], seed: int) -> list[Sheet]:

@@ -1,6 +1,6 @@
 """all_gather: a ring, in place, after which every rank holds all pieces.
 
-It cannot send less than N - 1 tensors in all.  A rank sends N - 1 messages, in at most 2 (N - 1) rounds.
+An all-gather cannot send less than N - 1 tensors in all.  A rank sends N - 1 messages, in at most 2 (N - 1) rounds.
 """
 
 from collections.abc import Callable

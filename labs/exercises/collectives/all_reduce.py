@@ -1,6 +1,7 @@
 """all_reduce: two rings, in place, after which every rank holds the sum.
 
-It cannot send less than 2 (N - 1) tensors in all.  A rank sends 2 (N - 1) messages, in at most 4 (N - 1) rounds.
+An all-reduce cannot send less than 2 (N - 1) tensors in all.  A rank sends 2 (N - 1) messages, in at most 4 (N - 1)
+rounds.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from labs.exercises.engine.value import One
 
 
 def own_piece_only(one: One) -> str | bool:
-    """Return a sentence if only the rank's own piece is right; else False."""
+    """Return a sentence if a rank's result is right in the rank's own piece only; else False."""
     found, expected = (one.world.pieces(x)[one.index] for x in (one.received, one.expected))
     rounded = one.near(one.received, one.expected, 2e-2)
     return one.near(found, expected, 1e-5) and not rounded and f"Piece {one.index}, its own, is right."

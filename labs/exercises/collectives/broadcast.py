@@ -27,7 +27,7 @@ from labs.exercises.engine.value import as_if
 
 
 def tree(n: int) -> int:
-    """Return the rounds that a broadcast to n ranks needs."""
+    """Return the number of rounds that a broadcast to n ranks needs."""
     return ceil(log2(n))
 
 

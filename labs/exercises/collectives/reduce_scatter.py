@@ -1,7 +1,7 @@
 """reduce_scatter: a ring, in place, after which rank r holds the sum of piece r.
 
-It cannot send less than N - 1 tensors in all (Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations").  A rank sends N - 1 messages, in at most 2 (N - 1) rounds.
+A reduce-scatter cannot send less than N - 1 tensors in all (Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations").  A rank sends N - 1 messages, in at most 2 (N - 1) rounds.
 """
 
 from collections.abc import Callable, Iterator

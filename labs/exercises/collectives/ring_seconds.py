@@ -1,4 +1,4 @@
-"""ring_seconds: how long an all-reduce takes around a ring."""
+"""ring_seconds: the time of an all-reduce around a ring."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def ring(
     rounds: Count = lambda n: 2 * (n - 1),
     tensors: Count = lambda n: 2 * (n - 1) / n,
 ) -> float:
-    """Return the seconds of a ring; or a wrong answer, by other numbers of rounds, or of tensors that a rank sends."""
+    """Return the seconds of a ring all-reduce; or a wrong answer, with other numbers of rounds, or of tensors."""
     return rounds(ranks) * latency + tensors(ranks) * size / bandwidth
 
 

@@ -15,7 +15,7 @@ def sent_by_rings(fn: Callable[..., Any], seed: int) -> str:
 
 
 def rings(part: float, twice: float = 2) -> dict[str, float]:
-    """Return the table, for `part` of a tensor per ring, and `twice` that for an all-reduce."""
+    """Return the table, if a rank sends `part` of a tensor in each ring, and `twice` that in an all-reduce."""
     return {"reduce_scatter": part, "all_gather": part, "all_reduce": twice * part, "all_to_all": part}
 
 

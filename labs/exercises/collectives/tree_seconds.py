@@ -24,7 +24,7 @@ def tree(
     rounds: Count = lambda n: 2 * doublings(n),
     tensors: Count | None = None,
 ) -> float:
-    """Return the seconds of a tree; or a wrong answer, by other numbers of rounds, or of tensors sent one by one."""
+    """Return the seconds of a tree all-reduce; or a wrong answer, with other numbers of rounds, or of tensors."""
     return rounds(ranks) * latency + (tensors or rounds)(ranks) * size / bandwidth
 
 

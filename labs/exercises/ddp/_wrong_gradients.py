@@ -1,4 +1,4 @@
-"""Are these the gradients of the whole batch?  The mistakes in gradients, in the order in which they are tried.
+"""Mistakes in the gradients of data parallelism, as tables of rows, in the order in which the tables are tried.
 
 STEP        a rank in a step: has anything changed that must not?
 KIND        a parameter on a rank: does it have a gradient, of its own shape and dtype?
@@ -8,8 +8,9 @@ TRAFFIC     a step: did it send more than needed, or less than possible?
 LEFT        a rank after a step: what is different from before?
 HELD        a rank's steps: how many bytes do they hold?
 
-The expected gradients are the mean of the plain ones (_training.py).  The expected bytes are a ring's: 2 (N - 1) / N of
-the gradients per rank and step, whatever the number of micro-batches.  No rank may hold copies of all ranks' gradients.
+The expected gradients are the means of an unwrapped model's (_awkward_training.py).  The expected bytes are a ring's:
+2 (N - 1) / N of the gradients per rank and step, for any number of micro-batches.  No rank may hold copies of all
+ranks' gradients.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.exercises.ddp._training import wide
+from labs.exercises.ddp._awkward_training import wide
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, first, first_fit, refuse, show
-from labs.exercises.engine.in_acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
+from labs.exercises.engine.by_script import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
 from labs.exercises.engine.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made
 from labs.exercises.engine.scripts import Done, StepOutcomes, measure_held
 from labs.exercises.engine.value import One, mixture
@@ -38,7 +39,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 def describe(name: str, text: str) -> Callable[[Done], str | None]:
-    """Return a function that fills `text` with the fact of this name, or its first item, if there is one."""
+    """Return a row's test, which fills `text` with a look's fact of this name, or its first item, if there is one."""
 
     def matches(done: Done) -> str | None:
         fact = done.facts.get(name)
@@ -90,7 +91,7 @@ class Gradient(One):
 
     @cached_property
     def parts(self) -> tuple[list[Gradient], list[Gradient]]:
-        """The gradients with elements on this rank: (those that are right, those that are not)."""
+        """The gradients on this rank that have elements: (the right ones, the wrong ones)."""
         all_of_them = [Gradient(self.seen, self.index, name) for name in trained(self.seen)]
         some = [one for one in all_of_them if one.received.numel()]
         return [one for one in some if one.right], [one for one in some if not one.right]
@@ -102,7 +103,7 @@ class Gradient(One):
 
     @cached_property
     def made(self) -> Made | None:
-        """The mixture that this rank's wrong gradients are; None if they are no mixture, or too short to tell."""
+        """The linear combination of micro-batches' gradients that this rank's wrong gradients are, or None."""
         wrong, n = self.parts[1], self.world.n
         columns = [flat(each) for each in zip(*(one.summands for one in wrong), strict=True)]
         times = mixture(flat(one.received for one in wrong), columns)
@@ -166,7 +167,7 @@ def right_but_for_digits(one: Gradient) -> str | None:
 
 
 def left_out(one: Gradient) -> str | bool:
-    """Return whether some parameters are left out: the wrong gradients are this rank's own, and others are right.
+    """Return whether parameters are left out: their gradients are this rank's own, and the other gradients are right.
 
     Gradients that are too short for a mixture count as well if they are this rank's own.
     """
@@ -283,7 +284,7 @@ HELD = (
                 and f"holds {held[1]:.2f} × the gradients more after a step than before"),
     replace(KEPT, symptom="",
             matches=lambda held: held[2] > 0.3 and f"holds {held[2]:.2f} × the gradients more than a step ago"),
-    # Two copies at the same time are enough.
+    # Two copies of the gradients at the same time are enough.
     Mistake("full copies are kept", "Whose gradients do you keep after you have added them up?",
             lambda held: held[0] > 2.5 and f"held {held[0]:.2f} × the gradients in buffers"),
 )
@@ -293,7 +294,7 @@ HELD = (
 
 
 def each_gradient(seen: StepOutcomes) -> Iterator[tuple[str, Gradient]]:
-    """Yield the gradient of each parameter on each rank."""
+    """Yield each parameter's gradient on each rank, with words for where it is."""
     for name, index in product(seen.done[0].facts["before"], range(seen.world.n)):
         yield f"on rank {seen.world.members[index]} ", Gradient(seen, index, name)
 
@@ -327,7 +328,7 @@ def line(passed: Passed) -> str:
 
 
 def bytes_held(script: Script, fn: Callable[..., Any], seed: int) -> None:
-    """Raise Wrong if a rank holds too much in a step.
+    """Raise Wrong if a rank holds too many bytes in a training step.
 
     In odd steps, gradients are added to those of the step before; even steps begin without any.  The least of several
     steps counts, since sometimes a backend's thread keeps a tensor a moment longer than it needs it.

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from labs.exercises.ddp._training import Awkward, MicroBatch, TrainingWorld, odd, train
+from labs.exercises.ddp._awkward_training import Awkward, MicroBatch, TrainingWorld, odd, train
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.exercises.engine.answer import answered
-from labs.exercises.engine.in_acts import Play, checked
+from labs.exercises.engine.by_script import Play, checked
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look
 

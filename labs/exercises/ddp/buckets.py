@@ -11,10 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from labs.ddp import in_buckets
-from labs.exercises.ddp._training import WIDE, TrainingWorld, odd, train_wrapped
+from labs.exercises.ddp._awkward_training import WIDE, TrainingWorld, odd, train_wrapped
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.exercises.engine.answer import Mistake, answered, refuse
-from labs.exercises.engine.in_acts import Play, checked
+from labs.exercises.engine.by_script import Play, checked
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look
 

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.ddp import in_buckets
-from labs.exercises.ddp._training import TrainingWorld, odd, train_wrapped
+from labs.exercises.ddp._awkward_training import TrainingWorld, odd, train_wrapped
 from labs.exercises.ddp._wrong_gradients import NOT_IN_PLACE, PARTLY, QUESTION, tables
 from labs.exercises.ddp.buckets import ONE_EACH, own_group
 from labs.exercises.engine.answer import Mistake, Wrong, answered, first, says
-from labs.exercises.engine.in_acts import Play, checked, wrong
+from labs.exercises.engine.by_script import Play, checked, wrong
 from labs.exercises.engine.mixture import TIED
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World

@@ -7,7 +7,7 @@ A check runs the learner's function in real jobs, and measures
                several dtypes, a sub-group if the function takes one, two calls in a row
     traffic    the count and the bytes of messages: more than needed is a waste, less than the least possible a lie
     memory     the peak, and the bytes held after the call, in Python and NumPy as well as in torch
-    aftermath  modes, defaults, random numbers, process groups and hooks must be as they were before the call
+    traces     modes, defaults, random numbers, process groups and hooks must be as they were before the call
     time       the processor time of a call is limited, and the job must end
 
 on inputs that are drawn anew in each call, except those whose budget stands in a ✓ line.  A check takes at most 3 s on
@@ -20,10 +20,10 @@ held, which mistakes have a name, and what the line of success says; the engine 
 
     the exercise       its inputs, expected values and mistakes, as a value of one of the three engines
     on_ranks           one call on ranks: worlds, and the values that each rank must have
-      or in_acts       a script that calls the learner's functions and yields the values to be judged
+      or by_script     a script that calls the learner's functions and yields the values to be judged
       or on_paper      a function of numbers: sheets, each with arguments and the expected answer
     common_mistakes    the mistakes that are the same everywhere, what may be sent and held
-    value              a value on one rank: is it equal, and of which summands is it made?
+    value              a value on one rank: is it the expected one, and of which summands is it made?
     scripts            worlds and scripts in jobs, and which world is blamed if a job fails
     around_a_call      the slow network during a call, and what the call leaves behind
     launching          a job of the learner's function, and the sentence for one that fails

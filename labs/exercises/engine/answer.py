@@ -134,7 +134,7 @@ NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of
 
 
 def says(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether the text of an error contains the pattern."""
+    """Return a row's test: whether the text of an error contains the pattern."""
     return lambda text: bool(re.search(pattern, text))
 
 
@@ -195,7 +195,7 @@ def sendable(fn: Callable[..., Any]) -> None:
 
 
 def show(value: Any) -> str:
-    """Return a value in a few words: "None", "a tensor of shape (3,) and dtype float32", "a list"."""
+    """Return a few words for a value of the learner's: "None", "a tensor of shape (3,) and dtype float32", "a list"."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)[:60]
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -204,7 +204,7 @@ def show(value: Any) -> str:
 
 
 def instead(found: Tensor, expected: Tensor) -> str:
-    """Return a phrase with two numbers, and as many digits as it takes to tell them apart."""
+    """Return a phrase with the found and the expected number, with as many digits as it takes to tell them apart."""
     for digits in (6, 17):
         one, other = (f"{x.item():.{digits}g}" if x.is_floating_point() else str(x.item()) for x in (found, expected))
         if one != other:

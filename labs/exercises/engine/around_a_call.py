@@ -5,7 +5,7 @@ On the slow network (`Late`) a function goes wrong that is right only by luck on
     a send        leaves a moment late, by a different delay on every rank; its tensor must not change before wait()
     a receive     its buffer holds nonsense until the message is there
 
-Both are what `torch.distributed` promises and no more: between `isend` or `irecv` and `wait()` the tensor is not yours.
+`torch.distributed` promises no more: between `isend` or `irecv` and `wait()`, the caller may not touch the tensor.
 If nobody keeps the work of a message, the message may get lost, and its receiver waits for ever; here it arrives, so
 that a judge can tell that nobody waited.
 
@@ -44,7 +44,7 @@ SECONDS = 10.0  # processor time that is enough for one call on some thousand el
 
 
 class Aftermath:
-    """A context around a call on a rank; `write_to(outcome)` notes what the call left changed, and what it took."""
+    """A context around a call on a rank; `write_to(outcome)` notes what the call changed, its time and its memory."""
 
     def __init__(self, trace: bool = False) -> None:
         self.trace = trace  # whether the bytes that Python and NumPy hold are measured, too
@@ -70,7 +70,7 @@ class Aftermath:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what a function must leave as it found it, as `{name: value}`."""
+    """Return the modes, defaults and other state of the process that a call must not change, as `{name: value}`."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),

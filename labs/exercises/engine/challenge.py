@@ -38,7 +38,7 @@ class Judged:
 
     @classmethod
     def of(cls, scores: Mapping[str, float]) -> Judged:
-        """Return the mean of the scores of several cases, {name: score}."""
+        """Return the verdict whose score is the mean of several cases' scores, {name: score}."""
         return cls(
             sum(scores.values()) / len(scores), ", ".join(f"{name} {score:.0f}" for name, score in scores.items())
         )

@@ -27,7 +27,7 @@ from labs.kit.record import Event
 
 
 def returned(matches: Callable[[Any, Any], bool]) -> Callable[[One], str | bool]:
-    """Return a function that describes a returned value if `matches(received, expected)`."""
+    """Return a row's test, which describes a returned value if `matches(received, expected)`."""
     return lambda one: (
         matches(one.received, one.expected)
         and f"returned {one.description}{f' as {one.name}' * bool(one.name)}{describe_expected(one.expected)}"
@@ -81,7 +81,7 @@ LUCK = (
 
 
 def made_of(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
-    """Return a function that describes a value if `matches(times, index)`.
+    """Return a row's test, which says how often each summand is in a wrong value, if `matches(times, index)`.
 
     times: how often each summand is in the value.
     index: the place of the rank among the members.
@@ -90,12 +90,12 @@ def made_of(matches: Callable[[Tensor, int], Any]) -> Callable[[One], str | None
 
 
 def alone(times: Tensor, index: int) -> bool:
-    """Return whether a value is made of the rank's own summand alone."""
+    """Return whether a wrong value is made of the rank's own summand alone."""
     return (times.abs() > 1e-3).nonzero().flatten().tolist() == [index]
 
 
 def twice(times: Tensor) -> bool:
-    """Return whether some summands are in the value more than once, and all others once."""
+    """Return whether some summands are in a wrong value more than once, and all others once."""
     more = times > 1.5
     return bool(more.any()) and all_are(times[~more], 1)
 
@@ -163,7 +163,7 @@ class Sends(NamedTuple):
 
 @dataclass(frozen=True)
 class Sent:
-    """The messages of a call, and those that it may send."""
+    """The messages that a call has sent, beside those that it may send."""
 
     seen: StepOutcomes
     expected: Sends
@@ -245,8 +245,8 @@ class HeldBeyond(NamedTuple):
 
     allowed: the Memory that the exercise allows.
     whole: the name of the unit.
-    during, after, later: during a call, after one call and after two.
-    between: between forward and backward.
+    during, after, later: the memory held during a call, after one call and after two.
+    between: the memory held between forward and backward.
     """
 
     allowed: Any

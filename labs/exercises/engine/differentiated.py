@@ -6,10 +6,11 @@
         mistakes=Mistakes((summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", …), …)),
     )
 
-Forward and backward are a step each: its values are the result, or the gradients, and it may send as much as its number
-of all-reduces of the result.  The function is tried on 1 to 8 ranks and in two groups at the same time, with some calls
-repeated.  Its inputs include pieces of different lengths and empty ones, tensors without a dimension or an element,
-three dtypes, transposed tensors, expanded gradients, and calls under no_grad; one world measures the bytes held.
+Forward and backward are a step each.  Their values are the result and the gradients.  A step may send as many
+bytes as a given number of all-reduces of the result.  The function is tried on 1 to 8 ranks and in two groups at the
+same time, with some calls repeated.  Its inputs include pieces of different lengths and empty ones, tensors without a
+dimension or an element, three dtypes, transposed tensors, expanded gradients, and calls under no_grad; one world
+measures the bytes held.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Split(World):
     again: bool = False  # repeats the first call
     laid_out: str = ""  # "transposed": all inputs of odd ranks are; "expanded": the gradient of the result is
 
-    alike: ClassVar[tuple[str, ...]] = ()  # the names of inputs that all ranks have in common, with one gradient
+    alike: ClassVar[tuple[str, ...]] = ()  # the inputs that are the same on all ranks, like their gradients
     own_gradients: ClassVar[bool] = False  # True: a different gradient comes back to each rank's result
     result: ClassVar[str] = "y"
     calls: ClassVar[tuple[int, int]] = (1, 0)
@@ -84,7 +85,7 @@ class Split(World):
         return functions
 
     def call(self, functions: Functions, brought: Brought, **group: Any) -> Any:
-        """Return the result of the learner's function on a rank's inputs."""
+        """Return what the learner's function returns for a rank's inputs."""
         return functions[0](*brought.values(), **group)
 
     def numbers(self, shape: Sequence[int], rank: int, what: int = 0) -> Tensor:
@@ -95,7 +96,7 @@ class Split(World):
         return torch.randn(tuple(shape), generator=generator, dtype=F64).to(self.dtype)
 
     def laid(self, x: Any, rank: int) -> Any:
-        """Return an input as it lies in the memory of this rank: transposed, if the world says so."""
+        """Return an input, transposed in memory if this rank's inputs are in this world."""
         turned = self.laid_out == "transposed" and rank % 2 and isinstance(x, Tensor) and x.ndim > 1
         return x.transpose(0, -1).contiguous().transpose(0, -1) if turned else x
 
@@ -123,7 +124,7 @@ class Split(World):
     # ---- expected values ---------------------------------------------------------------------------------
 
     def on_ranks(self, group: Sequence[int]) -> Numbers:
-        """Return for each of these ranks the result and all gradients, computed from the inputs of these alone."""
+        """Return the result and the gradients of each rank in the group, computed from the group's inputs alone."""
         brought = [{name: leaf(value) for name, value in self.brings(rank).items()} for rank in group]
         for each in brought:
             each |= {name: brought[0][name] for name in self.alike}
@@ -134,11 +135,11 @@ class Split(World):
         return [{self.result: result.detach()} | of_rank for of_rank in gradients]
 
     def is_seen(self, name: str) -> bool:
-        """Return whether this step has the value of this name."""
+        """Return whether the value of this name is one of this step's: a result in forward, a gradient in backward."""
         return self.step == 0 if name == self.result else self.step == 1 and self.graded
 
     def by_rank(self, make: Callable[[tuple[int, ...]], Numbers]) -> Numbers:
-        """Return `make(group)` for the ranks of each group, with the values that this step has."""
+        """Return the values of this step on each rank, as `make(group)` computes them for the ranks of a group."""
         values = {rank: each for group in self.groups for rank, each in zip(group, make(group), strict=True)}
         return [{name: x.to(self.dtype) for name, x in values[r].items() if self.is_seen(name)} for r in self.members]
 
@@ -146,7 +147,7 @@ class Split(World):
         return self.by_rank(self.on_ranks)
 
     def times(self, factor: float) -> Numbers:
-        """Return `factor` × the expected values."""
+        """Return each rank's expected values, multiplied by `factor`."""
         return [{name: factor * x for name, x in of_rank.items()} for of_rank in self.expected()]
 
     def alone(self) -> Numbers:
@@ -164,7 +165,7 @@ class Split(World):
 
     def sends(self) -> rows.Sends:
         n, size = self.width, self.all_reduces()[1] * self.dtype.itemsize
-        odd = 2 * n * self.dtype.itemsize * bool(size)  # the most that pieces of unequal length add
+        odd = 2 * n * self.dtype.itemsize * bool(size)  # the largest share that pieces of unequal length may add
         return rows.Sends(0.999 * 2 * (n - 1) / n * self.ranks * size, lambda rank: 2 * (n - 1) / n * size + odd)
 
 
@@ -190,7 +191,7 @@ def usual(**sizes: Any) -> list[dict[str, Any]]:
 
 
 def draw_worlds(draw: Draw, kind: type[Split], options: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
-    """Return a world for each set of options, by number of ranks; an unusual option names the mistake there."""
+    """Return a world for each set of options, by number of ranks; an unusual option names a mistake made only there."""
     by_ranks: dict[int, list[Any]] = {}
     for each in options:
         only = next((mistake for name, mistake in ONLY.items() if name in each), "")
@@ -290,7 +291,7 @@ def summed_as_well(world: Split) -> Iterator[Numbers]:
 
 
 def counted(sent: rows.Sent) -> str | None:
-    """Return a sentence about a rank with too many calls, or None.
+    """Return a sentence about a rank that calls too many collectives, or None.
 
     An all-reduce may be made of two collectives, or of a ring of messages.
     """
@@ -304,7 +305,7 @@ def counted(sent: rows.Sent) -> str | None:
 
 
 def strangers(sent: rows.Sent) -> str | None:
-    """Return a sentence about a call over ranks of another group, or None."""
+    """Return a sentence about a collective over ranks of another group, or None."""
     for event in sent.events:
         if others := set(event.ranks) - set(sent.world.fellows(event.rank)):
             return f"ranks {sorted(others)} take part, but are not in the group of rank {event.rank}"
@@ -312,7 +313,7 @@ def strangers(sent: rows.Sent) -> str | None:
 
 
 def ops(sent: rows.Sent | StepOutcomes) -> set[str]:
-    """Return the operations of the calls that carry values, and not counts or places."""
+    """Return the collectives that carry values, and not counts or places."""
     return {event.op for event in sent.events if event.dtype == sent.world.dtype_name}
 
 
@@ -321,7 +322,7 @@ def gathered(sent: rows.Sent | StepOutcomes) -> bool:
 
 
 def summands(question: str) -> Mistake:
-    """Return the row for ranks that each keep their own summand of the result."""
+    """Return the row of the mistake that each rank keeps its own summand of the result."""
     return Mistake(
         "the summands are never added up", question, lambda one: not one.world.step and as_if(Split.alone)(one)
     )

@@ -26,7 +26,7 @@ UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
 
 
 def because(kind: str, pattern: str = "") -> Callable[[RankError], bool]:
-    """Return a function that tells whether an error is of this kind and its text contains the pattern."""
+    """Return a row's test: whether a failed job's error is of this kind, and its text contains the pattern."""
     return lambda error: error.kind == kind and bool(re.search(pattern, str(error)))
 
 
@@ -50,7 +50,7 @@ NEVER_ENDS = "it does not come to an end"
 
 
 class NoEnd(BaseException):
-    """An error that a rank raises in itself after too much processor time: wall-clock time does not show who hangs."""
+    """An error that a rank raises after too much processor time: wall-clock time does not show which rank loops."""
 
     __module__ = "builtins"  # tracebacks then show the name alone
 
@@ -114,7 +114,7 @@ def job(
 
 
 def patience(seconds: float) -> float:
-    """Return how long to wait, in wall-clock seconds, for that much processor time on this machine."""
+    """Return the wall-clock seconds in which a rank gets so many seconds of processor time on this machine."""
     return PATIENCE * seconds * max(1.0, load() / cores())
 
 
@@ -134,7 +134,7 @@ def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
         held = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text())[1])
         resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     signal.signal(signal.SIGPROF, no_end)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # again every second, in case the function catches everything
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)  # again every second, if the function catches the error
     try:
         return body(*args)
     finally:
@@ -142,7 +142,7 @@ def in_a_room(seconds: float, body: Callable[..., Any], *args: Any) -> Any:
 
 
 def no_end(*_: Any) -> None:
-    """Raise NoEnd: a handler of SIGPROF."""
+    """Raise NoEnd, as the handler of the signal SIGPROF."""
     raise NoEnd("its processor has computed for much longer than any answer takes")
 
 
@@ -174,7 +174,7 @@ def own_lines(trace: str) -> list[str]:
 
 
 def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return `fn(*args, **options)`; add the case as a note to any error that it raises."""
+    """Return `fn(*args, **options)`; add to any error that it raises a note with the case that was tried."""
     try:
         return fn(*args, **options)
     except Exception as error:
@@ -183,7 +183,7 @@ def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
-    """Return the verdict that nobody waited for a call, if a call was not waited for; else the verdict as it is.
+    """Return the verdict that nobody waited for a call, if that is so; otherwise return the given verdict.
 
     Calls of C++ code are left out, because its waits are not recorded.
     """

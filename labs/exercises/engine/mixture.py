@@ -1,4 +1,4 @@
-"""What is this made of?  A vector as a mixture of known vectors, by least squares, and what its coefficients tell.
+"""Wrong gradients as linear combinations (mixtures) of the gradients of all micro-batches: which mistake made them?
 
 received on rank 1 = Σ c[rank, i] × (gradient of micro-batch i of that rank)
 

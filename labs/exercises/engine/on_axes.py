@@ -20,7 +20,7 @@ def mesh_of(shape: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
 
 @dataclass(frozen=True)
 class OnMesh(World):
-    """A world whose ranks each have a tensor; along the axes `alike`, ranks have the same one."""
+    """A world whose ranks each have a tensor; ranks that differ only along the axes `alike` have the same tensor."""
 
     shape: tuple[int, ...] = (2, 2)
     axes: tuple[str, ...] = ("dp", "tp")
@@ -33,7 +33,7 @@ class OnMesh(World):
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh, on a rank."""
+        """The mesh that the learner's function gets, made on a rank."""
         return mesh_of(self.shape, self.axes)
 
     def process_group(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class OnMesh(World):
         return Mesh(self.shape, self.axes, rank=rank).get_coordinate()
 
     def first_alike(self, rank: int, alike: tuple[str, ...]) -> int:
-        """Return the first rank that differs from this one along these axes alone."""
+        """Return the first of the ranks that differ from this one at most along these axes."""
         place = [0 if axis in alike else i for axis, i in zip(self.axes, self.place(rank), strict=True)]
         return int(Mesh(self.shape, self.axes, rank=rank).mesh[tuple(place)])
 

@@ -57,7 +57,7 @@ class Sheet:
     fills: bool = False
 
     def read(self, returned: Any) -> Any:
-        """Return the part of a result that is compared, in plain numbers and words."""
+        """Return the part of a learner's result that is compared, in plain numbers and words."""
         return plain(returned)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Written(Outcome):
 
 @dataclass(frozen=True)
 class WrongSheet:
-    """A wrong sheet, with the answer received for it and for all others."""
+    """The first sheet that has a wrong answer, with the answers received for all sheets."""
 
     sheet: Sheet
     received: Any
@@ -106,7 +106,7 @@ def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callabl
         results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
     except Wrong as wrong:
         at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
-        if at:  # a wrong answer on an earlier sheet tells more
+        if at:  # a wrong answer on an earlier sheet tells more than an error on a later one
             each_judged(fn, sheets[:at], judged)
         raise wrong.with_name(sheets[at].only) from None
     found = []
@@ -132,7 +132,7 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
 
 
 def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
-    """Raise Wrong if something is kept from call to call, or is left behind in the process.
+    """Raise Wrong if the function keeps something from call to call, or leaves something behind in the process.
 
     others: results of another process for the same sheet.
     """
@@ -143,14 +143,14 @@ def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
 
 
 def require_nothing_sent(results: Results) -> None:
-    """Raise Wrong if a process has sent anything."""
+    """Raise Wrong if one of the two processes has sent a message."""
     if results.recording.events:
         raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
 
 
 @dataclass(frozen=True)
 class AsIf:
-    """A function that tells whether one of the other functions was computed instead, on every sheet.
+    """A row's test: whether the learner's function gives the answers of one of these other functions, on every sheet.
 
     part: the name of the part of the answer that is compared, or "" for all of it.
     """
@@ -170,19 +170,19 @@ class AsIf:
 
 
 def as_if(*others: Callable[..., Any], **options: Any) -> AsIf:
-    """Return a function that tells whether one of the others, called with these options, was computed instead."""
+    """Return a row's test: whether the learner computed one of these other functions, called with these options."""
     return AsIf(tuple(partial(other, **options) for other in others) if options else others)
 
 
 def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
-    """Return a function that tells whether one of the others was computed instead, for the part of this name."""
+    """Return a row's test: whether the part of the answer with this name is that of one of these other functions."""
     return AsIf(others, name)
 
 
 def part_is(
     name: str, test: Callable[[Any, Any], bool] = lambda found, expected: True
 ) -> Callable[[WrongSheet], str | None]:
-    """Return a function that tells whether the part of this name is wrong and passes `test(received, expected)`."""
+    """Return a row's test: whether the answer's part with this name is wrong, and passes `test(received, expected)`."""
 
     def matches(seen: WrongSheet) -> str | None:
         found = seen.received.get(name) if isinstance(seen.received, dict) else None
@@ -197,7 +197,7 @@ def describe_part(seen: WrongSheet, name: str) -> str:
 
 
 def answer_is(test: Callable[[Any, Any], bool]) -> Callable[[WrongSheet], str | None]:
-    """Return a function that tells whether the wrong answer passes `test(received, expected)`."""
+    """Return a row's test: whether the wrong answer passes `test(received, expected)`."""
     return lambda seen: seen.description if test(seen.received, seen.sheet.expected) else None
 
 
@@ -227,7 +227,7 @@ def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
 
 
 def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
-    """Return the answers for a sheet, or the error in words: process 0 raises an error that both have."""
+    """Return the answers for a sheet, or the error in words; in process 0, raise an error that both processes have."""
     try:
         return one_sheet(fn, sheet)
     except Exception as error:
@@ -235,7 +235,7 @@ def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
 
 
 def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
-    """Return the answers of two calls on one sheet."""
+    """Return the answers of two calls of the learner's function on one sheet."""
     given = copy.deepcopy(sheet.arguments)
     with Aftermath() as aftermath:
         returned = noted(sheet, written_on, sheet, fn, given)
@@ -303,6 +303,6 @@ def first_that_differs(found: Any, expected: Any) -> str:
 
 
 def cut(value: Any) -> str:
-    """Return a value in words, without those past the first LARGEST characters."""
+    """Return a value in words, cut off after LARGEST characters."""
     text = f"{value:,}" if type(value) is int else repr(value)
     return text if len(text) <= LARGEST else f"{text[:LARGEST]} …"

@@ -38,7 +38,7 @@ from labs.exercises.engine.value import One, Values
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
-# Ranges of integers: bfloat16 adds up its own exactly; float64 cannot hold those of int64, nor float32 those of int32.
+# Ranges of integers: bfloat16 adds up its range exactly; float64 cannot hold int64's, nor float32 int32's.
 EXACT = {BF16: (1, 16), I64: (2**54, 2**56), I32: (2**24, 2**26)}
 TOLERANCE = {F64: 1e-12, F32: 1e-5}
 
@@ -59,7 +59,7 @@ class Given(World):
     strided: bool = False
 
     def tensor(self, rank: int) -> Tensor:
-        """Return a rank's input: in bfloat16, numbers that it adds up exactly; integers that no float32 can hold."""
+        """Return a rank's random input: bfloat16 numbers with an exact sum, or integers too large for float32."""
         generator = self.generator(rank)
         if self.dtype in EXACT:
             x = torch.randint(*EXACT[self.dtype], self.shape, generator=generator).to(self.dtype)
@@ -114,7 +114,7 @@ def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def two_calls(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Play a script of two calls: yield a look after each, and another one after a step that only holds the result."""
+    """Play a script of two calls: yield a look after each call, and after a step that only holds its result."""
     for _ in range(2):
         x = world.tensor(world.members[world.index()])  # a new one: a function that keeps the first holds more memory
         yield None
@@ -228,7 +228,7 @@ def bytes_held(memory: rows.Memory, functions: Functions, draw: Draw) -> float:
 
 
 def part_of(expected: Expected, seen: StepOutcomes, index: int, name: str, expected_by_name: Values) -> One:
-    """Return one value on one rank."""
+    """Return the value of this name on one rank, beside the expected one."""
     value = expected_by_name[index][name]
     tolerance = expected.tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
     return One(seen, index, name, expected_by_name, tolerance, expected.summands(seen.world, index), expected.pieces)
@@ -252,7 +252,7 @@ def judge_of(exercise: Exercise) -> Callable[[StepOutcomes], None]:
 
 
 def judge_values(exercise: Exercise, seen: StepOutcomes) -> None:
-    """Raise Wrong for the first value that is wrong, or that has left something behind."""
+    """Raise Wrong for the first rank whose value is wrong, or on which the call has left something behind."""
     expected_by_name = [
         each if isinstance(each, Mapping) else {"": each} for each in exercise.expected.values(seen.world)
     ]

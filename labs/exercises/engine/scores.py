@@ -87,5 +87,5 @@ def levels(course: float, possible: float) -> list[tuple[float, str]]:
 
 
 def up(score: float) -> float:
-    """Return the vertical place of a score, in pixels."""
+    """Return the vertical position of a score in the drawing, in pixels."""
     return TOP + HIGH * (1 - score / 110)

@@ -91,19 +91,19 @@ class World:
 
     @property
     def when(self) -> str:
-        """The step that is looked at, in words."""
+        """The words for the step that is looked at."""
         return f", step {self.step}" * (self.steps > 1)
 
     def at(self, step: int) -> Self:
-        """Return the same world at another step."""
+        """Return this world at the step with this number."""
         return replace(self, step=step)
 
     def index(self) -> int:
-        """Return the place of the rank that calls it among the members."""
+        """Return the place, among the world's members, of the rank that calls this method."""
         return self.members.index(dist.get_rank())
 
     def process_group(self) -> dict[str, dist.ProcessGroup]:
-        """Return the keyword arguments, on a rank, that the learner's function is given besides its tensors."""
+        """Return the learner's function's keyword arguments on a rank: {} or {"group": the process group}."""
         return {"group": group_of(self.group)} if self.group else {}
 
 
@@ -182,12 +182,12 @@ def play_one(script: Script, functions: Functions, world: World, played: list[An
 
 
 def take_look(world: World, steps: Iterator[Look]) -> tuple[Look, bool]:
-    """Return the next look, and whether the learner's function raised an error instead, as it may in this world."""
+    """Return (look, False), or (an empty look, True) if the learner's function raised an error that it may raise."""
     try:
         return noted(world, next, steps), False
     except NotImplementedError:
         raise
-    except Exception:  # any kind: a function that may refuse chooses its own
+    except Exception:  # any kind of error: a function that may refuse chooses its own
         if not world.refusable:
             raise
         return Look(), True
@@ -248,7 +248,7 @@ def play_worlds(
 
 
 def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
-    """Return the worlds in parts: the first one, and the others by name.
+    """Return the worlds of a failed job in parts: the first world, and the others by name.
 
     If all have one name, return two halves of them, so that the world that hangs is found in few jobs.
     """
@@ -321,5 +321,5 @@ class StepOutcomes:
         return [event for event in self.events if event.op == "send" and event.bytes_in]
 
     def of(self, rank: int) -> list[Event]:
-        """Return the calls of one rank."""
+        """Return the messages and collectives of one rank."""
         return [event for event in self.events if event.rank == rank]

@@ -99,7 +99,7 @@ class One:
 
 
 def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
-    """Return a function that tells whether a rank received the value of `other(world)` instead of the expected one.
+    """Return a row's test: whether a rank received the value of `other(world)` instead of the expected one.
 
     other: returns the values of all members; or an iterator over several such lists, which are tried in turn.
     """
@@ -123,7 +123,7 @@ def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
 
 
 def as_if_everywhere(other: Callable[[Any], Values], tolerance: float = 1e-5) -> Callable[[One], bool]:
-    """Return a function that tells whether all ranks received all values of `other(world)`."""
+    """Return a row's test: whether all ranks received all values of `other(world)`."""
 
     def matches(one: One) -> bool:
         within, ranks = max(tolerance, one.tolerance), zip(one.seen.done, other(one.world), strict=True)
@@ -145,7 +145,7 @@ def largest_of(tensors: Iterable[Tensor]) -> float:
 
 
 def isclose(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> Tensor:
-    """Return for each element whether it is right: within `tolerance` of itself and of the largest; integers exactly.
+    """Return for each element whether it is right: within `tolerance` × (itself + the largest), or equal for integers.
 
     largest: the largest magnitude among the numbers that were summed to these, since they may have cancelled out.
     """
@@ -157,7 +157,7 @@ def isclose(found: Tensor, expected: Tensor, tolerance: float, largest: float | 
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float, largest: float | None = None) -> bool:
-    """Return whether the shape is right and all elements are close."""
+    """Return whether a tensor has the expected shape, and each of its elements is close to the expected one."""
     return found.shape == expected.shape and bool(isclose(found, expected, tolerance, largest).all())
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine.answer import Mistake, answered, first, says
-from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
+from labs.exercises.engine.by_script import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.fsdp import fully_shard

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered, show
+from labs.exercises.engine.by_script import Play, as_a_whole, budgeted, checked, each_after, on_each_rank, wrong
 from labs.exercises.engine.common_mistakes import SENT, VALUES, Memory, Sends, Sent, in_another_dtype
-from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, checked, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look, World
 from labs.exercises.engine.value import One, as_if

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from labs.exercises.engine import in_acts as acts
+from labs.exercises.engine import by_script
 from labs.exercises.engine.answer import Mistake, Wrong
-from labs.exercises.engine.in_acts import Play, as_found, first_wrong, on_one_rank
+from labs.exercises.engine.by_script import Play, as_found, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, World
 from labs.kit.extras import jax_devices
@@ -133,7 +133,7 @@ def checked(play: Play, fn: Callable[..., Any], seed: int) -> dict[str, int]:
     """Return the bytes sent and those of the weights; raise Wrong for the first mistake, or if there is no JAX."""
     if told := jax_devices.jax_missing():
         raise Wrong(told, "Has it been added to the course's own Python?")
-    return acts.checked(play, (fn,), seed).seen[-1].done[0].facts
+    return by_script.checked(play, (fn,), seed).seen[-1].done[0].facts
 
 
 class OfAnotherKind(Exception):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, first, instead, refuse, show
-from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
+from labs.exercises.engine.by_script import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import F32, F64, Draw
 from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import close

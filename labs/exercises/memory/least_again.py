@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from labs.exercises.engine.answer import Wrong
+from labs.exercises.engine.by_script import first_wrong
 from labs.exercises.engine.challenge import Challenge, Function, Judged, chance, job
-from labs.exercises.engine.in_acts import first_wrong
 from labs.exercises.engine.on_ranks import F32, Draw
 from labs.exercises.memory._recomputing import CHANGED, NUMBERS
 from labs.exercises.memory._trained_twice import Model, Twice

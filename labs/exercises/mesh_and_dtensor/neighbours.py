@@ -67,7 +67,7 @@ def whole(found: Any) -> bool:
 
 
 def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[WrongSheet], str | None]:
-    """Return a function that tells whether this part is `other(shape, rank)` on all meshes with as many axes."""
+    """Return a row's test: whether this part of the answer is `other(shape, rank)` on all meshes with as many axes."""
 
     def matches(seen: WrongSheet) -> str | None:
         axes = len(seen.sheet.arguments[0])
@@ -78,12 +78,12 @@ def part_as_if(part: int, other: Callable[[Shape, int], Any]) -> Callable[[Wrong
 
 
 def groups_as_if(change: Callable[[int, list[int]], list[int]]) -> Callable[[WrongSheet], str | None]:
-    """Return a function that tells whether each group is `change(rank, expected group)`."""
+    """Return a row's test: whether each group in the answer is `change(rank, expected group)`."""
     return part_as_if(1, lambda shape, rank: [change(rank, group) for group in right(shape, rank)[1]])
 
 
 def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[WrongSheet], str | None]:
-    """Return a function that tells whether this part is wrong and passes `test(received, expected)`."""
+    """Return a row's test: whether this part of the answer is wrong and passes `test(received, expected)`."""
 
     def matches(seen: WrongSheet) -> str | None:
         found, expected = seen.received[part], list(seen.sheet.expected[part])
@@ -93,7 +93,7 @@ def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[WrongShe
 
 
 def beside(rank: int, group: list[int]) -> list[int]:
-    """Return a run of consecutive ranks, as long as the axis."""
+    """Return the run of consecutive ranks around this rank, as long as the axis."""
     first = rank // len(group) * len(group)
     return list(range(first, first + len(group)))
 

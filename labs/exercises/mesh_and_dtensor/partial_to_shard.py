@@ -58,12 +58,12 @@ def dim_of(world: Given) -> int:
 
 
 def longest(world: Given) -> int:
-    """Return the length of the longest piece along the dim."""
+    """Return the length, along the cut dim, of the longest rank's piece."""
     return -(-world.shape[dim_of(world)] // world.n)
 
 
 def pieces(world: Given, whole: Tensor, dim: int | None = None) -> list[Tensor]:
-    """Return the piece of each rank; those behind the end of the dim have no elements."""
+    """Return each rank's piece of the sum; a piece behind the end of the dim has no elements."""
     dim = dim_of(world) if dim is None else dim
     cut = list(whole.chunk(world.n, dim))
     return cut + [whole.narrow(dim, 0, 0)] * (world.n - len(cut))
@@ -75,20 +75,20 @@ def sends(world: Given) -> Sends:
 
 
 def in_memory_order(world: Given) -> list[Tensor | None]:
-    """Return runs of the flat sum in place of pieces along the dim; None if a run is too short."""
+    """Return each rank's run of the flattened sum, in place of its piece along the dim; None if a run is too short."""
     cut, flat = pieces(world, world.total), world.total.flatten()
     runs = [flat[i * x.numel() : (i + 1) * x.numel()] for i, x in enumerate(cut)]
     return [run.reshape(x.shape) if run.numel() == x.numel() else None for run, x in zip(runs, cut, strict=True)]
 
 
 def sums_at_other_places(one: One) -> bool:
-    """Return whether all numbers are elements of the sum."""
+    """Return whether all numbers of a wrong piece are elements of the sum, at other places."""
     whole = one.world.total.flatten().double()
     return bool((one.received.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
 
 
 def of_shape(matches: Callable[[One], bool]) -> Callable[[One], str | bool]:
-    """Return a function that describes a tensor of a wrong shape, if it `matches`."""
+    """Return a row's test, which describes a piece of a wrong shape, if it `matches`."""
     return lambda one: (
         isinstance(one.received, Tensor)
         and one.received.shape != one.expected.shape

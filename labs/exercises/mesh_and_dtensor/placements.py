@@ -24,7 +24,7 @@ from labs.dtensor import Partial, Placement, Replicate
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import redistribute
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank, wrong
+from labs.exercises.engine.by_script import Play, as_found, checked, first_wrong, on_one_rank, wrong
 from labs.exercises.engine.on_ranks import F64
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.mesh import Mesh
@@ -90,7 +90,7 @@ def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def obey_all(world: Obeyed, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Train for a step by each row of the learner's table; the facts are what the judge needs of the row."""
+    """Train for a step by each row of the learner's table; the facts are the bytes held, or the first mistake."""
     meshes = {axes: mesh_of(axes) for axes in MESHES}  # made before the first step, since ranks agree by messages
     table = None
     for strategy, axes in AXES.items():
@@ -143,7 +143,7 @@ def obey(
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a table, asked about one strategy."""
+    """The form of one strategy's entry in the learner's table."""
 
     strategy: str
     table: Any
@@ -177,7 +177,7 @@ FORM = (
             "summand? Can AdamW step with a summand of its moments?",
             lambda form: any(p.is_partial() for kind in (form.kinds[0], form.kinds[2]) for p in kind)
             and f"P and S are {form.kinds[0]} and {form.kinds[2]}"),
-    # The bytes do not show it: a gradient that is made whole later costs the same.
+    # The bytes do not show this mistake: a gradient that is made whole later costs the same.
     Mistake("the gradient stays a summand", "What does each rank find in .grad after the backward: the mean over all "
             "ranks, or its own part of the sum?",
             lambda form: form.strategy in ("DDP", "HSDP") and any(p.is_partial() for p in form.kinds[1])
@@ -200,7 +200,7 @@ class Totals:
         self.expected = [times * prod(SHAPES[0]) * 8 for times in EXPECTED[self.strategy]]
 
     def off(self, index: int) -> float:
-        """Return the received bytes ÷ the expected ones, and exactly 1 if they agree."""
+        """Return the measured bytes ÷ the strategy's bytes, exactly 1 if they agree."""
         ratio = self.received[index] / self.expected[index]
         return 1 if abs(ratio - 1) < 1e-9 else ratio
 

@@ -20,7 +20,7 @@ from labs.dtensor.operation import prepare
 from labs.dtensor.placement import Spec
 from labs.dtensor.rules import RULES
 from labs.exercises.engine.answer import Mistake, answered, show
-from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_each_rank
+from labs.exercises.engine.by_script import Play, as_found, checked, first_wrong, on_each_rank
 from labs.exercises.engine.scripts import Look, World
 from labs.exercises.engine.value import close
 from labs.kit.watch.communication import CommunicationWatch
@@ -32,10 +32,10 @@ LINEAR = ("", "each", "first", "together")
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that labs.dtensor refuses, with the course's own row for it.
+    """A PyTorch operation that has no row in labs.dtensor's table of rules, with the row that the course would give it.
 
     shapes: the shapes of its inputs; each dim is long enough for a block on every rank.
-    letters, linear: the course's row.
+    letters, linear: the two entries of the course's row in the table of rules.
     """
 
     do: Callable[..., Tensor]
@@ -62,7 +62,7 @@ TRIED = [(name, layout) for name, operation in OPERATIONS.items() for layout in 
 
 @dataclass(frozen=True)
 class Tables(World):
-    """A world in which all operations are tried with the rows of a table."""
+    """A world in which all five operations are computed with the rows of a learner's table."""
 
     def inputs(self, name: str) -> list[Tensor]:
         generator = self.generator()
@@ -76,7 +76,7 @@ class Tables(World):
 
 
 def compute_all(world: Tables, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Try all operations with the learner's rows; the facts are the first mistake of this rank."""
+    """Compute all operations with the learner's rows; the look's facts are this rank's first mistake."""
     yield None
     table = fn()
     facts = first_wrong(FORM, ((f"{name}: ", Form(name, table)) for name in OPERATIONS))
@@ -94,7 +94,7 @@ def sent_by_the_course(world: Tables) -> list[int]:
 
 
 def by_rows(table: Mapping[str, Any], world: Tables) -> Iterator[tuple[Tensor | str, int]]:
-    """Yield (whole result, or a sentence that says why there is none; bytes sent) for all that is TRIED."""
+    """Yield (the whole result, or a sentence on why there is none; the bytes sent) for each layout in TRIED."""
     mesh = Mesh((RANKS,), ("a",))
     RULES.update({name: Rule(*table[name], tensors=len(each.shapes)) for name, each in OPERATIONS.items()})
     prepare.cache_clear()  # it holds results of the rows before these
@@ -128,7 +128,7 @@ def laid_out(x: Tensor, mesh: Mesh, placement: Placement) -> DTensor:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a table, asked about one operation."""
+    """The form of a learner's row for one operation."""
 
     name: str
     table: Any
@@ -182,7 +182,7 @@ class Tried:
                 self.more = f"{words}a rank sent {sent:,} bytes; {due:,} are enough"
 
     def ways(self, more: bool) -> list[Way]:
-        """Return the ways that the learner's row has too many, if `more`; otherwise those that it lacks."""
+        """Return the allowed layouts that the learner's row has too many, if `more`; otherwise those that it lacks."""
         own = OPERATIONS[self.name]
         mine, expected = ways(*self.row), ways(own.letters, own.linear)
         return [way for way in (mine if more else expected) if way not in (expected if more else mine)]
@@ -192,7 +192,7 @@ class Tried:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether one of the learner's ways has the right inputs and another result."""
+        """Whether the learner's row allows this layout of the inputs, with a wrong layout of the result."""
         lacking = {way.inputs for way in self.ways(more=False)}
         return any(way.inputs in lacking for way in self.ways(more=True))
 

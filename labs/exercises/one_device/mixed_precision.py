@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from labs.exercises.engine.answer import Mistake, answered, instead, show
-from labs.exercises.engine.in_acts import Play, as_found, checked, first_wrong, on_one_rank
+from labs.exercises.engine.by_script import Play, as_found, checked, first_wrong, on_one_rank
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Done, Look, World
 from labs.kit.watch.memory import StorageWatch, timeline

@@ -1,4 +1,4 @@
-"""A desk at which a rank that obeys a list takes and puts tensors, and which sees what the rank does and holds."""
+"""The `take` and `put` that a check hands to a learner's pipeline executor, and that record all that a rank does."""
 
 import gc
 import weakref
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from labs import pp
 from labs.exercises.engine.answer import show
-from labs.exercises.pipeline._stacked import DIM, SEQUENCES, TOKENS, Stacked
+from labs.exercises.pipeline._stages_run_by_lists import DIM, SEQUENCES, TOKENS, Stacked
 from labs.pp.instructions import needs, reader
 
 CROSSES = SEQUENCES, TOKENS, DIM
@@ -23,7 +23,7 @@ Key = tuple[int, int]  # stage and micro-batch
 
 
 class Disobeyed(RuntimeError):
-    """An error after which a rank cannot go on: another rank would wait for ever, or get a tensor that is no use."""
+    """An error about an instruction, take or put that breaks the list: a rank would hang, or get a wrong tensor."""
 
 
 def require(fine: Any, otherwise: str) -> None:
@@ -39,12 +39,12 @@ class Box:
 
 
 class Desk:
-    """The take and the put of one rank, and what they and the stages' hooks see.
+    """The functions `take` and `put` of one rank, and a record of their calls and of the stages' work.
 
-    Each message has a tag of its own, so that one that is missing, or comes in another order, harms no other.
+    Each message has a tag of its own, so that a missing or early message is never mistaken for another one.
 
-    stale: the most micro-batches of which a tensor was held when an instruction began, though their backward was over.
-    retained: whether their graph was held, too.
+    stale: the most micro-batches whose tensors were held when an instruction began, though their backward was over.
+    retained: whether autograd's graph of such micro-batches was held, too.
     """
 
     def __init__(self, world: Stacked, rank: int, stages: dict[int, nn.Module]):
@@ -107,14 +107,14 @@ class Desk:
         self.require_done(self.order[: self.order.index(x)], f"{x!r} was begun before {{!r}}, which the list has first")
 
     def require_done(self, order: list[pp.Instruction], otherwise: str) -> None:
-        """Raise Disobeyed unless these instructions are done, and what another one waits for is put."""
+        """Raise Disobeyed unless these instructions are done, and each output that another instruction reads is put."""
         for x in order:
             require(x in self.done, otherwise.format(x))
             waits = x in self.puts and x not in self.sent
             require(not waits, f"{x!r} was never put, and rank {self.puts.get(x)} waits for it")
 
     def finish(self) -> None:
-        """Raise Disobeyed unless all is done, put and taken; wait for the sends, and remove the hooks."""
+        """Raise Disobeyed unless the list is done and its tensors put and taken; wait for the sends; remove the hooks."""
         self.require_done(self.order, "{!r} was not done")
         for need, (x, _) in self.takes.items():
             require(need in self.taken, f"{need!r}, which {x!r} needs, was never taken")
@@ -146,7 +146,7 @@ class Desk:
         return stage.register_forward_pre_hook(before), stage.register_forward_hook(behind)
 
     def goes_back(self, x: pp.Instruction, gradient: Tensor) -> None:
-        if x not in self.done:  # it may come here twice: for the input's gradient, and for the weights'
+        if x not in self.done:  # this hook may fire twice: for the input's gradient, and for the weights'
             self.begin(x)
             self.done.add(x)
 
@@ -160,12 +160,12 @@ class Desk:
         self.storages[of.stage, of.microbatch].append(StorageWeakRef(x.untyped_storage()))
 
     def kept(self) -> list[Key]:
-        """Return the micro-batches of which a tensor is held, though their backward is over."""
+        """Return the micro-batches whose tensors are held, though their backward is over."""
         over = [(x.stage, x.microbatch) for x in self.done if isinstance(x, pp.B)]
         return [at for at in over if self.boxes[at] or not all(ref.expired() for ref in self.storages[at])]
 
     def left(self) -> bool:
-        """Return whether a tensor is held that does not only wait for the garbage collector."""
+        """Return whether a tensor is still held after a run of the garbage collector, though its backward is over."""
         return bool(self.kept() and (gc.collect(), self.kept())[1])
 
 

@@ -28,7 +28,7 @@ from labs.exercises.engine.answer import Mistake, Wrong, first, refuse, show
 from labs.exercises.engine.launching import job
 from labs.exercises.engine.on_paper import Sheet, each_judged
 from labs.exercises.engine.value import close
-from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
+from labs.exercises.pipeline._stages_run_by_lists import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
 from labs.kit.drawing.pipeline_gantt import schedule
 from labs.pp.checker import nth
 from labs.pp.instructions import makes
@@ -44,7 +44,7 @@ MESSAGE = re.compile(r"(\w+)(→|←)(\d+)")
 
 @dataclass(frozen=True)
 class Asked(Sheet):
-    """A sheet on which lists with certain properties are expected, and not certain lists."""
+    """A sheet that expects lists with some properties, and not one right list."""
 
     def read(self, returned: Any) -> Any:
         """Return what can be iterated as lists, an instruction as text (0F0), and anything else in a few words."""
@@ -125,7 +125,7 @@ def run_for_real(world: Stacked, question: str, plans: Sequence[Sequence[Any]] =
 
 
 def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tensor, Tensor]]:
-    """Run the lists on a rank; return pairs of a stage's gradients and one process's.
+    """Run the lists on a rank; return for each of its stages a pair: the gradients here, and those of one process.
 
     plans: the lists with messages; without them the executor makes its own
     """
@@ -139,14 +139,14 @@ def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tenso
 
 
 class Returned:
-    """The lists that were returned for p ranks, of instructions alone or with messages."""
+    """The lists that a learner's schedule returned for p ranks, of instructions alone or with messages."""
 
     def __init__(self, sheet: Asked, p: int, lists: Any) -> None:
         self.sheet, self.p, self.lists = sheet, p, lists
 
     @cached_property
     def every(self) -> list[tuple[int, int, Any]]:
-        """Return (rank, place, instruction or message) for all of them, rank by rank."""
+        """Return (rank, place in its list, instruction or message) for each entry of the lists, rank by rank."""
         return [(rank, place, x) for rank, order in enumerate(self.lists) for place, x in enumerate(order)]
 
     def at(self, rank: int, place: int) -> str:
@@ -264,7 +264,7 @@ def beyond(seen: ReturnedLists) -> str | None:
 def missing(kind: type[pp.Instruction]) -> Callable[[ReturnedLists], str | None]:
     """Return a row's test: which instruction of this kind comes first of those that are in no list.
 
-    An I makes what a B makes.
+    An I counts as a B here, since both make the gradient of the stage's input.
     """
 
     def matches(seen: ReturnedLists) -> str | None:

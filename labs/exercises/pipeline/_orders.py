@@ -1,4 +1,4 @@
-"""Sizes and mistakes that the schedules gpipe, one_f_one_b and zero_bubble have in common."""
+"""Sizes and mistakes that the exercises on the schedules gpipe, one_f_one_b and zero_bubble have in common."""
 
 import random
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from labs import pp
 from labs.exercises.engine.answer import Mistake
 from labs.exercises.pipeline._listed import FEW, Asked, ReturnedLists
-from labs.exercises.pipeline._stacked import many
+from labs.exercises.pipeline._stages_run_by_lists import many
 
 ALONE = "right only on more than one rank"
 
@@ -16,7 +16,7 @@ Fits = Callable[[ReturnedLists], Any]
 
 
 def sizes(seed: int, few: str = FEW) -> list[Asked]:
-    """Return the sheets: first the size that the notebook draws, and last those with fewer micro-batches than ranks."""
+    """Return the sheets of ranks and micro-batches: the notebook's size first, fewer micro-batches than ranks last."""
 
     def size(p: int, m: int, only: str = "") -> Asked:
         return Asked((p, m), None, f"{many(p, 'rank')}, {many(m, 'micro-batch', 'es')}", only=only)

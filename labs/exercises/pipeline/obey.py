@@ -15,12 +15,21 @@ from torch.autograd.graph import saved_tensors_hooks
 from labs import pp
 from labs.exercises.engine.answer import Mistake, Wrong, answered, says, show
 from labs.exercises.engine.around_a_call import AFTERMATH
-from labs.exercises.engine.in_acts import Play, checked, on_each_rank
+from labs.exercises.engine.by_script import Play, checked, on_each_rank
 from labs.exercises.engine.on_ranks import BF16, F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.engine.value import One, all_are
 from labs.exercises.pipeline._desk import Desk
-from labs.exercises.pipeline._stacked import TOLERANCE, Stacked, bits, by_itself, flat, mean_loss, total, whole
+from labs.exercises.pipeline._stages_run_by_lists import (
+    TOLERANCE,
+    Stacked,
+    bits,
+    by_itself,
+    flat,
+    mean_loss,
+    total,
+    whole,
+)
 
 OWN_ORDERS = "0F2 0F0 0F3 0F1 0B1 0B0 0B2 0B3", "1F1 1F3 1F2 1F0 1B3 1B0 1B1 1B2"
 STEPPED, WITH_GRAPH = "a parameter", "one with its graph"

@@ -16,7 +16,7 @@ from labs.exercises.engine.answer import Wrong, show
 from labs.exercises.engine.challenge import Challenge, Function, Judged, job
 from labs.exercises.engine.value import close
 from labs.exercises.pipeline._listed import run
-from labs.exercises.pipeline._stacked import TOLERANCE, Stacked
+from labs.exercises.pipeline._stages_run_by_lists import TOLERANCE, Stacked
 from labs.pp.checker import alive, microbatches_of, stages_of
 from labs.pp.instructions import Lists
 

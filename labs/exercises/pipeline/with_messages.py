@@ -13,7 +13,7 @@ from labs import pp
 from labs.exercises.engine.answer import Mistake, answered, first, refuse
 from labs.exercises.engine.on_paper import each_judged
 from labs.exercises.pipeline._listed import FORM, Asked, Returned, run_for_real, written
-from labs.exercises.pipeline._stacked import Stacked, many, whole
+from labs.exercises.pipeline._stages_run_by_lists import Stacked, many, whole
 from labs.exercises.pipeline.obey import OWN_ORDERS
 from labs.pp.checker import ranks_of, stages_of
 from labs.pp.instructions import reader

@@ -7,7 +7,7 @@ from labs import pp
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.pipeline._listed import Listed, ReturnedLists, checked
 from labs.exercises.pipeline._orders import ALL_FIRST, BUBBLE, CROWD, sizes, too_long, too_many
-from labs.exercises.pipeline._stacked import whole
+from labs.exercises.pipeline._stages_run_by_lists import whole
 
 
 def w_at_once(seen: ReturnedLists) -> str | None:

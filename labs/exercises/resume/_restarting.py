@@ -1,11 +1,11 @@
-"""A training that is lost, and goes on from what was remembered.
+"""A training that is lost in a crash, and one that goes on from the state that was remembered.
 
-Each rank trains a model of its own, with batches and dropout of its own, so what one rank remembers fits no other.
-The expected numbers are those of the same training undisturbed, on the same rank: after each step, by name, to the
-last bit.
+Each rank trains a model of its own, with batches and dropout of its own, so no rank's state fits another rank.
+After each step, all numbers of the resumed training must equal, bit for bit, those of a training on the same rank that
+never crashed.
 
-The training is saved more often than it is lost, and it takes some more steps before it is lost.  The next one is
-built from another seed; its optimizer is given the parameters in another order, and all of them have the same shape.
+Not every saved state is resumed from, and a training takes some more steps after its save before it is lost.  The next
+training is built from another seed; its optimizer is given the parameters in another order, all of one shape.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Numbers = dict[Key, Any]
 class ResumedTraining(World):
     """A training that is lost and resumed.
 
-    saves: the numbers of steps after which the state is remembered from which the next training goes on.
+    saves: for each restart, the number of steps after which the state was saved that the next training goes on from.
     """
 
     saves: tuple[int, ...] = ()
@@ -109,7 +109,7 @@ class Trainer:
     """A training on one rank.
 
     number: the number of restarts before it.
-    history: its numbers as it was built, and after each step.
+    history: the training's numbers when it was built, and after each step.
     """
 
     def __init__(self, world: ResumedTraining, rank: int, number: int = 0) -> None:
@@ -149,25 +149,25 @@ class Trainer:
 
     @property
     def strange(self) -> int:
-        """Return the number of the optimizer's parameters that are not the model's."""
+        """Return how many of the optimizer's parameters are not parameters of the model."""
         own = {id(p) for p in self.model.parameters()}
         return sum(id(p) not in own for p in self.optimizer.param_groups[0]["params"])
 
 
 @dataclass
 class RestartMoment:
-    """A moment at which something was remembered, or at which another training has gone on from it.
+    """A moment at which a training's state was remembered, or at which another training has gone on from that state.
 
     t: the number of steps taken.
-    state: what was remembered.
+    state: the state that the learner's `remember` returned.
     received: the numbers after the learner's function was called.
     expected: the numbers of the undisturbed training, by step.
     other: the numbers of the undisturbed training on the other rank, by step.
     left: what the function has changed in the process.
     broke: the error that followed, from saving the state or from a step; "" if there was none.
     new: the numbers with which the other training was built; None if nothing was resumed.
-    went: its numbers after each step since.
-    strange: the number of its optimizer's parameters that are not the model's.
+    went: the other training's numbers after each step since the restart.
+    strange: how many parameters of the other training's optimizer are not its model's.
     """
 
     t: int
@@ -208,7 +208,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Story:
-    """A training on this rank, restart after restart.
+    """A training on this rank that crashes and is resumed, several times.
 
     sizes: for each restart, the bytes that were remembered and the bytes that were needed.
     """
@@ -232,7 +232,7 @@ class Story:
             remember(*trainer.parts)
             saved = dumps(one.state)
 
-            remember, resume = pickle.loads(self.functions)  # another process knows nothing of their variables
+            remember, resume = pickle.loads(self.functions)  # a new process knows nothing of the old variables
             trainer = Trainer(self.world, self.rank, number)
             with Aftermath() as after:
                 noted(f"resume called with what there was after {t} steps", resume, pickle.loads(saved), *trainer.parts)
@@ -242,7 +242,7 @@ class Story:
             yield f"at step {t}, after resume, ", one
 
     def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> RestartMoment:
-        """Call remember after t steps; return the moment."""
+        """Call the learner's `remember` after t steps; return the RestartMoment."""
         with Aftermath() as after:
             state = noted(f"remember called after {t} steps", remember, *trainer.parts)
         return RestartMoment(t, state, trainer.numbers(), self.expected, self.other, after.left, raised(dumps, state))

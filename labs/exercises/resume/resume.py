@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered, instead, says, show
 from labs.exercises.engine.around_a_call import AFTERMATH
-from labs.exercises.engine.in_acts import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
+from labs.exercises.engine.by_script import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.resume._restarting import LOST, Key, Kind, Numbers, RestartMoment, ResumedTraining, Story, same

@@ -9,8 +9,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from labs.exercises.engine import by_script
 from labs.exercises.engine import common_mistakes as rows
-from labs.exercises.engine import in_acts as acts
 from labs.exercises.engine.answer import Mistake, Wrong, first, first_fit
 from labs.exercises.engine.mixture import COEFFICIENTS, Made
 from labs.exercises.engine.scripts import Functions
@@ -134,10 +134,10 @@ SLIPS = (
 # fmt: on
 
 
-def checked(play: acts.Play, functions: Functions, seed: int) -> acts.Passed:
+def checked(play: by_script.Play, functions: Functions, seed: int) -> by_script.Passed:
     """Return the measurements of an answer that is right; raise Wrong, with the name of a slip that torch reports."""
     try:
-        return acts.checked(play, functions, seed)
+        return by_script.checked(play, functions, seed)
     except Wrong as wrong:
         raise hinted(wrong) from None
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.in_acts import Play, as_a_whole, checked, on_each_rank, wrong
+from labs.exercises.engine.by_script import Play, as_a_whole, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.exercises.engine.value import One, as_if, as_if_everywhere

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.in_acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
+from labs.exercises.engine.by_script import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.zero import _pieces as pieces

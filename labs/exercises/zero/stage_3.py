@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.in_acts import Play, checked, on_each_rank, wrong
+from labs.exercises.engine.by_script import Play, checked, on_each_rank, wrong
 from labs.exercises.engine.on_ranks import F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.exercises.engine.value import One

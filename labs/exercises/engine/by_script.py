@@ -7,9 +7,10 @@
         question="What does each rank bring, and where does it go?",
     )
 
-Tables judge each step in their order; the last is the engine's own, about what a step leaves behind.  A table is a
-function that yields parts of the step, and rows that are tried on each of them.  `first_wrong` judges, on the rank, a
-state that will change later; `as_found` then makes the table that reports this judgement.
+Tables of mistakes judge each step in their order; the last table is the engine's own, about what a step leaves behind.
+A table is a pair: a function that yields parts of a step, such as the outcome on each rank, and rows (mistakes) that
+are tried on each of these parts.  `first_wrong` judges a rank's state on the rank itself, before the state changes;
+`as_found` then makes the rows that report this judgement.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,9 +133,9 @@ def on_each_rank(seen: StepOutcomes) -> Iterator[tuple[str, Done]]:
 
 
 def each_after(call: str) -> Parts:
-    """Return the parts that a call has left on each rank: the states that the fact of the call's name lists.
+    """Return a function that yields the states that a call has left on each rank: the fact with the call's name.
 
-    Each state is a dictionary whose item `of` names the thing that it is a state of.
+    A state is a dictionary, whose item `of` names the tensor, or other object, whose state was noted.
     """
 
     def parts(seen: StepOutcomes) -> Iterator[tuple[str, SimpleNamespace]]:
@@ -150,7 +151,7 @@ def wrong(
     tolerance: Mapping[torch.dtype, float],
     summands: Callable[[Any, int, str], Sequence[Tensor]] = lambda world, index, name: (),
 ) -> Parts:
-    """Return the parts of a step that are wrong values, each of them a One.
+    """Return a function that yields the wrong values of a step, each of them a One.
 
     expected: `expected(world)` returns `{name: value}` per member.
     tolerance: relative, per dtype; 0 for other dtypes.
@@ -171,7 +172,7 @@ def wrong(
 
 
 def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
-    """Return a function that yields one part: the messages of a step, with those that it may send."""
+    """Return a function that yields one part of a step: its messages, beside those that it may send."""
 
     def parts(seen: StepOutcomes) -> Iterator[tuple[str, rows.Sent]]:
         yield "", rows.Sent(seen, sends(seen.world))
@@ -183,7 +184,7 @@ def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
 
 
 def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return, on a rank, the facts for `as_found` about the first part that a row matches; {} if no row matches."""
+    """Return, on a rank, the facts for `as_found`: the first row that matches one of the parts, or {}."""
     for where, part in parts:
         if found := first_fit(table, part):
             mistake, sentence = found
@@ -192,7 +193,7 @@ def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> d
 
 
 def as_found(table: Sequence[Mistake]) -> tuple[Mistake, ...]:
-    """Return these rows for a rank that has already judged itself by `first_wrong`."""
+    """Return the rows of this table, for ranks on which `first_wrong` has already tried them."""
 
     def matches(name: str) -> Callable[[Done], str | None]:
         return lambda done: (done.facts["sentence"] or True) if done.facts.get("mistake") == name else None

@@ -13,7 +13,7 @@ from labs.dtensor import DTensor, Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit import play
 from labs.kit.drawing.dtensor_blocks import sentences
-from labs.kit.explorers import tensor_placements as explorer
+from labs.kit.explorers import redistribution as explorer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh

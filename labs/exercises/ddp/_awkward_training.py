@@ -1,7 +1,7 @@
-"""The training in the exercises on gradients: an awkward model, its batches, and the step that all exercises share.
+"""The training of an awkward model, in DDP's exercises: the model, its batches, and the step that the exercises share.
 
-The reference of a step is plain: before the step, each rank computes the gradient of each of its micro-batches on its
-own copy of the model, which nobody has wrapped.  The step itself, with the exercise's function, is watched.
+The expected gradients come from a copy of the model that nobody has wrapped: before each step, each rank computes on
+it the gradient of each of its micro-batches.  The step itself, with the exercise's function, is watched.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MicroBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class TrainingWorld(World):
-    """A world in which one model is trained.  If it is refusable, a gradient is not contiguous."""
+    """A world in which one awkward model is trained; in a refusable one, a parameter's gradient is not contiguous."""
 
     micro_batches: int = 1
     sizes: tuple[int, int, int] = (11, 7, 13)  # vocabulary, dim, hidden
     spare: bool = False  # one trainable parameter is never used
     late: bool = False  # the spare parameter is used from the second step on
-    mixed: bool = False  # some parameters have another dtype
+    mixed: bool = False  # some of the model's parameters have another dtype
     evaluating: bool = False
     buffers: bool = False
-    repeated: bool = False  # the first micro-batch is the last one, too
+    repeated: bool = False  # the last micro-batch is the first one again
     overlapped: bool = False
     frozen_late: bool = False  # a parameter is frozen once it has its gradient
 
@@ -135,7 +135,7 @@ class Awkward(nn.Module):
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
     def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[Gradients]:
-        """Yield the gradients of each micro-batch alone, with the other model's values of the parameters."""
+        """Yield the gradients of each micro-batch alone, after copying the trained model's parameters."""
         with torch.no_grad():
             for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
                 mine.copy_(theirs)
@@ -165,7 +165,7 @@ def train(
     step: Callable[[Any, list[MicroBatch]], dict[str, Any]],
     prepare: Callable[[list[MicroBatch]], None] | None = None,
 ) -> Iterator[Look | None]:
-    """Train `wrapped`, which wraps `model`: yield before each step, and then a look whose values are the gradients.
+    """Train `wrapped`, a wrapper of `model`: yield before each step, and then a look with the gradients as values.
 
     step: `step(wrapped, batch)` computes the gradients, watched, and returns facts.
     prepare: `prepare(batch)` is called before each step, and is not watched.
@@ -202,7 +202,7 @@ def train(
 
 
 def moved(gradient: Tensor | None, place: int) -> bool:
-    """Return whether a gradient lies in another place than before."""
+    """Return whether a gradient lies at another place in memory than before the step."""
     return gradient is not None and gradient.data_ptr() != place
 
 
@@ -236,7 +236,7 @@ def all_backwards(wrapped: nn.Module, batch: list[MicroBatch]) -> dict[str, Any]
         with contextlib.nullcontext() if i == len(batch) - 1 else wrapped.no_sync():
             (wrapped(*micro_batch) / len(batch)).backward()
             if hasattr(wrapped, "sync"):
-                wrapped.sync()  # sends nothing within no_sync()
+                wrapped.sync()  # a wrapper may send nothing within no_sync()
     return {}
 
 

@@ -1,4 +1,4 @@
-"""A model of stages that is run by lists, and the losses and gradients of its micro-batches on one process."""
+"""Pipeline stages that lists of instructions run, and one process's losses and gradients of the same model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TOLERANCE = {F64: 1e-11, BF16: 2e-2}
 
 @dataclass(frozen=True)
 class Stacked(World):
-    """A model of stages, with a batch in each step; nobody sets the gradients to zero between the steps.
+    """A world with a model cut into pipeline stages, and a batch in each step; gradients add up from step to step.
 
     frozen: whether a parameter of every second stage is frozen.
     floats: whether the first stage reads floats, and not tokens.
@@ -41,7 +41,7 @@ class Stacked(World):
         return ranks_of(self.lists)[stage]
 
     def stage(self, number: int) -> nn.Sequential:
-        """Return a stage, from tokens, floats or the previous stage's output to the next stage's input or logits."""
+        """Return the stage with this number: the first reads tokens or floats, the last returns logits."""
         linear = nn.Linear(DIM, DIM)
         linear.bias.requires_grad_(not (self.frozen and number % 2))
         first = [nn.Embedding(VOCABULARY, DIM)] if number == 0 and not self.floats else []
@@ -86,7 +86,7 @@ def flat(stage: nn.Module) -> Tensor:
 
 @lru_cache(maxsize=64)
 def by_itself(world: Stacked) -> list[tuple[float, list[Tensor]]]:
-    """Return the loss and the gradients by stage of each micro-batch of this step by itself, on one process."""
+    """Return the loss, and the gradients of each stage, of each micro-batch alone, computed in one process."""
     found = []
     for x, y in zip(*world.batch(), strict=True):
         stages = world.model()
@@ -105,11 +105,11 @@ def many(n: int, what: str, plural: str = "s") -> str:
 
 
 def whole(lists: pp.Lists) -> list[list[pp.Instruction]]:
-    """Return the lists with B in the place of I, and without W."""
+    """Return the lists with a whole backward: each I becomes a B, and each W is left out."""
     kinds = {pp.F: pp.F, pp.B: pp.B, pp.I: pp.B}
     return [[kinds[type(x)](x.stage, x.microbatch) for x in order if type(x) in kinds] for order in lists]
 
 
 def bits(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
-    """Return in words whether the pairs of (found, expected) are equal bit for bit."""
+    """Return words that say whether the two tensors of all pairs (found, expected) are equal bit for bit."""
     return ", bit for bit" if all(torch.equal(found, expected) for found, expected in pairs) else ", but for rounding"
