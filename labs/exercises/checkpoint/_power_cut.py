@@ -1,10 +1,10 @@
-"""A disk that knows after each call what a power cut would leave: all that is possible, in every combination.
+"""A simulated disk that notes after each call all files that a power cut at that moment could leave on it.
 
     texts    a file that was written and not flushed has its old text, nothing, half of the new text, or all of it
     names    are those after the first few calls since the last flush_names: a journaling file system writes names
              late, and keeps their order
 
-Nothing keeps texts and names together: a name may be on the disk before the text that it stands for.
+A real disk may write a file's name before its text, so the disk here combines all such texts and names.
 """
 
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import product
 
 State = dict[str, str]  # {name: text}
-Call = tuple[str, ...]  # the method, and the names that it was given
+Call = tuple[str, ...]  # the disk's method, and the names of files that the call was given
 
 
 @dataclass(frozen=True)
 class PowerCut:
-    """A power cut after some calls.
+    """A power cut after some calls to the disk, and the files that it has left.
 
     now: the files as a program would have read them at that moment.
     left: the files after the power cut.
-    over: whether the function had returned.
+    over: whether the learner's function had returned.
     """
 
     calls: list[Call]
@@ -31,14 +31,14 @@ class PowerCut:
 
 
 class File:
-    """A file: the texts that the disk may have of it, of which the last is the one that was written."""
+    """A file: the texts that the disk may hold for the file; the last is the one that was written last."""
 
     def __init__(self, text: str) -> None:
         self.texts = [text]
 
 
 class FlushedDisk:
-    """A disk on which everything that was there before is flushed."""
+    """A disk whose files, at the beginning, are all flushed."""
 
     def __init__(self, before: State) -> None:
         self.files = {name: File(text) for name, text in before.items()}
@@ -86,7 +86,7 @@ class FlushedDisk:
         self.on_disk.append(files)
 
     def note(self, *call: str) -> None:
-        """Note a call, and the power cuts that are possible after it."""
+        """Note a call to the disk, and the power cuts that are possible after the call."""
         self.calls.append(call)
         self.cuts += self.cut()
 
@@ -96,7 +96,7 @@ class FlushedDisk:
         return [PowerCut(list(self.calls), now, left, over) for left in each_once(self.states())]
 
     def states(self) -> Iterable[State]:
-        """Yield the states that a power cut may leave; some come more than once."""
+        """Yield the states, {name: text}, that a power cut may leave on the disk; some come more than once."""
         for files in self.on_disk:
             for texts in product(*(file.texts for file in files.values())):
                 yield dict(zip(files, texts, strict=True))

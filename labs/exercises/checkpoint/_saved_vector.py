@@ -1,6 +1,6 @@
-"""A vector in files, as some ranks have saved it, and the elements that a rank of another job has of it.
+"""A vector that some ranks have saved in files, and the elements that each rank of another job loads from the files.
 
-All numbers of a vector differ: each of them tells its place in the vector.
+All numbers of the vector differ, so a loaded number tells its place in the vector.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Saved(World):
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Return for each file the place where it begins in the vector, and its length."""
+        """Return for each file the place in the vector of the file's first element, and the file's length."""
         return list(zip(accumulate(self.files, initial=0), self.files, strict=False))
 
     @property
@@ -43,7 +43,7 @@ class Saved(World):
 
     @property
     def parts(self) -> list[range]:
-        """Return the part of the vector that each member needs."""
+        """Return the part of the vector that each member must load."""
         size = sum(self.files) // self.n
         return [range(i * size, (i + 1) * size) for i in range(self.n)]
 
@@ -69,7 +69,7 @@ class Lay:
 
 
 def elements(seen: StepOutcomes) -> Iterator[tuple[str, Lay]]:
-    """Yield for each rank with wrong elements a sentence about them, and their places."""
+    """Yield, for each rank that has loaded wrong elements, a sentence about the elements, and their places."""
     for place, (where, _) in enumerate(on_each_rank(seen)):
         its = Lay(seen, place)
         if its.at != its.own:
@@ -84,12 +84,12 @@ def runs(at: list[int]) -> str:
 
 
 def as_if(others: Callable[[Saved], Iterable[Sequence[Iterable[int]]]]) -> Callable[[Lay], bool]:
-    """Return a row's test: whether all ranks have the elements that one of the other divisions gives them."""
+    """Return a row's test: whether all ranks have the elements of one of these wrong divisions of the vector."""
     return lambda its: any(list(map(list, other)) == its.everywhere for other in others(its.world))
 
 
 def of_other_ranks(world: Saved) -> Iterator[list[range]]:
-    """Yield divisions in which ranks have others' parts: some ranks on, one rank's on all ranks, or in reverse."""
+    """Yield divisions in which ranks have other ranks' parts: shifted by some ranks, all of one rank, or in reverse."""
     for rank in range(1, world.n):
         yield world.parts[rank:] + world.parts[:rank]
         yield [world.parts[rank]] * world.n
@@ -104,14 +104,14 @@ def as_they_were_saved(world: Saved) -> Iterator[list[range]]:
 
 
 def begun_anew(world: Saved) -> Iterator[list[list[int]]]:
-    """Yield a division as if the vector began anew in each file."""
+    """Yield the division in which each rank looks for its places of the vector in each file anew."""
     yield [[a + i for a, n in world.places for i in range(n) if i in own] for own in world.parts]
 
 
 def of_equal_size(world: Saved) -> Iterator[list[list[int]]]:
-    """Yield divisions as if each file had the size of the first one, or the mean size.
+    """Yield divisions as if all files were as large as the first file, or as the mean of all files.
 
-    The elements of a file beyond that size are left out, or not.
+    The elements of a file beyond that size are left out in some of these divisions.
     """
     mean = sum(world.files) / len(world.files)
     for size, most in product((world.files[0], floor(mean), ceil(mean)), (True, False)):
@@ -120,7 +120,7 @@ def of_equal_size(world: Saved) -> Iterator[list[list[int]]]:
 
 
 def in_another_order(world: Saved) -> Iterator[list[list[int]]]:
-    """Yield divisions as if the files were ordered by name, by size, or from the last one on."""
+    """Yield divisions as if the files were ordered by name, by size, or from the last file to the first."""
     by_name = [place for _, place in sorted(zip(world.names, world.places, strict=True))]
     for places in (by_name, sorted(world.places, key=lambda place: place[1]), world.places[::-1]):
         vector = [a + i for a, n in places for i in range(n)]

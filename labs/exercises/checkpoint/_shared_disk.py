@@ -1,4 +1,4 @@
-"""A disk that several ranks share, and the contents that a power cut at any moment may leave on it.
+"""A simulated disk that several ranks share, and the contents that a power cut at any moment may leave on the disk.
 
 Between two meetings the calls of different ranks have no order: one rank may have made all of its calls and another
 none, so two ranks may not touch the same file.  A file that was not flushed is torn.  After a power cut the names are
@@ -27,8 +27,8 @@ Call = tuple[Any, ...]  # the name of a method, and its arguments
 class NotingDisk:
     """The disk as one rank sees it; it only notes the rank's calls.
 
-    room: the bytes that all files may take.
-    meetings: the rank's calls, a list for each time between two meetings.
+    room: the bytes that all files on the disk may take together.
+    meetings: lists of the rank's calls, one list for the time between two meetings.
     """
 
     def __init__(self, room: int) -> None:
@@ -57,7 +57,7 @@ class NotingDisk:
         self.note("flush_names")
 
     def meet(self, message: Any = None) -> list[Any]:
-        """Wait for all ranks, and return the message of each, by rank."""
+        """Wait for all ranks, and return the messages that the ranks have brought, by rank."""
         messages = [None] * dist.get_world_size()
         dist.all_gather_object(messages, message)
         self.meetings.append([])
@@ -144,8 +144,8 @@ class Files:
 def cuts(files: Files, calls: Sequence[Sequence[Call]]) -> Iterator[tuple[str, Files]]:
     """Yield (moment in words, files) of each moment that is tested.
 
-    These are the moments before a rank's first call and after each of its calls, with none of the others' calls made,
-    or all of them.  The last moment is the one after all calls.
+    For each rank, these are the moments before its first call and after each of its calls; at such a moment the other
+    ranks have made none of their calls, or all of them.  The last moment is the one after all calls of all ranks.
     """
     for rank, mine in enumerate(calls):
         for others in "the others have not begun", "the others are ready":

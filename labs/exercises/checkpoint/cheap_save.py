@@ -37,7 +37,7 @@ State = Mapping[str, Tensor]
 
 
 class StateToSave(NamedTuple):
-    """A state to save.
+    """The state that four ranks save: tensors, some of them frozen, and some copied on several ranks.
 
     rows: the rows of each tensor.
     copies: the number of ranks that hold each tensor.
@@ -79,13 +79,13 @@ def states(case: StateToSave, seed: int) -> Iterator[dict[str, Tensor]]:
 
 
 def bound(case: StateToSave) -> float:
-    """Return the least seconds for all saves; frozen tensors are written only once."""
+    """Return the least seconds that all saves can take; frozen tensors are written only once."""
     everything, trained = sum(case.rows), sum(sorted(case.rows[case.frozen :])[: case.trained])
     return SAVES * 2 * LATENCY + (everything + (SAVES - 1) * trained) * WIDTH * 8 / RANKS / BANDWIDTH
 
 
 def on_a_rank(fn: Function, seeds: Sequence[int]) -> list[list[list[list[Call]]]]:
-    """Return this rank's calls: for each case and each save, a list of calls from meeting to meeting."""
+    """Return this rank's calls to the disk: for each case and each save, lists of calls between two meetings."""
     rank, found = dist.get_rank(), []
     for case, seed in zip(CASES.values(), seeds, strict=True):
         disk, memo, saves = NotingDisk(room(case)), {}, []

@@ -79,7 +79,7 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def ones(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
-    """Yield the result of each rank, beside the expected one."""
+    """Yield each rank's loaded part of the vector, beside the expected part."""
     expected_by_name = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
     for place, rank in enumerate(seen.world.members):
         yield f"on rank {rank} ", One(seen, place, "", expected_by_name)
@@ -121,13 +121,13 @@ class Reads:
 
 
 def reads(seen: StepOutcomes) -> Iterator[tuple[str, Reads]]:
-    """Yield the reads of each rank."""
+    """Yield the Reads of each rank, with words that name the rank."""
     for place, (where, done) in enumerate(on_each_rank(seen)):
         yield where, Reads(seen.world, place, done.facts["reads"])
 
 
 def one_for_all(seen: StepOutcomes) -> str | None:
-    """Return a sentence if only one rank has read, and has sent to the others."""
+    """Return a sentence if only one rank has read the files, and has sent parts to the others."""
     whose = [rank for rank, done in seen.ranks if done.facts["reads"]]
     return f"only rank {whose[0]} has read, and then the ranks sent" if seen.events and len(whose) == 1 else None
 

@@ -89,10 +89,10 @@ def played(world: Replaced, fn: Callable[..., Any], text: str, before: State) ->
 
 @dataclass(frozen=True)
 class Left:
-    """A disk after a power cut.
+    """The files on a disk after a power cut, or after the call.
 
-    text: the text that the file had to get.
-    before: the files before the call.
+    text: the text that the file should get in this call.
+    before: the files before the call, by name.
     """
 
     world: Replaced
@@ -125,12 +125,12 @@ class Left:
 
     @property
     def away(self) -> str:
-        """Return the name to which the file was renamed, or "" if it was not."""
+        """Return the name to which the replaced file was renamed, or "" if it kept its name."""
         return next((call[2] for call in self.cut.calls if call[:2] == ("rename", self.world.name)), "")
 
     @property
     def flushed(self) -> bool:
-        """Return whether a file that was renamed to this file's name was flushed under its old name."""
+        """Return whether the new file was flushed under its old name, before it got the replaced file's name."""
         came = [call[1] for call in self.cut.calls if call[0] == "rename" and call[2] == self.world.name]
         return any(self.called("flush", name) for name in came)
 
@@ -160,9 +160,9 @@ def changed(its: Left) -> str | None:
 
 
 def more(had: bool) -> Callable[[Left], str | None]:
-    """Return a row's test: whether there are files at the end that should not be there.
+    """Return a row's test: whether files are left after the call that should not be there.
 
-    had: whether a power cut had left them, instead of this call.
+    had: whether an earlier power cut had left these files, and not this call.
     """
 
     def matches(its: Left) -> str | None:

@@ -3,7 +3,7 @@
     checkpoint           fn(layer, x) replaces every layer: each is computed once more, and holds its input until then
     place_checkpoints    fn(model) changes a GPT: its memory and its recomputation both have a limit
 
-The numbers are compared with those of the same model untouched, with a first layer whose input needs no gradient, with
+Losses and gradients are compared with the untouched model's, with a first layer whose input needs no gradient, with
 several forwards before the first backward, and with dropout.  Both budgets hold for the large model.  The budget of
 recomputation holds for the other models, too, and is compared there when all else is right.
 """
@@ -23,7 +23,7 @@ from labs.exercises.engine.scripts import Look
 from labs.exercises.engine.value import close
 from labs.exercises.memory._trained_twice import WITHOUT_GRAPH, Model, Twice, parameters
 
-TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the largest one
+TOLERANCE = {F64: 5e-10, F32: 5e-5}  # relative to the element, and to the largest element
 
 
 def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
@@ -31,7 +31,7 @@ def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
     model, pick = partial(draw.world, Model, 1, **budget), draw.random.randint
     return {
         1: [
-            model(depth=draw.random.choice((3, 5)), again=True),  # an odd number of layers, which has no half
+            model(depth=draw.random.choice((3, 5)), again=True),  # an odd number of layers, which cannot be halved
             model(depth=pick(2, 3), tied=True, waiting=2),
             model(depth=pick(2, 4), frozen=True, dropout=True),
             model(depth=8, sequences=8, tokens=64, measured=True, dtype=F32),
@@ -57,7 +57,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 def other_parameters(one: Twice, renamed: bool = False) -> str | None:
-    """Return a sentence if the names of the parameters are others; with `renamed`, if some are gone and some new."""
+    """Return a sentence if the parameters' names differ; with `renamed`, only if some are lost and some are added."""
     before, after = list(parameters(one.plain)), list(parameters(one.received))
     gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
     if before == after or (renamed and not (gone and new)):
@@ -148,7 +148,7 @@ def again(one: SimpleNamespace) -> str:
 
 
 def both(matches: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
-    """Return a row's test, which states both budgets and what was measured if `matches`."""
+    """Return a row's test, which states the budgets of memory and recomputation, and the measurements, if `matches`."""
     words = "the step holds {:.2f} × as much as before ({:.2f} × when backward begins); the budget is {:.2f} ×\n"
     return lambda one: words.format(one.held, one.left, one.world.most) + again(one) if matches(one) else None
 
@@ -204,7 +204,7 @@ def budgeted(fn: Callable[..., Any], seed: int, **budget: Any) -> str:
     for worlds in (many_layers, one_layer):
         passed = checked(Play(partial(worlds, **budget), script, TABLES, OUTPUT, raised=RAISED), (fn,), seed)
         ones = [SimpleNamespace(world=seen.world, **seen.done[0].facts) for seen in passed.seen]
-        for one in sorted(ones, key=lambda one: not one.world.measured):  # the budgets come first
+        for one in sorted(ones, key=lambda one: not one.world.measured):  # rows about budgets come first
             table, where = (COSTS, "") if one.world.measured else (AT_ANOTHER_DEPTH, f"{one.world}: ")
             refuse(table, one, where)
         found += ones

@@ -26,7 +26,7 @@ from labs.kit.watch.memory import StorageWatch, timeline
 from labs.model import GPT, Config, Layer, initialise
 
 RATE = 0.1
-# torch's own counter leaves this operator out.
+# torch's own counter of operations leaves this operator out.
 ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 WITHOUT_GRAPH = "(a layer had just run again, under no_grad)"
 
@@ -42,7 +42,7 @@ class Model(World):
     around: whether the function is given each layer with its input, and not the model.
     most: the limit of the bytes held, as a multiple of those that the untouched model holds.
     dear: the limit of recomputation, as a multiple of the layers' forward.
-    runs: the least number of times that a layer runs in each step, per forward of the model.
+    runs: the least number of times that each layer must run in a step, per forward of the model.
     """
 
     depth: int = 1
@@ -134,11 +134,11 @@ class Twice:
             yield ("", "in the second step, ", "under no_grad, ")[number], self
 
     def compared(self) -> dict[str, Any]:
-        """Return the costs of the change.
+        """Return what the learner's change to the model costs, in runs of layers, recomputation and bytes.
 
         runs: the number of times that each layer ran, per forward of the model.
         again: the recomputation, as a multiple of the layers' forward.
-        And the entries of `bytes`.
+        The entries of `bytes` are in the dictionary, too.
         """
         x = torch.zeros(self.world.sequences, self.world.tokens, self.plain.config.dim, dtype=self.world.dtype)
         with Multiplications() as forward, torch.no_grad():
@@ -153,7 +153,7 @@ class Twice:
 
         held, left: at the peak, and when backward begins, as a multiple of the untouched model's peak.
         late: whether the peak is in backward.
-        come: the share of the gradients that exist at the peak.
+        come: the share of all gradients that exists at the moment of the peak.
         elsewhere: the bytes that Python and NumPy hold beyond those of the untouched model's step.
         before: the untouched model's peak.
         returned: a description of what the function returned.

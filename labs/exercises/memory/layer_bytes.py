@@ -1,4 +1,4 @@
-"""What does a layer of the course's GPT hold for its backward?
+"""layer_bytes: the bytes of activations that a layer of the course's GPT holds for its backward.
 
 The check asks about shapes with one head and with many, with a single token, and with odd widths.
 """

@@ -40,7 +40,7 @@ def bound(most: float, before: int, world: Model, config: Config) -> float:
 
 
 def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
-    """Return for each limit the measurements or the mistake, up to the first answer that scores nothing."""
+    """Return, for each limit of memory, the measurements or the mistake, up to the first answer that scores nothing."""
     found = []
     for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
         twice = Twice(world, lambda model, most=most: fn(model, most))

@@ -114,7 +114,7 @@ class Desk:
             require(not waits, f"{x!r} was never put, and rank {self.puts.get(x)} waits for it")
 
     def finish(self) -> None:
-        """Raise Disobeyed unless the list is done and its tensors put and taken; wait for the sends; remove the hooks."""
+        """Raise Disobeyed unless all of the list is done, put and taken; wait for the sends, and remove the hooks."""
         self.require_done(self.order, "{!r} was not done")
         for need, (x, _) in self.takes.items():
             require(need in self.taken, f"{need!r}, which {x!r} needs, was never taken")

@@ -1,6 +1,6 @@
 """Layers as flat vectors, for the stages of ZeRO: weight, bias and padding of a layer lie in one vector, `full`.
 
-The layer computes with views of this vector.  It has N pieces, and piece r is rank r's own.
+The layer computes with views of this vector.  The vector has N equal pieces, and rank r owns piece r.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Layers(World):
     dims: tuple[int, ...] = ()
     micro_batches: int = 1
     steps: int = 2
-    tied: bool = False  # the first layer is used once more at the end
+    tied: bool = False  # the first layer is used once more after the last one
     frozen: bool = False  # the second layer is frozen
     idle: bool = False  # the last rank has no rows, so its gradients are zeros
 
@@ -34,7 +34,7 @@ class Layers(World):
 
     @property
     def sizes(self) -> list[int]:
-        """The number of elements of each vector, a multiple of N."""
+        """The number of elements of each layer's vector, a multiple of the number of ranks."""
         return [-(-out * (inside + 1) // self.ranks) * self.ranks for inside, out in pairwise(self.dims)]
 
     @property
@@ -44,7 +44,7 @@ class Layers(World):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a layer, the unit of bytes held."""
+        """The bytes of the first layer's vector, the unit in which bytes held are counted."""
         return self.sizes[0] * self.dtype.itemsize
 
     @property
@@ -77,7 +77,7 @@ class Layers(World):
         return list(zip(x, y, strict=True))
 
     def losses(self, fulls: Sequence[Tensor], rank: int, step: int) -> Iterator[Tensor]:
-        """Yield the mean squared error of each micro-batch behind tanh layers in a row; 0 if it has no rows."""
+        """Yield the mean squared error of a stack of tanh layers on each micro-batch, or 0 if that has no rows."""
         layers = list(zip(fulls, pairwise(self.dims), strict=True))
         for x, y in self.batch(rank, step):
             for full, (inside, out) in layers + (layers[:1] if self.tied else []):
@@ -86,7 +86,7 @@ class Layers(World):
             yield ((x - y) ** 2).sum() / max(1, y.numel())
 
     def backwards(self, fulls: Sequence[Tensor], rank: int, step: int) -> None:
-        """Run the backward of each micro-batch of a rank."""
+        """Run the backward of each of a rank's micro-batches, with the loss divided by their number."""
         for loss in self.losses(fulls, rank, step):
             (loss / self.micro_batches).backward()
 
@@ -113,12 +113,12 @@ def draw_layers(draw: Draw, kind: type[Layers], ranks: int, alike: bool = False,
 
 
 def wide(kind: type[Layers], **options: Any) -> Callable[[Draw], Layers]:
-    """Return the function that draws the world of measured bytes; its sizes never change, nor does the ✓ line."""
+    """Return the function that draws the world whose bytes are measured, always of the same sizes, as in the ✓ line."""
     return lambda draw: draw.world(kind, 4, dims=(WIDE,) * (LAYERS + 1), **{"dtype": F32} | options)
 
 
 def thaw(full: nn.Parameter, trained: bool = True) -> bool:
-    """Return whether requires_grad has changed, and set it back to `trained`."""
+    """Return whether a parameter's requires_grad differs from `trained`, and set it to `trained`."""
     changed = full.requires_grad != trained
     full.requires_grad_(trained)
     return changed

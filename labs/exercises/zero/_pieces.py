@@ -1,4 +1,4 @@
-"""Pieces in the stages of ZeRO: whose piece is this, which gradient did it receive, and how much may that cost?"""
+"""Rows of ZeRO's exercises about a rank's piece of a vector: whose it is, its gradient, and the bytes sent and held."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def side_by_side(vectors: Sequence[Tensor], n: int, index: int) -> Tensor:
 
 
 def in_anothers_place(one: One) -> str | None:
-    """Return a sentence about the first piece that stands in another's place, or None."""
+    """Return a sentence about the first piece of a value that stands in another piece's place, or None."""
     found, expected = one.received.chunk(one.n), one.expected.chunk(one.n)
     places = permutations(range(one.n), 2)
     return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], expected[b]))
@@ -45,7 +45,7 @@ ROTATED = Mistake("the pieces are rotated", WHICH_PIECE, in_anothers_place)
 
 @dataclass(frozen=True)
 class Followed:
-    """The gradient that one piece of all layers received, side by side.
+    """The gradient that a rank's pieces of all layers received, as one tensor with the pieces side by side.
 
     gradients: [micro-batches of all ranks][trained layers], the gradients of each micro-batch alone.
     """
@@ -56,7 +56,7 @@ class Followed:
     gradients: list[list[Tensor]]
 
     def sources(self, index: int) -> list[Tensor]:
-        """Return the piece of this index of each micro-batch's gradients."""
+        """Return for each micro-batch the pieces of its gradients with this index."""
         return [side_by_side(each, self.world.n, index) for each in self.gradients]
 
     @property
@@ -65,7 +65,7 @@ class Followed:
 
     @cached_property
     def origin(self) -> tuple[int, Made] | tuple[None, None]:
-        """(the piece of the gradients that it is made of, the mixture); (None, None) if it is no mixture."""
+        """(the index of the piece that the gradient is made of, the linear combination), or (None, None)."""
         n = self.world.n
         for place in (*range(self.index, n), *range(self.index)):
             if (times := mixture(self.received, self.sources(place))) is not None:
@@ -107,7 +107,7 @@ QUESTIONS = {
 
 
 def travel(world: Layers, whole: float, least: float) -> rows.Sends:
-    """Return what a step may send: (N - 1) / N of `whole` bytes per rank are enough.
+    """Return the messages that a step may send: (N - 1) / N of `whole` bytes per rank are enough.
 
     All ranks together must send at least (N - 1) × `least` bytes.
     """
@@ -135,7 +135,7 @@ SLIPS = (
 
 
 def checked(play: by_script.Play, functions: Functions, seed: int) -> by_script.Passed:
-    """Return the measurements of an answer that is right; raise Wrong, with the name of a slip that torch reports."""
+    """Return the measurements of a right answer; raise Wrong for others, by name if torch reports a known slip."""
     try:
         return by_script.checked(play, functions, seed)
     except Wrong as wrong:

@@ -16,7 +16,7 @@ from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.exercises.engine.value import One, as_if, as_if_everywhere
 
 NUMBER = 8  # bytes
-TOLERANCE = {F64: 1e-5, F32: 1e-5, BF16: 1e-2}  # room for the 1e-6 that torch adds to the norm
+TOLERANCE = {F64: 1e-5, F32: 1e-5, BF16: 1e-2}  # relative; room for the 1e-6 that torch adds to the norm
 OF_NORM = 1e-5  # all dtypes of gradients: a norm that was added up in bfloat16 is 1e-3 off, or less by luck
 
 
@@ -66,7 +66,7 @@ class Gradients(World):
         return min(1.0, self.times)
 
     def by(self, norms: Tensor) -> Tensor:
-        """Return the factors of the gradients if these numbers are taken for the norm."""
+        """Return the factors that scale the gradients if each rank takes its number in `norms` for the global norm."""
         return (self.max_norm / norms.where(norms > 0, 1)).clamp(max=1)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def worlds(draw: Draw) -> dict[int, list[Gradients]]:
 
 
 def script(world: Gradients, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Play one call: yield before it, and then a look at the gradients and the norm."""
+    """Play one call of the learner's clip: yield before it, and then a look at the gradients and the norm."""
     given, max_norm = world.of(dist.get_rank()), world.max_norm
     shards = [nn.Parameter(torch.ones(size, dtype=world.dtype)) for size in world.sizes]
     for shard, gradient in zip(shards, given.values(), strict=True):
@@ -114,7 +114,7 @@ def places(gradients: dict[str, Tensor | None]) -> list[int | None]:
 
 
 def scaled(world: Gradients, factors: float | Tensor) -> list[dict[str, Tensor | None]]:
-    """Return the gradients × their factors, which are [ranks, shards], or one number for all."""
+    """Return the gradients multiplied by factors: [ranks, shards], or one number for all gradients."""
     each = torch.as_tensor(factors, dtype=F64).expand_as(world.squares)
     return [
         {name: None if x is None else (x.double() * f).to(x.dtype) for (name, x), f in zip(of.items(), fs, strict=True)}
@@ -146,7 +146,7 @@ def by_some_factor_each(one: One) -> str | bool:
 
 
 def most(seen: StepOutcomes) -> int:
-    """Return the most bytes that a rank sent."""
+    """Return the largest number of bytes that a rank sent in the step."""
     return max(seen.sent.values())
 
 

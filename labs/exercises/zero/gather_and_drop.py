@@ -29,7 +29,7 @@ class Gathered(Layers):
 
     @property
     def visits(self) -> list[tuple[int, bool]]:
-        """The visits of a step, forward and back: (layer, whether it is forward)."""
+        """The layers' uses in a step, forward and back, in order: (layer, whether the use is in forward)."""
         order = [*range(len(self.sizes)), *[0] * self.tied]
         return [(i, True) for i in order] + [(i, False) for i in reversed(order)]
 
@@ -52,7 +52,7 @@ def worlds(draw: Draw) -> dict[int, list[Gathered]]:
 
 
 def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[..., Any]) -> Iterator[Look | None]:
-    """Visit the layers, forward and back: gather, note the state, use, drop, note the state; yield a look per step."""
+    """Use the layers, forward and back: gather, note the state, use, drop, note the state; yield a look per step."""
     fulls, rank = world.parameters(), dist.get_rank()
     shards = nn.ParameterList(map(nn.Parameter, world.shards(0, rank)))
     vectors = [Vector(f"layer {i}", full, i in world.trained) for i, full in enumerate(fulls)]
@@ -92,7 +92,7 @@ class Vector:
             self.full.grad = torch.zeros_like(self.view)  # the state between backward and the reduce-scatter
 
     def state(self, whole: bool) -> dict[str, Any]:
-        """Return the state that a call has left, and then repair it for the next call."""
+        """Return the state in which a call has left a layer's vector, and repair the vector for the next call."""
         full, found = self.full, unshard.state(self.full, self.view, show(self.view), self.name, whole)
         found |= {"of_dtype": full.dtype == self.view.dtype, "written": full._version != self.version}
         found["thawed"] = thaw(full, self.trained)
@@ -109,7 +109,7 @@ def expected(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]
 
 
 def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
-    """Return the values if each rank filled all pieces with its own shard."""
+    """Return the values of a rank that fills all pieces of a layer with its own shard."""
     return [
         {name: x.chunk(world.n)[r].repeat(world.n) for name, x in expected(world)[r].items()} for r in world.members
     ]

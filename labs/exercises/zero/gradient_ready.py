@@ -59,7 +59,7 @@ def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def size_of(gradient: Tensor | None) -> int | None:
-    """Return the elements of a gradient, or None if there is none."""
+    """Return the number of elements of a gradient, or None if there is no gradient."""
     return None if gradient is None else gradient.numel()
 
 
@@ -73,7 +73,7 @@ def expected(world: Layers) -> list[dict[str, Tensor]]:
 
 
 def followed(seen: StepOutcomes) -> Iterator[tuple[str, pieces.Followed]]:
-    """Yield, for each wrong gradient, all gradients that its rank received."""
+    """Yield, for each wrong gradient, all gradients that its rank received, as a Followed."""
     for where, one in wrong(expected, TOLERANCE)(seen):
         found = torch.cat([*one.done.values.values()])
         yield where, pieces.Followed(seen.world, one.index, found, gradients(seen.world))

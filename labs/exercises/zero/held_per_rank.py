@@ -35,7 +35,7 @@ def words(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) ->
 
 
 def by_layer(stage: int, layers: Sequence[int], ranks: int) -> int:
-    """Return the number of elements, with the padding of each layer to a multiple of the ranks; DDP has none."""
+    """Return the model's elements, with each layer padded to a multiple of the ranks; DDP has no padding."""
     return sum(n + -n % ranks for n in layers) if stage else sum(layers)
 
 
@@ -47,7 +47,7 @@ def held(
     elements: Callable[[int, Sequence[int], int], int] = by_layer,
     cut: Callable[[int, int], bool] = int.__ge__,
 ) -> Bytes:
-    """Return the right answer; or a wrong one, by other arguments than the defaults.
+    """Return (P, G, S) of a rank: the right bytes; or, with other arguments than the defaults, those of a mistake.
 
     elements: `elements(stage, layers, ranks)` counts the elements of the model, with padding.
     cut: `cut(stage, first)` tells whether a stage shards a kind that stage `first` is the first to shard.

@@ -50,7 +50,7 @@ def build(width: int, depth: int, seed: int) -> Stack:
 
 
 def alone(width: int, depth: int, seed: int, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """Return the losses of one process that trains the same model."""
+    """Return the losses of the same model, trained in one process with AdamW."""
     model, losses = build(width, depth, seed), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for x, y in data:

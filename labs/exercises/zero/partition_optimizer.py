@@ -1,4 +1,4 @@
-"""partition_optimizer, stage 1: each rank updates 1/N of the vector, and after a step all ranks have all of it."""
+"""partition_optimizer, stage 1: each rank updates 1/N of a layer's vector, and after a step all ranks have it whole."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def place_of(full: Tensor) -> int:
 
 @lru_cache(maxsize=8)
 def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
-    """Return all layers as one process has them, at first and after each step.
+    """Return the vectors of all layers that one process computes, before the first step and after each step.
 
     adding: whether no gradient is ever cleared.
     """
@@ -103,7 +103,7 @@ def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
 
 
 def after(world: Trained, step: int, adding: bool = False) -> list[dict[str, Tensor]]:
-    """Return the trained layers after a step, for each rank."""
+    """Return for each rank the expected vectors of the trained layers after a step."""
     return [world.named(states(world.at(0), adding)[step])] * world.n
 
 
@@ -112,20 +112,20 @@ def expected(world: Trained) -> list[dict[str, Tensor]]:
 
 
 def own_piece_only(world: Trained) -> list[dict[str, Tensor]]:
-    """Return the layers if each rank has updated its own piece, and nobody has gathered them."""
+    """Return the layers' vectors of ranks that update their own piece and never gather the other pieces."""
     old, new = after(world, world.step - 1)[0], expected(world)[0]
     whose = {name: torch.arange(len(x)) // (len(x) // world.n) for name, x in old.items()}
     return [{name: torch.where(whose[name] == r, new[name], x) for name, x in old.items()} for r in world.members]
 
 
 def first_wrong(one: One) -> int:
-    """Return the index of the first piece that is wrong."""
+    """Return the index of the first wrong piece of a rank's vectors."""
     pairs = zip(one.received.chunk(one.n), one.expected.chunk(one.n), strict=True)
     return next((c for c, pair in enumerate(pairs) if not one.near(*pair)), 0)
 
 
 def followed(seen: StepOutcomes) -> Iterator[tuple[str, pieces.Followed]]:
-    """Yield, for each wrong value, the gradient that plain SGD has followed, from the difference of two steps."""
+    """Yield, for each wrong vector, the gradient that plain SGD has used, from the difference of two steps."""
     world, step = seen.world, seen.world.step - 1
     for where, one in wrong(expected, TOLERANCE)(seen):
         went = [(x - one.done.values[name]) / LEARNING_RATE for name, x in after(world, step)[0].items()]

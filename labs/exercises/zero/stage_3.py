@@ -28,7 +28,7 @@ class Chain(World):
         return torch.randn(BATCH, DIM, generator=self.generator(rank, step + 1), dtype=F64)
 
     def weights(self, steps: int) -> list[Tensor]:
-        """Return the weights after so many steps, by plain autograd on the batches of all ranks."""
+        """Return the layers' weights after this number of steps, by plain autograd on the batches of all ranks."""
         weights = list(torch.randn(self.depth, DIM, DIM, generator=self.generator(), dtype=F64) / 2)
         for step in range(steps):
             x = torch.cat([self.inputs(rank, step) for rank in range(self.ranks)])
@@ -51,7 +51,7 @@ def worlds(draw: Draw) -> dict[int, list[Chain]]:
 
 
 def loss(y: Tensor) -> Tensor:
-    """Return the gradient, with respect to y, of half the squares of y, per row."""
+    """Return the gradient with respect to y of the loss: half the sum of y's squares, divided by the rows."""
     return y / BATCH
 
 
@@ -60,10 +60,10 @@ class RecordingLayer:
 
     def __init__(self, number: int, shard: Tensor, events: list[tuple[str, int]]) -> None:
         self._number, self._shard, self._events = number, shard, events
-        self._left: dict[str, Any] = {}  # {event: the tensors that it has left}
+        self._left: dict[str, Any] = {}  # {event: the tensors that the event has left for later ones}
 
     def _begin(self, what: str, *after: str) -> list[Any]:
-        """Note an event, and return the tensors of the events that it comes after."""
+        """Note the event `what`, and return the tensors that the events in `after` have left for it."""
         for event in after:
             if event not in self._left:
                 raise RuntimeError(f"layer {self._number}: {what}() comes after {event}()")
@@ -131,7 +131,7 @@ class StageThreeStep:
         return sum(event == what and layer in (None, number) for event, number in self.events)
 
     def between(self, begins: str, ends: str) -> Iterator[list[int]]:
-        """Yield after each event the layers that have begun and not ended, by the names of these two events."""
+        """Yield after each event the layers for which the event `begins` has come, and `ends` has not."""
         there: list[int] = []
         for what, number in self.events:
             if what == begins and number not in there:
@@ -141,7 +141,7 @@ class StageThreeStep:
             yield list(there)
 
     def together(self, begins: str, ends: str) -> list[int]:
-        """Return the first layers, more than one, that are between these two events at once; or []."""
+        """Return the first layers, more than one, that are between the same two events at once; or []."""
         return next((layers for layers in self.between(begins, ends) if len(layers) > 1), [])
 
     def describe(self, matches: Callable[[int], Any], text: str) -> str | None:
@@ -149,7 +149,7 @@ class StageThreeStep:
 
 
 def describe(layers: list[int], text: str) -> str | None:
-    """Return the text with the names of these layers, or None if there are none."""
+    """Return a sentence made of the text and the names of these layers, or None if there are no layers."""
     named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
     return text.format(named) if layers else None
 
@@ -164,7 +164,7 @@ def expected(world: Chain) -> list[dict[str, Tensor]]:
 
 
 def not_right(one: One) -> str | None:
-    """Return a sentence about the layers of this rank that are wrong."""
+    """Return a sentence about the layers whose shards are wrong on this rank."""
     pairs = [(one.done.values[name], value) for name, value in one.expected_by_name[one.index].items()]
     return describe([n for n, pair in enumerate(pairs) if not one.near(*pair)], "Not those of one process: {}.")
 
