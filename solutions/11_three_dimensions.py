@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 20 more for the challenge.
+# **Minutes**, by estimate: 25 without exercises, 65 with them, 5 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -18,7 +18,6 @@ recall.ask("11")
 
 # %%
 import logging
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -27,57 +26,60 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
-# %%
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
-from labs.kit import beat, check, draw
+from labs.kit import beat, check, draw, play, train
+from labs.kit.dry import dry, our_neighbours
 from labs.kit.launch import Link, run
-from labs.kit.record import mark
-from labs.kit.train import strategies
+from labs.kit.record import by_axis, mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
 from labs.parallel import AXES, Parallel
 
+on_cpu = partial(run, device="cpu")
+
 # %% [markdown]
 # ## Question
 #
-# Llama 3 70B, on four nodes of eight GPUs with 80 GB each. You know four ways to divide a training by 32. Take each of
-# them alone: what stands in its way? (16 bytes a parameter, as in notebook 04, and nothing yet for activations.)
+# Llama 3 405B was trained on 16,384 GPUs with TP 8, PP 16 and DP 128, and on 8,192 GPUs with TP 8, PP 16 and DP 64
+# (arXiv 2407.21783, table 4). Why these three, why in these sizes, and how did anybody know that it was still the
+# training of *one* model?
+#
+# Take a smaller case: Llama 3 70B on four nodes of eight GPUs with 80 GB each. You know four ways to divide a training
+# by 32. If you take each of them alone, what stands in its way? The table counts 16 bytes per parameter, as in notebook
+# 04, and no activations yet.
 
 # %%
 llama, gpus = PRESETS["llama3-70b"], 32
-heads, layers = llama.kv_heads, llama.depth
+WIRE, SPEED, BATCH = 50, 400e3, 512  # GB/s and GFLOP/s of a GPU; sequences of 4,096 tokens
 parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
 once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of them, in 16 bits
-
-# %%
-WIRE, SPEED, BATCH = 50, 400e3, 512  # GB/s and GFLOP/s of a GPU; sequences of 4,096 tokens
-computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
 x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB sent to add up a sequence's x
-reduces = 4 * layers * BATCH * x / WIRE
-print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
-
-# %%
+reduces = 4 * llama.depth * BATCH * x / WIRE
+computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
 walls = {
     "copies (DDP)": "a card has 80 GB",
     "shards (FSDP)": f"sends 3 × {once:,.0f} GB: {3 * once / WIRE:.0f} s, for any batch",
-    "parts of matrices (TP)": f"{heads} key heads; all-reduces: {reduces:.0f} s",
-    "some layers each (PP)": f"{layers} layers for {gpus} stages; a bubble of {gpus - 1}/m",
+    "parts of matrices (TP)": f"{llama.kv_heads} key heads; all-reduces: {reduces:.0f} s",
+    "some layers each (PP)": f"{llama.depth} layers for {gpus} stages; a bubble of {gpus - 1}/m",
 }
-rows = []
-for name, wall in walls.items():
-    parts = 1 if name == "copies (DDP)" else gpus
-    held = f"{16 * parameters / parts / 1e9:,.0f} GB"
-    rows.append({"32 of them": name, "a GPU holds": held, "its wall": wall})
-draw.table(rows)
+print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
+held = [16 * parameters / parts / 1e9 for parts in (1, gpus, gpus, gpus)]
+draw.table(
+    [
+        {"32 of them": name, "a GPU holds": f"{most:,.0f} GB", "its wall": wall}
+        for (name, wall), most in zip(walls.items(), held, strict=True)
+    ]
+)
 
 # %% [markdown]
-# These are four *different* walls: the card, the wire between nodes, the node itself, the bubble. The card's is final;
-# the others cost time, and how much depends on the batch. FSDP alone is not bad here: its eight seconds are few beside
-# the computing, as long as the batch is as large as this. With eight parts of each matrix inside a node, and four of
-# something else across the nodes, every wall is far away. Whether the activations fit is another question, to which the
-# last section returns. Llama 3 405B had eight parts of each matrix, sixteen stages, and 64 or 128 shards (arXiv
-# 2407.21783, table 4).
+# These are four *different* walls: the memory of a card, the wire between nodes, the heads and the all-reduces of every
+# layer, and the bubble. Only the first one is final. The others cost time, and how much depends on the batch. FSDP
+# alone is not bad here: its eight seconds are few beside the computing, as long as the batch is as large as this.
+#
+# Now combine them. TP 8 keeps its all-reduces inside a node, and FSDP with 4 shards, or 4 stages, connects the nodes.
+# Then every wall is far away. That is what the 405B run does: TP 8 fills a node, PP 16 cuts the layers, and DP takes
+# all GPUs that are left. Whether the activations fit is another question, to which the last section returns.
 #
 # ## Picture
 #
@@ -102,17 +104,12 @@ guess_readers = 8  # your number
 #
 # The course's mesh has four axes, in this order: `pp`, `replicate`, `shard`, `tp`. The two in the middle are those of
 # HSDP (notebook 06): ranks along both of them read different sequences. An axis that is not wanted has size 1. Here are
-# eight ranks on two nodes. Ranks of one letter and tint are a group:
+# eight ranks on two nodes. In each row, ranks with one letter and tint are a
+# group. Choose a rank: with whom does it communicate, and over which wire?
 
 # %%
 EIGHT = {"pp": 2, "replicate": 1, "shard": 2, "tp": 2}
-draw.nodes(EIGHT, node=4)
-
-# %% [markdown]
-# With whom does rank 5 talk, and over which wire?
-
-# %%
-draw.nodes(EIGHT, node=4, rank=5)
+play.explore(partial(draw.nodes, EIGHT, 4), rank={"all": None} | {f"rank {n}": n for n in range(8)})
 
 # %% [markdown]
 # ### Exercise 1: what is my part? (5 minutes)
@@ -199,12 +196,25 @@ def combine(gradient, kind, mesh):
 check.combine(combine)
 
 # %% [markdown]
+# Here is what your `combine` does on 2 × 2 × 2 ranks. Cells with one tint have the same parameter.
+
+# %%
+draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, combine)
+
+# %% [markdown]
 # So *the mean is taken along the data's axes, and nowhere else*. Along all others it is a sum, or nothing.
 #
 # ## Build: two at a time
 #
-# When two strategies meet, one takes what the other has left. A linear layer `y = x @ w` is split by rows along `tp`.
-# Along `dp`, FSDP shards *that part*, and not w. So a rank holds a piece of a part, and gathers the part alone.
+# When two strategies meet, one takes what the other has left. Here a matrix of each layer is cut three times, down to
+# the piece that rank 5 holds:
+
+# %%
+draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5)
+
+# %% [markdown]
+# FSDP shards the *part* that `tp` and `pp` have left, and not the whole matrix, and it gathers the part alone. In the
+# exercise, a linear layer `y = x @ w` is split by rows along `tp`, and its part is sharded along `dp`.
 #
 # ### Exercise 3: one layer in two dimensions (10 minutes)
 #
@@ -251,105 +261,111 @@ check.two_dimensions(two_dimensions)
 # keeps parameters gathered from a stage's first micro-batch to its last, and reduces gradients after the last one. So
 # only *between* steps is everything sharded, and it sends what ZeRO's stage 2 does: one gather, one reduce-scatter.
 
-# %%
+# %% tags=["subject"]
 CONFIG = replace(PRESETS["tiny"], context=32)
 loader = Batches(corpus().tokens, 16, CONFIG.context)
-on_cpu, adamw = partial(run, device="cpu"), partial(torch.optim.AdamW, **strategies.ADAMW)
 
 
-def parallel_of(sizes, microbatches, config=CONFIG, order=AXES):
-    """This rank's part of the model, and which sequences of a batch it reads."""
+def parallel_of(sizes, microbatches=2, config=CONFIG, order=AXES):
+    """This rank's part of the model."""
     of = dict(zip(AXES, sizes, strict=True))
     mesh, stages = Mesh(tuple(of[axis] for axis in order), order), pp.cut(GPT(config), of["pp"])
-    lists = pp.one_f_one_b(of["pp"], microbatches)
-    part = mesh["replicate", "shard"]._flatten()
-    mine = slice(part.get_local_rank(), None, part.size())
-    return Parallel(stages, lists, mesh, tp.gpt_plan(config)), mine
+    return Parallel(stages, pp.one_f_one_b(of["pp"], microbatches), mesh, tp.gpt_plan(config))
 
 
-# %%
-def train(sizes, microbatches=2, steps=2):
-    """The norms of the gradients, and this rank's parameters, whole."""
-    parallel, mine = parallel_of(sizes, microbatches)
-    optimizer, norms = adamw(parallel.parameters()), []
-    for number in range(steps):
-        mark("step")
-        parallel.forward_backward(*(part[mine] for part in loader[number]))
-        norms.append(parallel.clip_gradients(1.0).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    mark("end")
-    return norms, {name: p.detach() for name, p in parallel.full_parameters().items()}
-
-
-# %%
-def one_process(steps=2):
-    model = GPT(CONFIG)
-    optimizer, norms = adamw(model.parameters()), []
-    for number in range(steps):
-        model(*loader[number]).backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-        optimizer.step()
-        optimizer.zero_grad()
+def one_process():
+    model, clip = GPT(CONFIG), torch.nn.utils.clip_grad_norm_
+    norms = train.clipped(
+        model.parameters(),
+        lambda x, y: model(x, y).backward(),
+        lambda most: clip(model.parameters(), most),
+        [loader[0], loader[1]],
+    )
     return norms, {name: p.detach() for name, p in model.named_parameters()}
 
 
-[(norms_due, due)] = on_cpu(one_process, ranks=1)
-
-
-# %%
-def same_training(results):
-    """Whether all norms and parameters are those of one process, but for rounding."""
-    off = [abs(a - b) for norms, _ in results for a, b in zip(norms, norms_due, strict=True)]
-    found = {name: p for _, parameters in results for name, p in parameters.items()}
-    return (
-        all(each < 1e-4 for each in off)
-        and found.keys() == due.keys()
-        and all((p - due[name]).abs().max() < 1e-5 for name, p in found.items())
-    )
-
-
 # %% [markdown]
-# Two dimensions at a time, on four ranks, and then three on eight. Each row is a real job, and `cost.parallel` has said
-# before what each of its ranks will send:
+# Is that the training of one process? Each row below is a real job: two dimensions at a time on four ranks, then three
+# on eight. Look at the norms of the gradients in both steps, and at how far any parameter is from that of one process
+# after two steps of AdamW.
 
 
-# %%
-def predicted(sizes, rank, microbatches=2, batch=16):
-    axes, lists = dict(zip(AXES, sizes, strict=True)), pp.one_f_one_b(sizes[0], microbatches)
-    each = batch // axes["replicate"] // axes["shard"] // microbatches
-    job = cost.Job(CONFIG, each, prod(sizes), rank, accumulation=microbatches)
-    return cost.parallel(job, pp.plan(lists), axes)
+# %% tags=["subject"]
+def ours(sizes):
+    """The norms of two steps, and this rank's parameters, whole."""
+    parallel = parallel_of(sizes)
+    batches = [train.my_sequences(parallel.mesh, loader[number]) for number in range(2)]
+    norms = train.clipped(parallel.parameters(), parallel.forward_backward, parallel.clip_gradients, batches)
+    return norms, {name: p.detach() for name, p in parallel.full_parameters().items()}
 
 
-def along(recording, rank, step=1):
-    """Bytes that a rank has sent in a step, by axis; but for those of the norm, which are
-    float64."""
-    bytes_by_axis = Counter()
-    for event in recording.select(rank, step):
-        if event.dtype != "float64" and not event.meta:
-            bytes_by_axis[event.group.removeprefix("mesh_")] += event.sent
-    return bytes_by_axis
-
-
-# %%
-def as_said(recording, sizes, microbatches=2):
-    """Of each rank, in the second step: in the first one, ranks also tell each other what will
-    come."""
-    ranks = range(prod(sizes))
-    sent = [along(recording, rank).total() for rank in ranks]
-    return sent == [predicted(sizes, rank, microbatches).sent for rank in ranks]
-
-
-jobs = {}
+[alone] = on_cpu(one_process, ranks=1)
+jobs, rows = {}, []
+norms = {f"norm, step {n}": f"{norm:.6f}" for n, norm in enumerate(alone[0])}
+rows.append({"training": "one process"} | norms | {"a parameter is off by at most": "0"})
 for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
-    job = jobs[sizes] = on_cpu(train, sizes, ranks=prod(sizes), record="communication")
-    pairs = zip(AXES, sizes, strict=True)
-    words = " × ".join(f"{axis} {size}" for axis, size in pairs if size > 1)
-    same, bytes_too = same_training(job), as_said(job.recording, sizes)
-    print(f"{words}: one process's training: {same}; bytes as predicted: {bytes_too}")
+    job = jobs[sizes] = on_cpu(ours, sizes, ranks=prod(sizes), record="communication")
+    off = train.largest_difference(job, alone)["parameter"]
+    name = " × ".join(f"{a} {n}" for a, n in zip(AXES, sizes, strict=True) if n > 1)
+    norms = {f"norm, step {n}": f"{norm:.6f}" for n, norm in enumerate(job[0][0])}
+    below = "below 1e-5" if off < 1e-5 else f"{off:.1e}"
+    rows.append({"training": name} | norms | {"a parameter is off by at most": below})
+draw.table(rows)
 
 # %% [markdown]
+# It is one training. The sums are taken in another order, so the last digits of a float32 may differ, and nothing else.
+#
+# ### PyTorch's parts
+#
+# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`.
+# [labs/native](../labs/native/three_dimensions.py) puts them together in the same order: `native.parallel` splits and
+# shards this rank's stage, and `native.pp` builds the pipeline.
+
+
+# %% tags=["subject"]
+def pytorchs(sizes):
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    mesh, model = Mesh(sizes, AXES), GPT(CONFIG)
+    number, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
+    stages = [s if n == number else None for n, s in enumerate(pp.cut(model, sizes[0]))]
+    native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
+    pipeline = native.pp(stages, "1f1b", 2, model.loss, group)
+    del model  # with the other stages, which this rank does not need
+    own, batches = stages[number], [train.my_sequences(mesh, loader[n]) for n in range(2)]
+
+    def backward(x, y):
+        with loss_parallel():
+            pipeline.step(*[x] if own.embed else [], **({"target": y} if own.head else {}))
+
+    def clip(most):
+        return native.clip_gradients(own.parameters(), most, group)
+
+    return train.clipped(own.parameters(), backward, clip, batches)
+
+
+# %% [markdown]
+# What does each of the eight ranks send in a step along each axis? And what does it hold: P and S when a step begins,
+# and its own gradients G when they are reduced? `predicted` is computed without a run, by
+# [labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py). Ranks with the same numbers share a row.
+
+# %%
+sizes = tuple(EIGHT.values())
+said = [train.predicted(CONFIG, sizes, rank, microbatches=2, batch=16) for rank in range(8)]
+theirs, sides = on_cpu(pytorchs, sizes, ranks=8, record="communication"), []
+for job, way in ((jobs[sizes], ours), (theirs, pytorchs)):
+    memory = on_cpu(way, sizes, ranks=8, record="memory").recording
+    begin = [memory.moments(rank, 1)[0][1] for rank in range(8)]  # of the second step
+    most = [{"G": memory.steady(rank)["G"]} for rank in range(8)]
+    sides.append([by_axis(job.recording, rank) | begin[rank] | most[rank] for rank in range(8)])
+names = {axis: f"sent along {axis}" for axis in ("pp", "shard", "tp")}
+names |= {"P": "holds of P", "G": "holds of G", "S": "holds of S"}
+print("norms of PyTorch's:", *(f"{norm:.6f}" for norm in theirs[0]))
+draw.by_rank(said, *sides, names=names)
+
+# %% [markdown]
+# PyTorch's ranks send a few bytes more along `shard` and `tp`: its norm adds up every parameter apart, in float32. All
+# other numbers are equal: an eighth of the state is on each rank, but for norms and the ends of the model.
+#
 # ## Build: what multiplies, and what adds
 #
 # What a rank holds is a product: a half of the layers, of these a half of each matrix, and of that a half of the state.
@@ -359,7 +375,7 @@ for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
 # %%
 guess_factor = 1  # your number
 
-# %%
+# %% tags=["subject"]
 CASES = {
     "batch 8, 2 micro-batches": (8, 2),
     "batch 8, 4 micro-batches": (8, 4),
@@ -370,27 +386,25 @@ CASES = {
 def steps(sizes, cases, order=AXES):
     """Two steps of each; in the second one a rank sends what it sends from then on."""
     for batch, microbatches in cases:
-        parallel, mine = parallel_of(sizes, microbatches, order=order)
+        parallel = parallel_of(sizes, microbatches, order=order)
         for number in range(2):
             mark("step")
-            parallel.forward_backward(*(part[:batch][mine] for part in loader[number]))
+            few = [part[:batch] for part in loader[number]]
+            parallel.forward_backward(*train.my_sequences(parallel.mesh, few))
             mark("end")
 
 
 # %%
-sizes, rows = tuple(EIGHT.values()), []
-recording = on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording
+rows, recording = [], on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording
 for number, name in enumerate(CASES):
-    by_axis = along(recording, 0, 2 * number + 1)
-    sends = {axis: f"{by_axis[axis]:,} B" for axis in ("pp", "shard", "tp")}
+    sent = by_axis(recording, 0, 2 * number + 1)
     calls = len(recording.select(0, 2 * number + 1))
+    sends = {axis: f"{sent[axis]:,} B" for axis in ("pp", "shard", "tp")}
     rows.append({"rank 0 sends": name} | sends | {"calls": calls})
-draw.table(rows)
-
-# %%
-once, twice = (along(recording, 0, step)["shard"] for step in (3, 5))
+once, twice = (by_axis(recording, 0, step)["shard"] for step in (3, 5))
 why = "They are parameters and gradients."
 check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
+draw.table(rows)
 
 # %% [markdown]
 # Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
@@ -410,31 +424,18 @@ check.predict("The bytes along shard grow by", guess_factor, twice / once, reaso
 guess_busy = 9  # your number
 
 # %%
-wire = Link(nodes=2, bandwidth="10 Mbit/s")
-
-
-def busy(first):
-    """Seconds, if this axis crosses: in the step above, both nodes send the same along it."""
-    leaves = sum(along(recording, rank)[first] for rank in range(8)) / 2
-    return 8 * leaves / wire.bandwidth
-
-
-# %%
+wire, rows = Link(nodes=2, bandwidth="10 Mbit/s"), []
 job = partial(on_cpu, steps, sizes, [(8, 2)], ranks=8, link=wire, record="communication")
-rows = []
 for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
-    axes = [axis for axis in order if axis != "replicate"]
-    name = " × ".join(axes)
+    name = " × ".join(axis for axis in order if axis != "replicate")
     seen = job(order, tell=name).recording
     leaves = sum(seen.across(rank, 1) for rank in range(4))
-    took = [span.end - span.start for span in seen.step_spans(0)]
+    took = [span.end - span.start for span in seen.step_spans(0)][1]
     rows.append({"order": name, "leaves a node": f"{leaves:,} B"})
-    rows[-1] |= {"wire busy": f"{busy(axes[0]):.2f} s", "a step took": f"{took[1]:.2f} s"}
+    rows[-1] |= {"wire busy": f"{8 * leaves / wire.bandwidth:.2f} s", "a step took": f"{took:.2f} s"}
+first, last = (int(rows[n]["leaves a node"][:-2].replace(",", "")) for n in (0, 2))
+check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), reason=f"{last:,} / {first:,} B.")
 draw.table(rows)
-
-# %%
-times = round(busy("tp") / busy("pp"), 1)
-check.predict("The wire is busy, times:", guess_busy, times, reason="294,912 B / 32,768 B.")
 
 # %% [markdown]
 # So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
@@ -489,9 +490,9 @@ check.mesh_norm(mesh_norm)
 def wrong_norms(sizes):
     """Each rank's own, and that of all ranks if copies count: × the right one.  The embedding
     is tied to the head."""
-    parallel, mine = parallel_of(sizes, 2, replace(CONFIG, tied=True))
+    parallel = parallel_of(sizes, 2, replace(CONFIG, tied=True))
     words = torch.randint(256, (2, 8, 32), generator=torch.Generator().manual_seed(1))
-    parallel.forward_backward(*words[:, mine])
+    parallel.forward_backward(*train.my_sequences(parallel.mesh, words))
     right = parallel.clip_gradients(float("inf"))
     squares = sum(p.grad.to_local().double().square().sum() for p in parallel.parameters())
     everybodys = squares.clone()
@@ -542,93 +543,59 @@ def wrong_by(sizes, microbatches):
 check.wrong_by(wrong_by)
 
 # %% [markdown]
-# And in a real job, with 2 × 2 × 2 ranks and 2 micro-batches?
+# Does a real job show these factors? Here are 2 × 2 × 2 ranks and 2 micro-batches. `over` tells `Parallel` by which
+# number of tokens it has to divide a rank's sum of losses. The job trains with the right number, then with that of one
+# micro-batch (A), then with that of the whole batch (B), and compares the norms of the gradients.
 
 
-# %%
+# %% tags=["subject"]
 def three_losses(sizes, microbatches):
-    found = {}
-    for name, factor in {"right": 1, "A": microbatches, "B": 1 / (sizes[1] * sizes[2])}.items():
-        parallel, mine = parallel_of(sizes, microbatches)
-        loss = parallel.loss  # whose mean over micro-batches Parallel takes
-        parallel.loss = lambda y, targets, loss=loss, factor=factor: factor * loss(y, targets)
-        losses = parallel.forward_backward(*(part[mine] for part in loader[0]))
+    parallel, found = parallel_of(sizes, microbatches), {}
+    x, y = train.my_sequences(parallel.mesh, loader[0])
+    own, whole = y.numel(), loader[0][1].numel()
+    for name, tokens in {"right": own, "A": own // microbatches, "B": whole}.items():
+        losses = parallel.forward_backward(x, y, over=tokens)
         found[name] = parallel.clip_gradients(float("inf")).item()
+        torch._foreach_zero_([p.grad for p in parallel.parameters()])
         if name == "right":
-            logged = torch.stack(losses).mean() if losses else torch.zeros(())
-            dist.all_reduce(logged)
-            found["C"] = logged.item() / dist.get_world_size()
+            log = torch.stack(losses).mean() if losses else torch.zeros(())
+            dist.all_reduce(log)  # C: the ranks of the first stage add 0
+            found["C"] = log.item() / dist.get_world_size()
     return found
 
 
-# %%
 found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
-[(one_loss,)] = on_cpu(lambda: (GPT(CONFIG)(*loader[0]).item(),), ranks=1)
-factors = {name: found[name] / found["right"] for name in "AB"} | {"C": found["C"] / one_loss}
-print({name: round(factor, 3) for name, factor in factors.items()})
-
-# %% [markdown]
-# ## Native
-#
-# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`;
-# [labs/native](../labs/native/three_dimensions.py) puts them together in the same order. Is it the same training, with
-# the same bytes?
-
-
-# %%
-def pipeline_of(mesh, microbatches):
-    """PyTorch's, and this rank's stage."""
-    advice = logging.getLogger("torch.distributed.tensor._redistribute")  # on speed
-    advice.setLevel(logging.ERROR)
-    model, number, ranks = GPT(CONFIG), mesh.get_local_rank("pp"), mesh.size("pp")
-    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, ranks))]
-    native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
-    pipeline = native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp"))
-    return pipeline, stages[number]
-
-
-# %%
-def pytorchs(sizes, microbatches=2):
-    mesh = Mesh(sizes, AXES)
-    pipeline, stage = pipeline_of(mesh, microbatches)
-    part = mesh["replicate", "shard"]._flatten()
-    x, y = (each[part.get_local_rank() :: part.size()] for each in loader[0])
-    for _ in range(2):
-        stage.zero_grad()
-        mark("step")
-        with loss_parallel():
-            pipeline.step(*[x] if stage.embed else [], **({"target": y} if stage.head else {}))
-    mark("end")
-    return native.clip_gradients(stage.parameters(), 1.0, mesh.get_group("pp")).item()
-
-
-# %%
-sizes = tuple(EIGHT.values())
-theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
-same = all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs)
-print("the norm of one process's gradients:", same)
-ours_sent, theirs_sent = along(jobs[sizes].recording, 0), along(theirs.recording, 0)
+[loss] = on_cpu(lambda: GPT(CONFIG)(*loader[0]).item(), ranks=1)
 rows = []
-for axis in ("pp", "shard", "tp"):
-    sent = {"ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
-    rows.append({"rank 0 sends along": axis} | sent)
+for name in "ABC":
+    what, right = ("loss in the log", loss) if name == "C" else ("norm", found["right"])
+    row = {"mistake": name, "wrong is the": what, "found": f"{found[name]:.4f}"}
+    rows.append(row | {"right": f"{right:.4f}", "factor": f"{found[name] / right:.3f}"})
 draw.table(rows)
 
 # %% [markdown]
-# Two things go wrong in PyTorch without a word, and [labs/native](../labs/native/three_dimensions.py) guards them: a
-# tied embedding, whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule
-# that splits the backward.
+# A and B change every gradient by one factor, and C changes the log alone.
 #
 # ## Why, and why not
 #
 # **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
-# nodes, and the data's axes take all GPUs that are left. That is a rule for large models. It need not send the fewest
-# bytes between nodes: of the layouts in the challenge below, the best one has no `tp` at all, shards inside its nodes
-# and stages between them.
+# nodes, and the data's axes take all GPUs that are left. That is a rule for large models, and it need not send the
+# fewest bytes between nodes: in the challenge below, the best mesh has no `tp` at all.
 #
-# **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each one more is another way to be
-# silently wrong, as the threads above show. So compare with one process, in float64, on a small model, before a large
-# one is trained; and compare the norm of the gradients, not only the loss.
+# **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each further one is another way to be
+# silently wrong, as the bugs above show. So compare with one process on a small model before you train a large one, and
+# compare the norm of the gradients, not only the loss.
+#
+# **What would you do on Monday, with 32 GPUs and a 70B model?** In torchtitan:
+#
+# 1. Begin with one dimension: `--parallelism.data_parallel_shard_degree 32`, and full activation checkpointing. Each
+#    GPU holds 35 GB of state. Two all-gathers and a reduce-scatter take 8 s of the wire, beside 69 s of computing at
+#    512 sequences of 4,096 tokens (first table). With an eighth of the batch they take as long as the computing.
+# 2. If the batch must be that small, take `--parallelism.tensor_parallel_degree 8` with
+#    `--parallelism.data_parallel_shard_degree 4`. The state is the same 35 GB, and a GPU sends a tenth as much along
+#    `shard`. Its price is the all-reduces in every layer, inside the node.
+# 3. Add `--parallelism.pipeline_parallel_degree 4` in place of the shards only if the wire between nodes is slow, since
+#    it costs a bubble of 3/m. The last table of the page has the bytes of all three.
 
 # %% [markdown]
 # ## Say it back
@@ -660,7 +627,7 @@ draw.table(rows)
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | holds between steps, of P, G and S | 1/(p t s), but for norms and the ends | in the course's tests | there, too |
+# | holds of P, G and S | 1/(p t s), but for norms and the ends | exactly | exactly |
 # | sends along tp | in each layer, for each micro-batch | exactly | exactly |
 # | sends along pp | at each cut, for each micro-batch | exactly | exactly |
 # | sends along the data's axes | once a step | exactly | exactly |
@@ -673,21 +640,28 @@ draw.table(rows)
 # their order. A step is run for real, and what leaves the busiest node, or comes into it, is counted. A rank has room
 # for one of so many `pieces` of the state, so replicas must be few enough.
 #
-# **The bound.** A node has a part f of the layers, for a part g of the sequences; of n nodes, f g = 1/n. The nodes with
-# the same layers add up their gradients, for which each sends 2 (1 − g) of them, as in a ring. And at each end of its
-# layers that is not the model's, its sequences leave, or their gradient does. The least of all f and g is 100 points,
-# and the score is the mean of the four. `pp 2 × shard 2 × tp 2` scores 51.3.
-# A score is 100 × bound / bytes.
+# **The bound.** Let each node hold a fraction f of the layers, and read a fraction g of the sequences. Together the n
+# nodes do all the work once, so f·g = 1/n. Let G be the bytes of all gradients, and X those of the batch's activations
+# at one cut. A node has e ends of its layers that are no end of the model: 0 if f = 1, 1 if f = 1/2, 2 if f is less.
+#
+# bytes of the busiest node ≥ 2 (1 − g) f G + e g X, at the best f and g
+#
+# Nothing can beat it: 1/g nodes must add up their gradients of the same layers, which takes 2 (1 − g) of them per node,
+# and the activations of g of the batch, or their gradients, must cross each end. In the table, "bytes" has both arrows
+# out of a node for each f. A point is a hundredth of bound / bytes, and the score is the mean of the four cases;
+# `pp 2 × shard 2 × tp 2` scores 51.3.
 
 # %%
-bound = beat.best_mesh.bound
 rows = []
 for name, case in beat.best_mesh.cases.items():
-    parameters = sum(sum(part.sizes) for part in cost.gpt_layers(case.config))
-    cut = case.batch * case.config.context * case.config.dim
-    row = {"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces}
-    row |= {"parameters, B": 4 * parameters, "a cut, B": 4 * cut}
-    rows.append(row | {"leaves a node, at least, B": round(bound(case))})
+    G = 4 * sum(sum(part.sizes) for part in cost.gpt_layers(case.config))
+    X = 4 * case.batch * case.config.context * case.config.dim
+    row = {"": name, "nodes": case.nodes, "pieces": case.pieces, "G, B": G, "X, B": X}
+    for stages in (1, 2, 4):
+        g = stages / case.nodes
+        gradients, cuts = 2 * (1 - g) * G / stages, min(stages - 1, 2) * g * X
+        row[f"f = 1/{stages}"] = f"{gradients:,.0f} + {cuts:,.0f}" if g <= 1 else "–"
+    rows.append(row | {"bound": f"{beat.best_mesh.bound(case):,.0f}"})
 draw.table(rows)
 
 
@@ -723,70 +697,36 @@ beat.best_mesh(mesh_for)
 # without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost` tells about all of
 # them:
 
-# %%
-from labs.cost.on_a_mesh import along_data, along_pp, along_tp, on_mesh
-from labs.kit.dry import dry, our_neighbours
-
-# %%
+# %% tags=["subject"]
 LLAMA = replace(PRESETS["llama3-70b"], context=4096)
 # dense, some 690 billion parameters
 GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)
 
 
 def pretend(config, sizes, microbatches):
-    """Two steps, with micro-batches of one sequence.  Nothing but Parallel may keep the stages,
-    of which most go."""
+    """Two steps, with micro-batches of one sequence."""
     lists, plan = pp.one_f_one_b(sizes[0], microbatches), tp.gpt_plan(config, True)
     parallel = Parallel(pp.cut(GPT(config), sizes[0]), lists, Mesh(sizes, AXES), plan)
-    optimizer = adamw(parallel.parameters())
     x = torch.zeros(microbatches, config.context, dtype=torch.long)
     with our_neighbours(torch.empty(1, config.context, config.dim, device="meta")):
-        for _ in range(2):
-            mark("step")
-            parallel.forward_backward(x, x)
-            optimizer.step()
-            optimizer.zero_grad()
-    mark("end")
+        backward, clip = parallel.forward_backward, lambda most: torch.zeros((), device="cpu")
+        train.clipped(parallel.parameters(), backward, clip, [(x, x)] * 2)
 
 
-# %%
-def case(config, sizes, microbatches):
-    """As `labs.cost` takes it, with sequences split, too."""
-    job = cost.Job(config, 1, 32, 0, accumulation=microbatches)
-    plans = pp.plan(pp.one_f_one_b(sizes[0], microbatches))
-    return job, plans, dict(zip(AXES, sizes, strict=True)), True
-
-
-# %%
 SCENARIOS = {
     "70B, TP 8 × shards 4": (LLAMA, (1, 1, 4, 8), 1),
     "GPT-4 class, PP 4 × TP 8": (GPT4_CLASS, (4, 1, 1, 8), 4),
 }
+rows = []
 for name, (config, sizes, microbatches) in SCENARIOS.items():
-    short = replace(config, depth=4)
-    said = cost.parallel(*case(short, sizes, microbatches))
+    short, whole = replace(config, depth=4), microbatches * sizes[2]
+    said = train.predicted(short, sizes, 0, microbatches, whole, sequence_parallel=True)
     rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
     peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
-    did, across = sends.sent(0, 1), sends.across(0, 1)
-    same, share = did == said.sent, across / did
-    print(f"{name}, 4 layers:")
-    print(f"    bytes sent as predicted: {same}, {share:.0%} of them to other nodes")
-    print(f"    held at most {peak / 1e9:.1f} GB, predicted {said.held.peak / 1e9:.1f} GB")
-
-
-# %%
-def numbers(config, sizes, microbatches):
-    """What rank 0 holds, and what it sends along each axis in a step, in bytes."""
-    _, plans, *_ = own = case(config, sizes, microbatches)
-    held, here = cost.parallel(*own).held, on_mesh(*own)
-    return {
-        "P, G, S": held.P + held.G + held.S,
-        "peak": held.peak,
-        "sends along pp": along_pp(here, plans)[0],
-        "sends along shard": along_data(here)[0],
-        "sends along tp": along_tp(here, True)[0],
-    }
-
+    ledger = {"sends, predicted": said["pp"] + said["shard"] + said["tp"], "sends": sends.sent(0, 1)}
+    ledger |= {"peak, predicted": said["peak"], "peak": peak}
+    rows.append({"rank 0, 4 layers": name} | {k: f"{n / 1e9:,.2f} GB" for k, n in ledger.items()})
+draw.table(rows)
 
 # %%
 LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequences in a step
@@ -794,12 +734,13 @@ LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequ
     "shards 32": ((1, 1, 32, 1), 1),
     "PP 4 × TP 8": ((4, 1, 1, 8), 32),
 }
-
 rows = []
 for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
     for layout, (sizes, microbatches) in LAYOUTS.items():
-        found = numbers(config, sizes, microbatches)
-        in_GB = {key: f"{n / 1e9:,.1f} GB" for key, n in found.items()}
+        said = train.predicted(config, sizes, 0, microbatches, 32, sequence_parallel=True)
+        held = {"P, G, S": said["P"] + said["G"] + said["S"], "peak": said["peak"]}
+        sends = {f"sends along {axis}": said[axis] for axis in ("pp", "shard", "tp")}
+        in_GB = {key: f"{n / 1e9:,.1f} GB" for key, n in (held | sends).items()}
         rows.append({"rank 0 of 32": f"{name}, {layout}"} | in_GB)
 draw.table(rows)
 

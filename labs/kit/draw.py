@@ -3,10 +3,13 @@
     ledger, table, traffic, size      numbers in tables; predictions beside measurements        tables.py
     bars, curves                      measured bytes by kind, and losses, as PNG                figures.py
     memory                            bytes held over time, as PNG                              memory_over_time.py
+    by_rank                           a ledger of bytes per rank: equal ranks share a row            ranks_ledger.py
     timeline                          the work, communication and waiting of each rank, as PNG  timelines.py
     messages, step, sends             messages between ranks, and the ranks' pieces, as SVG     collective_messages.py
     mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
     nodes                             the process groups of a mesh on its nodes, as SVG         mesh_on_nodes.py
+    who_combines                      mean, sum or nothing, by kind of parameter, as SVG        gradients_combined.py
+    weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
     blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
@@ -27,20 +30,24 @@ from labs.kit.drawing.collective_messages import messages, sends, step
 from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
+from labs.kit.drawing.gradients_combined import who_combines
 from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.memory_over_time import memory
 from labs.kit.drawing.mesh_on_nodes import nodes
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
+from labs.kit.drawing.ranks_ledger import by_rank
 from labs.kit.drawing.scatters import Point, scatter
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.tensor_parallel_plan import plan
 from labs.kit.drawing.timelines import timeline
+from labs.kit.drawing.weight_cut import weight_cut
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "bars", "blocks", "chart", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh", "messages",
-    "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
+    "bars", "blocks", "by_rank", "chart", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh",
+    "messages", "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
+    "term", "timeline", "traffic", "weight_cut", "who_combines",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
 from matplotlib.colors import to_hex
 from matplotlib.ticker import FixedLocator
 
@@ -51,6 +52,14 @@ MOMENTS = [FolderSnapshot("make step-1.draft", (), ""), FolderSnapshot("flush", 
 EVERYBODY = [(0, s, d, d) for s in range(5) for d in range(5) if s != d]
 POINTS = [draw.Point(10, 1000, "one", "ten & <more>"), draw.Point(100, 100, "other", "a hundred")]
 ALONE = {"head": ColwiseParallel(output_layouts=Replicate())}
+
+
+def summed(gradient, kind, mesh):
+    for axis in {"summand": ("dp", "tp"), "tied": ("dp", "pp")}.get(kind, ("dp",)):
+        dist.all_reduce(gradient, group=mesh.get_group(axis))
+    gradient /= mesh.size("dp")
+
+
 DRAWINGS = {
     "ring": lambda: draw.messages(RING, 4),
     "tree": lambda: draw.messages(TREE, 8),
@@ -63,6 +72,8 @@ DRAWINGS = {
     "groups": lambda: draw.mesh({"data": 2, "tensor": 4}, along="data"),
     "groups of one axis": lambda: draw.mesh({"data": 3}, along="data"),
     "nodes": lambda: draw.nodes({"pp": 4, "shard": 2, "tp": 8}, node=8),
+    "weight cut": lambda: draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5),
+    "who combines": lambda: draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, summed),
     "nodes as a rank sees them": lambda: draw.nodes({"pp": 2, "replicate": 1, "tp": 4}, node=4, rank=5),
     "blocks": lambda: draw.blocks(Spec((7, 5), (2, 3), (Shard(0), Shard(1))), ("data", "tensor")),
     "summands": lambda: draw.blocks(Spec((12,), (4,), (Partial(),)), ("data",)),
