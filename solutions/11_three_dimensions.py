@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 25 without exercises, 65 with them, 5 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -24,8 +24,10 @@ from math import prod
 
 import torch
 import torch.distributed as dist
+from IPython.display import display
 from torch.distributed.tensor.parallel import loss_parallel
 
+# %%
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play, train
@@ -57,20 +59,20 @@ once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of the
 x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB sent to add up a sequence's x
 reduces = 4 * llama.depth * BATCH * x / WIRE
 computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
+
+# %%
 walls = {
     "copies (DDP)": "a card has 80 GB",
     "shards (FSDP)": f"sends 3 × {once:,.0f} GB: {3 * once / WIRE:.0f} s, for any batch",
     "parts of matrices (TP)": f"{llama.kv_heads} key heads; all-reduces: {reduces:.0f} s",
-    "some layers each (PP)": f"{llama.depth} layers for {gpus} stages; a bubble of {gpus - 1}/m",
+    "some layers each (PP)": f"{llama.depth} layers, {gpus} stages; bubble {gpus - 1}/m",
 }
 print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
-held = [16 * parameters / parts / 1e9 for parts in (1, gpus, gpus, gpus)]
-draw.table(
-    [
-        {"32 of them": name, "a GPU holds": f"{most:,.0f} GB", "its wall": wall}
-        for (name, wall), most in zip(walls.items(), held, strict=True)
-    ]
-)
+rows = []
+for (name, wall), parts in zip(walls.items(), (1, gpus, gpus, gpus), strict=True):
+    held = f"{16 * parameters / parts / 1e9:,.0f} GB"
+    rows.append({"32 of them": name, "a GPU holds": held, "its wall": wall})
+draw.table(rows)
 
 # %% [markdown]
 # These are four *different* walls: the memory of a card, the wire between nodes, the heads and the all-reduces of every
@@ -109,7 +111,8 @@ guess_readers = 8  # your number
 
 # %%
 EIGHT = {"pp": 2, "replicate": 1, "shard": 2, "tp": 2}
-play.explore(partial(draw.nodes, EIGHT, 4), rank={"all": None} | {f"rank {n}": n for n in range(8)})
+ranks = {"all": None} | {f"rank {n}": n for n in range(8)}
+play.explore(partial(draw.nodes, EIGHT, 4), rank=ranks)
 
 # %% [markdown]
 # ### Exercise 1: what is my part? (5 minutes)
@@ -273,6 +276,7 @@ def parallel_of(sizes, microbatches=2, config=CONFIG, order=AXES):
     return Parallel(stages, pp.one_f_one_b(of["pp"], microbatches), mesh, tp.gpt_plan(config))
 
 
+# %% tags=["subject"]
 def one_process():
     model, clip = GPT(CONFIG), torch.nn.utils.clip_grad_norm_
     norms = train.clipped(
@@ -295,19 +299,21 @@ def ours(sizes):
     """The norms of two steps, and this rank's parameters, whole."""
     parallel = parallel_of(sizes)
     batches = [train.my_sequences(parallel.mesh, loader[number]) for number in range(2)]
-    norms = train.clipped(parallel.parameters(), parallel.forward_backward, parallel.clip_gradients, batches)
+    backward, clip = parallel.forward_backward, parallel.clip_gradients
+    norms = train.clipped(parallel.parameters(), backward, clip, batches)
     return norms, {name: p.detach() for name, p in parallel.full_parameters().items()}
 
 
+# %%
 [alone] = on_cpu(one_process, ranks=1)
 jobs, rows = {}, []
-norms = {f"norm, step {n}": f"{norm:.6f}" for n, norm in enumerate(alone[0])}
+norms = {f"norm, step {n}": f"{norm:.4f}" for n, norm in enumerate(alone[0])}
 rows.append({"training": "one process"} | norms | {"a parameter is off by at most": "0"})
 for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
     job = jobs[sizes] = on_cpu(ours, sizes, ranks=prod(sizes), record="communication")
     off = train.largest_difference(job, alone)["parameter"]
     name = " × ".join(f"{a} {n}" for a, n in zip(AXES, sizes, strict=True) if n > 1)
-    norms = {f"norm, step {n}": f"{norm:.6f}" for n, norm in enumerate(job[0][0])}
+    norms = {f"norm, step {n}": f"{norm:.4f}" for n, norm in enumerate(job[0][0])}
     below = "below 1e-5" if off < 1e-5 else f"{off:.1e}"
     rows.append({"training": name} | norms | {"a parameter is off by at most": below})
 draw.table(rows)
@@ -337,9 +343,7 @@ def pytorchs(sizes):
         with loss_parallel():
             pipeline.step(*[x] if own.embed else [], **({"target": y} if own.head else {}))
 
-    def clip(most):
-        return native.clip_gradients(own.parameters(), most, group)
-
+    clip = partial(native.clip_gradients, list(own.parameters()), group=group)
     return train.clipped(own.parameters(), backward, clip, batches)
 
 
@@ -357,9 +361,9 @@ for job, way in ((jobs[sizes], ours), (theirs, pytorchs)):
     begin = [memory.moments(rank, 1)[0][1] for rank in range(8)]  # of the second step
     most = [{"G": memory.steady(rank)["G"]} for rank in range(8)]
     sides.append([by_axis(job.recording, rank) | begin[rank] | most[rank] for rank in range(8)])
-names = {axis: f"sent along {axis}" for axis in ("pp", "shard", "tp")}
-names |= {"P": "holds of P", "G": "holds of G", "S": "holds of S"}
-print("norms of PyTorch's:", *(f"{norm:.6f}" for norm in theirs[0]))
+names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
+names |= {"P": "hold of P", "G": "hold of G", "S": "hold of S"}
+print("norms of PyTorch's:", *(f"{norm:.4f}" for norm in theirs[0]))
 draw.by_rank(said, *sides, names=names)
 
 # %% [markdown]
@@ -395,7 +399,8 @@ def steps(sizes, cases, order=AXES):
 
 
 # %%
-rows, recording = [], on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording
+rows, job = [], on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication")
+recording = job.recording
 for number, name in enumerate(CASES):
     sent = by_axis(recording, 0, 2 * number + 1)
     calls = len(recording.select(0, 2 * number + 1))
@@ -403,8 +408,8 @@ for number, name in enumerate(CASES):
     rows.append({"rank 0 sends": name} | sends | {"calls": calls})
 once, twice = (by_axis(recording, 0, step)["shard"] for step in (3, 5))
 why = "They are parameters and gradients."
+display(draw.table(rows))
 check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
-draw.table(rows)
 
 # %% [markdown]
 # Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
@@ -431,11 +436,13 @@ for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "sha
     seen = job(order, tell=name).recording
     leaves = sum(seen.across(rank, 1) for rank in range(4))
     took = [span.end - span.start for span in seen.step_spans(0)][1]
-    rows.append({"order": name, "leaves a node": f"{leaves:,} B"})
-    rows[-1] |= {"wire busy": f"{8 * leaves / wire.bandwidth:.2f} s", "a step took": f"{took:.2f} s"}
+    busy = f"{8 * leaves / wire.bandwidth:.2f} s"
+    rows.append({"order": name, "leaves a node": f"{leaves:,} B", "wire busy": busy})
+    rows[-1] |= {"a step took": f"{took:.2f} s"}
+display(draw.table(rows))
 first, last = (int(rows[n]["leaves a node"][:-2].replace(",", "")) for n in (0, 2))
-check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), reason=f"{last:,} / {first:,} B.")
-draw.table(rows)
+why = f"{last:,} / {first:,} B."
+check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), reason=why)
 
 # %% [markdown]
 # So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
@@ -564,6 +571,7 @@ def three_losses(sizes, microbatches):
     return found
 
 
+# %%
 found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
 [loss] = on_cpu(lambda: GPT(CONFIG)(*loader[0]).item(), ranks=1)
 rows = []
@@ -713,6 +721,7 @@ def pretend(config, sizes, microbatches):
         train.clipped(parallel.parameters(), backward, clip, [(x, x)] * 2)
 
 
+# %%
 SCENARIOS = {
     "70B, TP 8 × shards 4": (LLAMA, (1, 1, 4, 8), 1),
     "GPT-4 class, PP 4 × TP 8": (GPT4_CLASS, (4, 1, 1, 8), 4),
@@ -723,9 +732,9 @@ for name, (config, sizes, microbatches) in SCENARIOS.items():
     said = train.predicted(short, sizes, 0, microbatches, whole, sequence_parallel=True)
     rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
     peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
-    ledger = {"sends, predicted": said["pp"] + said["shard"] + said["tp"], "sends": sends.sent(0, 1)}
-    ledger |= {"peak, predicted": said["peak"], "peak": peak}
-    rows.append({"rank 0, 4 layers": name} | {k: f"{n / 1e9:,.2f} GB" for k, n in ledger.items()})
+    own = {"sends, predicted": said["pp"] + said["shard"] + said["tp"]}
+    own |= {"sends": sends.sent(0, 1), "peak, predicted": said["peak"], "peak": peak}
+    rows.append({"rank 0, 4 layers": name} | {k: f"{n / 1e9:,.2f} GB" for k, n in own.items()})
 draw.table(rows)
 
 # %%
