@@ -514,7 +514,7 @@ def test_a_state_without_masters_is_reported(tmp_path):
     with pytest.raises(ValueError, match="this state has 0 parameters, and 5 were given"):
         optimizer.load_state_dict(plain)
     with pytest.raises(
-        ValueError, match=r"this state: the master of parameter 0, of shape \(\) in float32, is missing there"
+        ValueError, match=r"this state: the master of parameter 0 must be of shape \(\) in float32, and is missing"
     ):
         optimizer.load_state_dict(plain | {"state": {i: {} for i in range(5)}})
 

@@ -60,7 +60,7 @@ def judge(fn: Function) -> Judged:
 
 
 def bound(nbytes: float, ranks: int) -> float:
-    """Return the seconds that every sum takes at least."""
+    """Return the least seconds that a sum over all ranks can take."""
     return max(ceil(log2(ranks)) * LATENCY, 2 * (ranks - 1) / ranks * nbytes / BANDWIDTH)
 
 

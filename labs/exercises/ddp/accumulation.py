@@ -1,4 +1,4 @@
-"""accumulation: the backwards of several micro-batches and one synchronisation, with the course's own wrappers."""
+"""accumulation: gradient accumulation over several micro-batches with one synchronisation, in the course's wrappers."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +36,7 @@ def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
 
 
 class Noting(Overlapped):
-    """A wrapper that notes whether any all-reduce has begun when sync() is called."""
+    """A data-parallel wrapper that notes whether any all-reduce has begun when its sync() is called."""
 
     begun = 0
 

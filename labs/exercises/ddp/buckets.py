@@ -1,7 +1,7 @@
-"""buckets: one all-reduce for each bucket, in the wrapper's own group and by its own all-reduce.
+"""buckets: one all-reduce for each bucket of gradients, in the wrapper's group and by the all-reduce it was given.
 
 The wrapper builds on `labs.ddp`, which cuts the buckets, and is trained for several steps, with and without gradient
-accumulation.  In a last world the group has only some of the ranks, and calls of the given all-reduce are counted.
+accumulation.  In a last world the wrapper's group has some of the ranks, and calls of the given all-reduce are counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from labs.exercises.engine.by_script import Play, checked
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look
 
-BUCKET_BYTES = 128 * 1024  # the size in the exercise
+BUCKET_BYTES = 128 * 1024  # the bucket size that the exercise asks for
 GROUP = (0, 2, 3)
 
 
@@ -46,7 +46,7 @@ def worlds(draw: Draw) -> dict[int, list[TrainingWorld]]:
 
 
 def some_ranks(draw: Draw) -> dict[int, list[TrainingWorld]]:
-    """Return the world of a group of some ranks, whose model has several buckets of 128 KiB."""
+    """Return a world in which some of the ranks train a model that has several buckets of 128 KiB."""
     options = {"sizes": (WIDE, WIDE, 2 * WIDE), "mixed": True, "steps": 2, "group": GROUP}
     return {4: [draw.world(TrainingWorld, 4, only="wrong in a group of only some ranks", **options)]}
 

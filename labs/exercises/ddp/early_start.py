@@ -68,7 +68,7 @@ def step_seconds(buckets: Buckets, given: GradientCosts) -> float:
 
 
 def bound(given: GradientCosts) -> float:
-    """Return the seconds that every step takes at least."""
+    """Return the least seconds that a step can take, with any buckets."""
     computed = sum(given.backward) + sum(given.forward)
     sent = given.latency + sum(given.nbytes) / given.bandwidth
     return max(computed, given.backward[-1] + sent + given.forward[-1])

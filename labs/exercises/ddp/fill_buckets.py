@@ -1,4 +1,4 @@
-"""fill_buckets: which gradients share a bucket?  Tried on models of 0 to thousands of tensors, and on many sizes."""
+"""fill_buckets: which gradients share a bucket?  The check asks about models of 0 to thousands of tensors."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -34,14 +34,14 @@ def fill_buckets(fn: Callable[..., Any], seed: int) -> str:
 
 
 def when_reached(has: int, more: int, limit: int) -> bool:
-    """Return whether a bucket that has so many bytes is full, whatever more the next tensor would add."""
+    """Return whether a bucket is full as soon as its bytes reach the limit, for any size of the next tensor."""
     return has >= limit
 
 
 def filled(
     nbytes: Sequence[int], limit: int, order: Callable = reversed, full: Callable[[int, int, int], bool] = when_reached
 ) -> Buckets:
-    """Return the right buckets; or wrong ones, by other arguments than the defaults.
+    """Return the right buckets; or, with other arguments than the defaults, those of a mistake.
 
     order: puts the tensors' numbers in order.
     full: `full(bytes in the bucket, bytes of the next tensor, limit)` tells whether the bucket is closed.

@@ -163,7 +163,7 @@ class Backward:
         self.full = [self.order[max(places)] for places in needed]
 
     def at(self, what: str, number: int) -> int:
-        """Return the place of an event, or the place after all events if there is no such event."""
+        """Return the event's place in the order of a step's events, or the place after all events if it is missing."""
         return self.events.index((what, number)) if (what, number) in self.events else len(self.events)
 
 
@@ -228,13 +228,13 @@ OVERLAP = (
 
 
 def second(seen: StepOutcomes) -> Iterator[tuple[str, Backward]]:
-    """Yield the events of the second step on each rank, and nothing for the other steps."""
+    """Yield each rank's Backward in the second step, and nothing in the other steps."""
     for rank, done in enumerate(seen.done if seen.world.step == 1 else ()):
         yield f"on rank {rank} ", Backward(done.facts["events"], seen.world.bucket_bytes)
 
 
 def beside(seen: StepOutcomes) -> Iterator[tuple[str, int]]:
-    """Yield the number of gradients outside of their buckets, for each rank."""
+    """Yield for each rank the number of gradients that do not lie in the memory of their buckets."""
     for rank, done in enumerate(seen.done):
         yield f"on rank {rank} ", done.facts["beside"]
 
@@ -268,7 +268,7 @@ def overlap(wrap: Callable[..., Any], seed: int) -> str:
 
 
 def numbers_and_bytes(wrap: Callable[..., Any], seed: int) -> None:
-    """Raise Wrong for wrong numbers or bytes.
+    """Raise Wrong for wrong gradients, or for wrong numbers of bytes.
 
     If buckets begin too early, or in different orders, the verdict names that and not the sums that follow from it.
     """
@@ -283,7 +283,7 @@ def numbers_and_bytes(wrap: Callable[..., Any], seed: int) -> None:
 
 
 def forks(wrap: Callable[..., Any], seed: int) -> None:
-    """Raise Wrong if buckets do not begin in the same order on all ranks, or lie idle."""
+    """Raise Wrong if ranks start the all-reduces of buckets in different orders, or leave full buckets waiting."""
     try:
         checked(FORKS, (wrap,), seed)
     except Wrong as wrong:

@@ -11,7 +11,7 @@ Mended = tuple[int, int | None]
 
 
 def mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
-    """Return the ranks that the sizes were written for, and the micro-batches on these ranks, or None."""
+    """Return for how many ranks the batch sizes were written, and the micro-batches on these ranks, or None."""
     rounded, rest = divmod(train, micro * ranks)
     return train // (micro * accumulation), None if rest else rounded
 

@@ -1,6 +1,6 @@
 """translate: fully_shard's settings as a configuration of DeepSpeed, under which it sends, holds and trains the same.
 
-Both train a small model on real ranks, side by side.  The expected values are measured with PyTorch's fully_shard.
+DeepSpeed and PyTorch train a small model on real ranks.  The expected values are measured with PyTorch's fully_shard.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Little(nn.Module):
 
 
 def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> list[tuple[Sheet, Written]]:
-    """Train with both; return pairs of a sheet and the answer, up to the first one that is wrong on any rank.
+    """Train with fully_shard and with DeepSpeed; return (sheet, answer) for each setting, up to the first wrong answer.
 
     PyTorch comes first, since DeepSpeed may change functions of torch for the whole process.
     """

@@ -29,7 +29,7 @@ def strategies(s: int, r: int) -> dict[str, tuple[float, float]]:
 
 
 def sent(pairs: Any) -> dict[str, float] | None:
-    """Return {strategy: sent}, or None if the argument is no such table."""
+    """Return {strategy: bytes sent} from the learner's table, or None if the answer is no such table."""
     try:
         return {name: sent for name, (_, sent) in pairs.items()}
     except (AttributeError, TypeError, ValueError):

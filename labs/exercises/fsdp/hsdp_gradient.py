@@ -1,4 +1,4 @@
-"""hsdp_gradient: this rank's piece of the mean over all ranks, with the fewest bytes."""
+"""hsdp_gradient: this rank's shard of the mean gradient over all ranks of HSDP, with the fewest bytes sent."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from labs.mesh import Mesh
 
 @dataclass(frozen=True)
 class Grid(OnMesh):
-    """A world of replicas × shards.
+    """A world of HSDP: a mesh of replicas × shards.
 
     shape: (replicas, shards).
     size: elements of the gradient, a multiple of the shards.
@@ -84,18 +84,18 @@ def worlds(draw: Draw) -> dict[int, list[Grid]]:
 
 
 def cut(one: One, parts: int) -> str | bool:
-    """Return a phrase if the gradient was cut into so many parts, and the shards are not as many; else False."""
+    """Return a phrase if the gradient was cut into this number of parts, and not one per shard; else False."""
     wrong = isinstance(one.received, Tensor) and parts != one.world.shape[1]
     return wrong and one.received.numel() * parts == one.world.size[0] and f"returned {one.description}"
 
 
 def times(factors: Callable[[int, int], set[float]]) -> Callable[[One], str | None]:
-    """Return a function that describes a piece that is the mean × one of `factors(replicas, shards)`."""
+    """Return a row's test, which describes a piece that is the mean × one of `factors(replicas, shards)`."""
     return lambda one: one.describe_times(lambda found: any(all_are(found, x) for x in factors(*one.world.shape) - {1}))
 
 
 def unlike(one: One) -> str | bool:
-    """Return a phrase if replicas of a piece differ in their bits; else False."""
+    """Return a phrase if replicas of a gradient's piece differ in their bits; else False."""
     row = one.world.shape[1]
     replicas = [done.values[""] for done in one.seen.done[one.index % row :: row]]
     return any(not torch.equal(one.received, x) for x in replicas) and "differs from other replicas in its last bits"
@@ -108,7 +108,7 @@ def crossed(seen: StepOutcomes, rank: int) -> int:
 
 
 def too_much_crossed(sent: Sent) -> str | bool:
-    """Return a phrase if the rank that sends most to other replicas sends too much; else False.
+    """Return a phrase if some rank sends too many bytes to other replicas; else False.
 
     The maximum counts, since a ring over all ranks crosses between replicas at a few places only.
     """
@@ -118,7 +118,7 @@ def too_much_crossed(sent: Sent) -> str | bool:
 
 
 def some_more(size: float) -> float:
-    """Return `size` with room for padding."""
+    """Return a number of bytes, with room for padding."""
     return 1.02 * size + 64
 
 

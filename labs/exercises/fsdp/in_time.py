@@ -60,7 +60,7 @@ STEPS = {
 def measured(program: Program, given: LayerCosts) -> tuple[float, int]:
     """Return the seconds from the first instruction to the last reduce-scatter, and the most bytes held at once.
 
-    Raise ValueError for a program that cannot be obeyed.
+    Raise ValueError for a list of instructions that cannot be obeyed.
     """
     given = LayerCosts(*given)
     layers = range(len(given.nbytes))
@@ -92,7 +92,7 @@ def measured(program: Program, given: LayerCosts) -> tuple[float, int]:
 
 
 def bound(given: LayerCosts) -> float:
-    """Return the seconds that every step within the budget takes at least."""
+    """Return the least seconds that a step within the budget of memory can take."""
     message = given.latency + given.nbytes[0] / given.bandwidth
     again = max(sum(given.nbytes) + given.nbytes[-1] - given.budget, 0)
     sent = 2 * len(given.nbytes) * given.latency + (2 * sum(given.nbytes) + again) / given.bandwidth
@@ -105,7 +105,7 @@ def used(whole: Tensor, x: Tensor) -> Tensor:
 
 
 def obeyed(program: Program, shards: Sequence[Tensor], x: Tensor) -> list[Tensor]:
-    """Obey the program on real tensors; return this rank's shards of the gradients."""
+    """Obey the list of instructions on real tensors; return this rank's shards of the gradients."""
     wholes, works, inputs, reduced, gradient = {}, {}, {}, {}, torch.ones_like(x)
     for what, layer in program:
         if what == "gather":

@@ -1,4 +1,4 @@
-"""prefetching: hooks gather the next layer while a layer computes, in forward and in backward, and never a third.
+"""prefetching: hooks gather the next layer while a layer computes, in forward and backward; a third is never gathered.
 
 `labs.fsdp` shards the layers of a model, and gathers each only when it is needed.  The model is trained for a step,
 evaluated, and trained again.  Each rank records in order: the start of a layer's gather, the wait for it, and the
@@ -98,7 +98,7 @@ class Gathers(tap.Listener):
 
     @property
     def held(self) -> int:
-        """The number of layers that are gathered or in flight."""
+        """The number of layers whose parameters are gathered or in flight."""
         return sum(group.gathered or group.arriving is not None for group in self.groups)
 
     def issued(self, call: tap.IssuedCall) -> None:
@@ -119,7 +119,7 @@ def whole(p: nn.Parameter) -> Tensor | None:
 
 
 def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Play the steps: yield before each, and then a look with the loss, the gradients and the notes."""
+    """Play the steps of training: yield before each, and then a look with loss, gradients and recorded gathers."""
     notes: list[Any] = []
     model, mesh = world.model(notes), Mesh((world.n,), ("dp",))
     layers = dict(zip(world.there, model, strict=True))
@@ -146,7 +146,7 @@ def steps(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class PrefetchedStep:
-    """One step on one rank.
+    """The gathers, waits and uses of layers in one step on one rank.
 
     uses: (forward or backward, layer), in the expected order.
     gathers, waits: (layer, the number of uses that had begun).
@@ -164,16 +164,16 @@ class PrefetchedStep:
         )
 
     def by_use(self, calls: list[tuple[int, int]]) -> dict[int, int]:
-        """Return {place of a use: the number of uses that had begun at its call}.
+        """Return {place of a layer's use: the number of uses that had begun when the layer was gathered or waited for}.
 
-        Calls from the first one on that is in another order than the uses are left out.
+        The first call that is in another order than the uses, and all calls after it, are left out.
         """
         left = list(calls)
         return {k: left.pop(0)[1] for k, (_, n) in enumerate(self.uses) if left and left[0][0] == n}
 
     @property
     def late(self) -> list[int]:
-        """The places of the uses that were not gathered ahead."""
+        """The places of the layers' uses that were not gathered ahead."""
         begun = self.by_use(self.gathers)
         return [k for k in self.ahead if begun.get(k, 0) >= k]
 

@@ -1,4 +1,4 @@
-"""unshard_and_reshard: one collective gathers a group of parameters, bit for bit; later its memory is freed."""
+"""unshard_and_reshard: one all-gather fills a group of parameters, bit for bit; later their memory is freed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Group(World):
     whole: ClassVar[str] = "the group"
 
     def wholes(self, step: int) -> list[Tensor]:
-        """Return all parameters as they are in this step; every rank knows them, the learner's function does not."""
+        """Return all parameters, whole, as they are in this step."""
         generator = self.generator(step=step)
         return [torch.randn(shape, generator=generator, dtype=F64).to(self.rest) for shape in self.shapes]
 
@@ -109,11 +109,11 @@ def there(x: Tensor) -> bool:
 
 
 def state(full: Tensor, view: Tensor, given: str, of: str, whole: bool) -> dict[str, Any]:
-    """Return the state that a call has left of a parameter.
+    """Return the state in which a call has left a parameter.
 
-    given: the parameter in words, before the call.
-    of: its name.
-    whole: whether its storage should be full, or else empty.
+    given: the words for the parameter before the call.
+    of: the parameter's name.
+    whole: whether the parameter's storage should be full, or else empty.
     """
     storage = full.untyped_storage()
     same = storage._cdata == view.untyped_storage()._cdata
@@ -130,24 +130,24 @@ def expected(world: Group, step: int | None = None) -> list[dict[str, Tensor]]:
 
 
 def among(one: One, numbers: Tensor) -> Tensor:
-    """Return for each wrong element whether it is one of these numbers."""
+    """Return for each wrong element of a parameter whether it is one of these numbers."""
     return torch.isin(one.received[one.received != one.expected], numbers)
 
 
 def own(one: One) -> Tensor:
-    """Return the rank's own rows of the parameter."""
+    """Return the rows of the parameter that the rank's own shard holds."""
     return by_name(one.world, one.world.shards(one.world.step, one.rank))[one.name]
 
 
 def others(one: One) -> Tensor:
-    """Return the elements of all other parameters."""
+    """Return the elements of all other parameters of the group."""
     return torch.cat(
         [one.expected.flatten()[:0], *(x.flatten() for n, x in one.expected_by_name[0].items() if n != one.name)]
     )
 
 
 def collectives(sent: Sent) -> int:
-    """Return the most collectives that a rank has called."""
+    """Return the largest number of collectives that a rank has called in the step."""
     apart = ("send", "recv", "barrier")
     return max(sum(event.op not in apart for event in sent.seen.of(rank)) for rank in sent.world.members)
 

@@ -46,10 +46,10 @@ class Devices(World):
 
 @dataclass
 class Run:
-    """A run of the learner's function, with its result and the expected one, as `{name: array}`.
+    """A run of the learner's function on virtual devices; its result and the expected result are `{name: array}`.
 
     sent: the collectives of the compiled program.
-    own: for each part, the result that would be expected of it alone.
+    own: for each device's part of the batch, the result of this part alone.
     weights: the bytes of the weights.
     at_once: the number of micro-batches in one call of a stage.
     stages, microbatches: the sizes of a pipeline.
@@ -98,7 +98,7 @@ class Run:
 def run_on_devices(
     world: Devices, fn: Callable[..., Any], run: Callable[..., Run | str], mistakes: Sequence[Mistake]
 ) -> Iterator[Look | None]:
-    """Play `run`; the facts are the first mistake, and the bytes that the program sends."""
+    """Play `run` on the devices; the look's facts are the first mistake, and the bytes that the program sends."""
     yield None
     found = jax_devices.with_devices(world.devices, run, (fn, world.seed, *world.given), {})
     if isinstance(found, str):

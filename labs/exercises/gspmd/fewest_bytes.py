@@ -62,7 +62,7 @@ def require_layout(layout: Any, by_all: bool) -> None:
 
 
 def compiled(cases: Sequence[Any], chosen: Sequence[Any]) -> list[tuple[int, list[Any]]]:
-    """Compile and run each case in a process in which JAX has the devices.
+    """Compile and run each case in a process in which JAX has virtual devices.
 
     Returns for each case the bytes that a device sends, and the gradients of the weights and of x.
     """

@@ -1,4 +1,4 @@
-"""meet: two letters of an operation are cut, and the one is chosen for which the fewest elements have to move.
+"""meet: two dims (letters) of an operation are sharded; the one is kept for which the fewest elements have to move.
 
 Each tensor is written as the letters of its dims, and its cut as the number of one dim, or None.
 """

@@ -12,7 +12,7 @@ from labs.exercises.gspmd._by_shard_map import Arrays, Devices, N, OfAnotherKind
 
 
 def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
-    """Compute the gradients by shards and on one device; return the run, or a description of another kind of result."""
+    """Compute the gradients by shards, and on one device; return the Run, or words for a result of another kind."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec

@@ -54,7 +54,7 @@ TRAININGS = {
 def measured(program: Program, given: UpdateCosts) -> tuple[float, int]:
     """Return the seconds from the start to the last write, and the most bytes held at once.
 
-    Raises ValueError for a program that cannot be obeyed.
+    Raises ValueError for a list of instructions that cannot be obeyed.
     """
     given = UpdateCosts(*given)
     layers, changes = range(len(given.nbytes)), []
@@ -112,7 +112,7 @@ def bound(given: UpdateCosts) -> float:
 
 
 def obeyed(program: Program, states: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Obey the program on real tensors; return the states that the disk holds in the end."""
+    """Obey the list of instructions on real tensors; return the optimizer states that the disk holds in the end."""
     disk, here, steps = [state.clone() for state in states], {}, [0] * len(states)
     for what, layer in program:
         if what == "read":

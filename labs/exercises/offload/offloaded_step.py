@@ -73,7 +73,7 @@ def script(world: OffloadedStep, fn: Callable[..., Any]) -> Iterator[Look | None
 
 
 class Tier:
-    """A tier with fetch, update and store, which note what they see."""
+    """A tier for optimizer state; its fetch, update and store note their calls and the values that they are given."""
 
     def __init__(self, world: OffloadedStep) -> None:
         self.world, self.changed = world, threading.Condition()
@@ -86,7 +86,7 @@ class Tier:
         self.raised = ""
 
     def play(self, fn: Callable[..., Any]) -> None:
-        """Call the learner's function with this tier, and note its error, its stores and the threads left."""
+        """Call the learner's function with this tier; note its error, the stores, and the threads that still run."""
         before = threading.active_count()
         try:
             fn(list(self.world.expected), *(partial(self.call, name) for name in ("fetch", "update", "store")))
@@ -96,12 +96,12 @@ class Tier:
             self.raised = str(error)
         self.stored = [i for name, i in self.ended if name == "store"]  # without later ones
         self.threads = threading.active_count() - before
-        if self.threads > 0 and not self.world.fails:  # a late store is not a missing one
+        if self.threads > 0 and not self.world.fails:  # a store that comes late is not a missing store
             with self.changed:
                 self.changed.wait_for(lambda: set(self.of("store")) >= set(self.world.expected), IN_VAIN)
 
     def call(self, name: str, i: int, values: Any = None) -> dict[str, Tensor] | None:
-        """Do what fetch, update or store does, and note it; return the new state, or None."""
+        """Do the work of fetch, update or store, and note the call; return the new state, or None."""
         with self.changed:
             self.begun.append((name, i))
             self.changed.notify_all()

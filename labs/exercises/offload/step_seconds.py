@@ -1,4 +1,4 @@
-"""How long does a step take, if its state comes from another tier?
+"""step_seconds: the time of an optimizer step whose state is fetched from another tier and stored there.
 
 The check asks about steps with no, one and several parameters.
 """
@@ -50,7 +50,7 @@ def slots(
     last: bool = True,
     before_the_first: int = 0,
 ) -> float:
-    """Return the seconds of a step: a fetch, a slot for each update, and a store.
+    """Return the seconds of an offloaded step: a first fetch, a slot for each update, and a last store.
 
     During a slot, the thread stores the previous parameter's state and fetches the next one's.
 

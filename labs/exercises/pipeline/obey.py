@@ -1,7 +1,7 @@
 """obey: a function that does F and B on a rank, whatever the list, in the executor's place, on 1, 2 and 4 ranks.
 
 Each tensor must be taken and put once, on the rank and at the time that the list says, and be what its reader needs.
-Nothing else may be changed, or held.
+The function may change, or hold, nothing else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +97,7 @@ def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 def condition(order: Sequence[Any], stages: dict[int, Any], xs: list[Tensor], ys: list[Tensor]) -> dict[str, Any]:
-    """Return everything that `obey` must leave unchanged, as `{name: value}`."""
+    """Return everything that the learner's `obey` must leave unchanged, as `{name: value}`."""
     modules = [module for stage in stages.values() for module in stage.modules()]
     parameters = [p for stage in stages.values() for p in stage.parameters()]
     return {
@@ -114,7 +114,7 @@ def condition(order: Sequence[Any], stages: dict[int, Any], xs: list[Tensor], ys
 
 
 def in_one(losses: Any) -> Tensor | str | None:
-    """Return losses without dims and without a graph in one tensor; describe anything else in a few words.
+    """Return losses in one tensor, if they have no dims and no graph; describe any other result in a few words.
 
     The result is None if there are no losses.
     """
@@ -137,7 +137,7 @@ def ones(seen: StepOutcomes) -> Iterator[One]:
 
 
 def gradients(seen: StepOutcomes) -> Iterator[tuple[str, One]]:
-    """Yield the stages' gradients that are wrong, each with a sentence that says where."""
+    """Yield the wrong gradients of stages, each with a sentence that names the stage and the rank."""
     for one in ones(seen):
         if not one.right:
             yield f"on rank {one.rank} in {one.name}'s gradients {one.first}\n", one

@@ -23,7 +23,7 @@ Message = tuple[pp.Instruction, int, int]  # the instruction that makes it, the 
 
 
 def sheets() -> list[Asked]:
-    """Return the sheets, with lists of F and B that can be run."""
+    """Return the sheets, each with lists of F and B that can be run."""
     named = {
         "1F1B": [pp.one_f_one_b(4, 8), pp.one_f_one_b(2, 3), pp.one_f_one_b(8, 4), pp.one_f_one_b(1, 3)],
         "GPipe": [pp.gpipe(2, 3), pp.gpipe(4, 4)],
@@ -39,7 +39,7 @@ def sheets() -> list[Asked]:
 
 
 def expected(lists: pp.Lists) -> list[Message]:
-    """Return the messages that the lists need."""
+    """Return the messages that the lists of F and B need between ranks."""
     ranks, stages = ranks_of(lists), stages_of(lists)
     uses = [(x, rank, reader(x, stages)) for rank, order in enumerate(lists) for x in order]
     return [(x, rank, ranks[use.stage]) for x, rank, use in uses if use and ranks[use.stage] != rank]

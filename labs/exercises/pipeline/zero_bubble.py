@@ -18,7 +18,7 @@ def w_at_once(seen: ReturnedLists) -> str | None:
 
 
 def only_w_is_elsewhere(seen: ReturnedLists) -> bool:
-    """Return whether the lists without their W's are 1F1B."""
+    """Return whether the returned lists, without their W's, are 1F1B."""
     return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.p, seen.m)]
 
 

@@ -1,4 +1,4 @@
-"""Real runs: what was their bottleneck?
+"""bottlenecks: the bottleneck of each of some published training runs.
 
 Most runs are rows of published tables (labs/plan/published.csv), and one has a report's own words.  The check does not
 give the answer away.
@@ -59,7 +59,7 @@ bottlenecks.reports = reports
 
 
 def at(name: str) -> Callable[[WrongSheet], str | None]:
-    """Return a row's test: whether this report is the first one that is wrong."""
+    """Return a row's test: whether the bottleneck of this report is the first wrong one."""
 
     def matches(seen: WrongSheet) -> str | None:
         found, expected = plain(seen.received), seen.sheet.expected

@@ -1,4 +1,7 @@
-"""How long does a step wait for its gradients?  The check asks about layers that are alike, and others that are not."""
+"""exposed: the time that a step waits, after its last backward, for the all-reduces of its gradients.
+
+The check asks about layers that are alike, and others that are not.
+"""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How long does a step of a published run take?
+"""forecast: the seconds of a step of published training runs, from their layouts.
 
 The answers are compared with runs of the Ultra-Scale Playbook (labs/plan/published.csv).  The layouts of each
 (model, GPUs) should come in the measured order, and the quickest should come first.  Before that, the check asks about

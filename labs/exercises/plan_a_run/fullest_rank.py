@@ -1,4 +1,4 @@
-"""What does the first rank of a pipeline hold?
+"""fullest_rank: the bytes that the first rank of a pipeline holds.
 
 Its state depends on the stage of ZeRO, and its activations are those that are alive under 1F1B.
 """

@@ -1,4 +1,7 @@
-"""In how many ways can a model be laid out on a cluster?  Some clusters and models divide evenly, and some do not."""
+"""mesh_sizes: the sizes of tp, pp and dp with which a model can be laid out on a cluster.
+
+Some clusters and models divide evenly, and some do not.
+"""
 
 from collections.abc import Callable
 from functools import partial

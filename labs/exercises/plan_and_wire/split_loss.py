@@ -100,7 +100,7 @@ def by_own_highest(brought: Sequence[ways.Brought]) -> list[Tensor]:
 
 
 def parts_of(brought: Sequence[ways.Brought]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return for each token the log-sum-exp, the target's logit and the highest logit, and where its target is.
+    """Return for each token the log-sum-exp, the target's logit, the highest logit, and the ranks that have the target.
 
     The last value is a list: for each rank, whether it has the logit of the token's target.
     """

@@ -1,4 +1,4 @@
-"""How long should a training run between two saves?  The answer is Young's formula."""
+"""interval: the time that a training should run between two saves.  The answer is Young's formula."""
 
 import random
 from collections.abc import Callable

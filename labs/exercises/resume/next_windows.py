@@ -1,4 +1,4 @@
-"""Which windows does this rank read next?
+"""next_windows: the windows of the data set that this rank reads next, after a restart.
 
 The check asks within an epoch, at its end, and where the last windows of an epoch fill no batch.
 """
@@ -85,7 +85,7 @@ def joined(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[i
 
 
 def not_over(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """Return the windows as if an epoch were not over when all its steps have been taken."""
+    """Return the windows of a loader that does not notice that all steps of an epoch have been taken."""
     steps, step = len(order(0)) // batch, read // batch
     epoch = max(0, step - 1) // steps
     return order(epoch)[part(step - epoch * steps, batch, rank, ranks)]

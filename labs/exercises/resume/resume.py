@@ -1,7 +1,7 @@
 """resume: what a training remembers, and how another one goes on from it as if nothing had happened.
 
 An answer is right if the numbers after each following step are those of the undisturbed training.  The numbers directly
-after resume tell the mistakes apart: whose are they, and of which moment?
+after resume tell the mistakes apart: they may be another rank's, or another moment's.
 """
 
 import random
@@ -20,7 +20,7 @@ from labs.exercises.engine.scripts import Look, StepOutcomes
 from labs.exercises.resume._restarting import LOST, Key, Kind, Numbers, RestartMoment, ResumedTraining, Story, same
 
 MOMENTS = Kind.MEAN, Kind.SQUARE
-IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # the kinds that a step writes into
+IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # the kinds of numbers that a step changes in place
 FIRST = "right only after a first step"
 ROUNDED = torch.bfloat16, torch.float16
 
@@ -52,7 +52,7 @@ def script(world: ResumedTraining, remember: Callable[..., Any], resume: Callabl
 
 
 def describe(one: RestartMoment, key: Key) -> str:
-    """Return a sentence about a number that is not the expected one."""
+    """Return a sentence about the training's number with this key, which is not the expected one."""
     what, found, expected = " ".join(key).strip(), one.received.get(key), one.expected[one.t][key]
     if key[0] == Kind.RANDOM:
         return f"{what} is not what it was"

@@ -1,4 +1,4 @@
-"""conjugate: copy and reduce, each forward and backward, and both of them twice in a larger graph."""
+"""conjugate: tensor parallelism's copy and reduce, each forward and backward, and both twice in a larger graph."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def sum_by_border(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Border(ways.Split):
-    """The borders of a split layer.
+    """A world in which tensors cross the borders of a tensor-parallel layer.
 
     kind: "copy"; "reduce"; or "both", which is two layers x + reduce(w · copy(x)), where w differs between ranks and is
     0 on one of them.  The bytes held are measured with "one of the other", which is reduce(copy(x)).
@@ -62,7 +62,7 @@ class Border(ways.Split):
             return reduce(copy(x, **group), **group)
         if self.kind == "copy":
             y = copy(x, **group)
-            copy(x.detach())  # another call, in the group of all ranks, before the gradient comes
+            copy(x.detach())  # another call of copy, in the group of all ranks, before the gradient comes
             return y
         first = reduce(brought["w"] * copy(x, **group), **group)
         return x + first + reduce(brought["w"] * copy(x + first, **group), **group)

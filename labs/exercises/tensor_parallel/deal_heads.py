@@ -1,4 +1,4 @@
-"""deal_heads: each rank gets whole heads, and some ranks may share keys and values.  The answer is numbers alone."""
+"""deal_heads: each rank gets whole attention heads, and some ranks share keys and values.  The answer is numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Deal(NamedTuple):
 
 @dataclass(frozen=True)
 class Deals(World):
-    """Two ranks, each of which asks about every rank of every deal."""
+    """A world of two ranks, each of which calls the function for every rank of every deal of attention heads."""
 
     deals: tuple[Deal, ...] = ()
 
@@ -63,7 +63,7 @@ def lists(returned: Any) -> list[list[int]] | str:
 
 
 class Dealt:
-    """The answers that two ranks got about a deal, three lists for each of its ranks, and what the last two should be.
+    """The answers that two processes got about a deal of attention heads, and the expected keys and sharers.
 
     expected_keys: for each rank, the heads of keys and values that its queries read.
     expected_sharers: for each rank, the ranks that were given the same heads of keys and values.
@@ -92,7 +92,7 @@ def each_deal(seen: StepOutcomes) -> Iterator[tuple[str, Dealt]]:
 
 
 def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
-    """Return the first head that is not on exactly one rank, or that does not exist, and its ranks."""
+    """Return the first attention head that is not on exactly one rank, or that does not exist, and the head's ranks."""
     for head in {*range(heads), *chain(*lists)}:
         ranks = [r for r, own in enumerate(lists) for each in own if each == head]
         if len(ranks) != 1 or not 0 <= head < heads:

@@ -1,4 +1,4 @@
-"""mesh_norm: the norm of all gradients on a mesh, on which some are cut and some are copied along each axis."""
+"""mesh_norm: the norm of all gradients on a mesh, along whose axes some gradients are cut and others copied."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Gradients(OnMesh):
         return sums.view(*self.shape, len(CUT))
 
     def counted(self, *several: str, along: tuple[str, ...] = AXES) -> list[Tensor]:
-        """Return the norm on each rank.
+        """Return the norm that each rank computes, right or by a mistake.
 
         several: the axes along which copies count several times
         along: the axes along which the squares are added up

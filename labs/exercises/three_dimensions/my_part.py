@@ -1,4 +1,4 @@
-"""my_part: the layers, sequences, heads and pieces that belong to a rank, by its place on four axes.
+"""my_part: a rank's layers, sequences, heads and piece of the state, by the rank's place on a mesh of four axes.
 
 The check asks about some ranks of each mesh.  Some meshes have four axes longer than 1, and others lack some.
 """
@@ -38,7 +38,7 @@ def parts_at(at: dict[str, int], sizes: Sizes, layers: int, sequences: int, head
 
 
 def columns_first(sizes: Sizes, rank: int, *wholes: int) -> dict[str, Any]:
-    """Return the parts as if ranks along the first axis were neighbours."""
+    """Return the rank's parts as if consecutive ranks were neighbours along the mesh's first axis."""
     turned = Mesh(sizes[::-1], AXES[::-1], rank=rank).get_coordinate()
     return parts_at(dict(zip(AXES[::-1], turned, strict=True)), sizes, *wholes)
 

@@ -21,7 +21,7 @@ Y, GRADIENT = "y", "the gradient"
 
 @dataclass(frozen=True)
 class LinearOnMesh(OnMesh):
-    """A linear layer on a mesh.
+    """A world with a linear layer on a mesh of dp × tp.
 
     size: the sequences of a rank, the rows of a piece, and the outputs.
     """
@@ -103,12 +103,12 @@ def script(world: LinearOnMesh, fn: Callable[..., Any]) -> Iterator[Look | None]
 
 
 def ys(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
-    """Return a row's test: whether y is the one that `make` computes."""
+    """Return a row's test: whether the layer's output y is the wrong one that `make` computes."""
     return lambda one: one.name == Y and as_if(lambda w: w.each(Y, make(w)))(one)
 
 
 def gradients(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
-    """Return a row's test: whether the gradient is the one that `make` computes."""
+    """Return a row's test: whether the piece's gradient is the wrong one that `make` computes."""
     return lambda one: one.name == GRADIENT and as_if(lambda w: w.each(GRADIENT, make(w)))(one)
 
 

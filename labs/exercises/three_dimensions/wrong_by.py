@@ -36,7 +36,7 @@ def factors(pp: int, replicate: int, shard: int, tp: int, m: int) -> dict[str, f
 
 
 def instead(name: str, *others: Callable[..., float]) -> AsIf:
-    """Return a row's test: whether this factor is one that the others compute."""
+    """Return a row's test: whether the factor of this loss is one that these functions compute."""
     return part_as_if(name, *(lambda sizes, m, other=other: other(*sizes, m) for other in others))
 
 

@@ -1,4 +1,4 @@
-"""The rows of the table of strategies: how each strategy is set up, and what `labs.cost` predicts for it.
+"""The strategies themselves, as rows of the table STRATEGIES: how each is set up, and what `labs.cost` predicts for it.
 
 row         the class of a row, whose fields are the columns of the table
 ddp         strategies that average gradients
