@@ -488,7 +488,7 @@ def test_a_folder_of_another_training_is_reported(tmp_path):
     wider = Net()
     wider.branch = nn.Linear(7, 9)
     with pytest.raises(
-        ValueError, match=r"parameter 3, of shape \(9, 7\) in float32, is of shape \(7, 7\) in float32 there"
+        ValueError, match=r"parameter 3 must be of shape \(9, 7\) in float32, and is of shape \(7, 7\) in float32"
     ):
         offloaded(wider, tmp_path)
     with pytest.raises(ValueError, match=r"parameter 0, of shape \(\) in float64, is of shape \(\) in float32 there"):

@@ -27,7 +27,7 @@ X = (2, 12, 24)  # the shape of the block's input
 
 
 class Mixer(nn.Module):
-    """Causal attention with a gate: for each token, the gate scales the output of each head."""
+    """Causal attention; for each token, a gate decides how much of a head goes on."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 
 
 class Stranger(nn.Module):
-    """A transformer block that is in no model of the course."""
+    """A block of another model."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -189,7 +189,7 @@ def worlds(draw: Draw) -> dict[int, list[SplitStranger]]:
 
 
 def adds_up(one: One) -> bool:
-    """Return whether the ranks' values add up to the expected value."""
+    """Return whether the ranks have summands of the expected value."""
     return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.expected)
 
 
