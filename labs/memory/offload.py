@@ -174,10 +174,7 @@ def require_master(i: int, p: nn.Parameter, values: Values, where: Any) -> None:
     if "master" in values:
         found = described(values["master"], values["master"].dtype)
     if found != expected:
-        raise ValueError(
-            f"{where}: the master of parameter {i} must be {expected}, and is {found}: load a state that an offloaded "
-            "optimizer of this model has saved"
-        )
+        raise ValueError(f"{where}: the master of parameter {i}, {expected}, is {found} there")
 
 
 def described(x: Tensor, dtype: torch.dtype) -> str:

@@ -488,7 +488,7 @@ def test_a_folder_of_another_training_is_reported(tmp_path):
     wider = Net()
     wider.branch = nn.Linear(7, 9)
     with pytest.raises(
-        ValueError, match=r"parameter 3 must be of shape \(9, 7\) in float32, and is of shape \(7, 7\) in float32"
+        ValueError, match=r"parameter 3, of shape \(9, 7\) in float32, is of shape \(7, 7\) in float32 there"
     ):
         offloaded(wider, tmp_path)
     with pytest.raises(ValueError, match=r"parameter 0, of shape \(\) in float64, is of shape \(\) in float32 there"):
@@ -514,7 +514,7 @@ def test_a_state_without_masters_is_reported(tmp_path):
     with pytest.raises(ValueError, match="this state has 0 parameters, and 5 were given"):
         optimizer.load_state_dict(plain)
     with pytest.raises(
-        ValueError, match=r"this state: the master of parameter 0 must be of shape \(\) in float32, and is missing"
+        ValueError, match=r"this state: the master of parameter 0, of shape \(\) in float32, is missing there"
     ):
         optimizer.load_state_dict(plain | {"state": {i: {} for i in range(5)}})
 
