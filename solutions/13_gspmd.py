@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and [Tensor
 # parallelism](09_tensor_parallel.ipynb).
-# **Minutes**, by estimate: 25 without exercises, 55 with them, 15 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 30 without exercises, 60 with them, 15 more for optional parts, 25 more for the challenge.
 # The machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -45,7 +45,7 @@ from labs import gspmd, native
 from labs.data import Batches, corpus
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.dtensor.placement import Spec
-from labs.kit import beat, check, draw
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import on_devices, on_processes, run
 from labs.kit.record import mark
 from labs.kit.train import strategies
@@ -101,11 +101,16 @@ print(f"the two losses are equal to 1e-5: {same < 1e-5}")
 # %% [markdown]
 # ## One program, many layouts
 #
-# Now train it. What is said of the layouts is a table of five lines, at the head of
-# [labs/gspmd/annotated.py](../labs/gspmd/annotated.py): `tp` cuts what goes out of q, k, v, gate and up, and what comes
-# into o and down; `dp` cuts the other dim of each, and the batch. An axis that the mesh does not have cuts nothing. So
-# it is the *mesh* that chooses: with `dp` alone this is FSDP, with `tp` alone tensor parallelism, and with both each
-# matrix is tiled. No line of the program changes.
+# Now train it. The layouts are these five lines, the head of
+# [labs/gspmd/annotated.py](../labs/gspmd/annotated.py):
+
+# %%
+print(*gspmd.annotated.__doc__.splitlines()[2:8], sep="\n")
+
+# %% [markdown]
+# The axis `tp` cuts the outputs of q, k, v, gate and up, and the inputs of o and down; `dp` cuts the other dim of each
+# matrix, and the batch. An axis that the mesh does not have cuts nothing. So the *mesh* chooses: with `dp` alone this
+# is FSDP, with `tp` alone tensor parallelism, and with both each matrix is tiled. No line of the program changes.
 
 # %%
 MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}}
@@ -142,6 +147,15 @@ def row(job):
 
 
 draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=True)])
+
+# %% [markdown]
+# Here is such a line of the program for `TP`: an all-reduce, with the shape of its result and its group. The names of
+# its inputs are left out.
+
+# %%
+line = next(line for line in trained[1].text.splitlines() if " all-reduce(" in line)
+result = line.split(" = ")[1].split("(")[0]
+print(f"{result}(…), replica_groups={line.split('replica_groups=')[1].split(', use')[0]}")
 
 # %% [markdown]
 # Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both.
@@ -327,6 +341,35 @@ check.meet(meet)
 # With many tokens, x stays and w is gathered, and that is FSDP. With few, w stays and the tokens move: by this rule a
 # small batch turns FSDP into something else. To prevent that, people annotate activations, too;
 # [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
+#
+# ## A mesh axis travels
+#
+# Apply the two rules to a small program: y = x @ w1 @ w2, forward and backward, on 2 × 2 devices. Somebody wrote down
+# how x, w1 and w2 are cut, and that y and each gradient (`d` stands for "gradient of") has the layout of its tensor.
+# Nobody said anything about h, the tensor between the products, or about its gradient dh.
+
+
+# %% tags=["subject"]
+def two_products(x, dy, w1, w2):
+    h, dh = x @ w1, dy @ w2.t()
+    return h @ w2, dh @ w1.t(), x.t() @ dh, h.t() @ dy
+
+
+SIZES, WHOLE = {"dp": 2, "tp": 2}, Replicate()
+LAID_OUT = {"x": [Shard(0), WHOLE], "w1": [WHOLE, Shard(1)], "w2": [WHOLE, Shard(0)]}
+small = gspmd.trace(two_products, *map(torch.ones, [(64, 32), (64, 32), (32, 128), (128, 32)]))
+NAMES = ("x", "dy", "w1", "w2", "y", "dx", "dw1", "dw2")
+ends = dict(zip(NAMES, small.arguments + small.results, strict=True))
+between = dict(zip(("h", "dh"), (op.outputs[0] for op in small.operations[:2]), strict=True))
+written = {v: LAID_OUT[name.removeprefix("d").replace("y", "x")] for name, v in ends.items()}
+play.propagation(small, SIZES, written, {v: name for name, v in (ends | between).items()})
+
+# %% [markdown]
+# Each row is a product, with its letters. Begin at slider position 0, and go on step by step. A coloured line is a cut;
+# the tinted tensor is the one whose layout was worked out last. `dp` passes from the rows of x to those of h, and `tp`
+# from the columns of w1 to those of h. The last frame shows what the layouts cost: the product that sums over a cut
+# letter leaves each device with a partial sum. Along `tp` these are y and dx, the two all-reduces of tensor
+# parallelism; along `dp` they are the gradients of the weights, the all-reduces of DDP.
 #
 # ## A layer, forward and backward
 #

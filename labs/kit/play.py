@@ -12,6 +12,7 @@
     microbatches(lists)                     a pipeline's stages, moment by moment, and the micro-batches in them
     crashes(moments)                        the files of a checkpoint during a save, and what a crash would leave
     placements()                            a tensor before and after a redistribution, and the bytes sent
+    propagation(graph, sizes, given, names) the layouts of a program, as they follow from the given ones
     planner()                               the layout that labs.plan chooses for a model on a cluster, and others
     tensor_parallel()                       each rank's slice of each matrix, and the bytes that a rank sends and holds
 
@@ -27,6 +28,7 @@ from typing import Any
 
 import ipywidgets
 
+from labs.gspmd.tracing import Graph, Value
 from labs.kit import draw
 from labs.kit.drawing.collective_messages import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
@@ -38,6 +40,7 @@ from labs.kit.explorers import pipeline_schedule as pipeline
 from labs.kit.explorers import planner as planning
 from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.explorers import tensor_parallel_block as split
+from labs.kit.explorers.layouts_that_travel import Film, Given
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
 from labs.kit.watch.folder_snapshots import FolderSnapshot
 from labs.model import PRESETS, Config
@@ -46,7 +49,7 @@ from labs.pp.simulation import Cost, simulate
 
 __all__ = [
     "all_reduce_times", "collective", "crashes", "explore", "frames", "links", "memory", "microbatches", "placements",
-    "planner", "prefetch", "replay", "schedule", "tensor_parallel",
+    "planner", "prefetch", "propagation", "replay", "schedule", "tensor_parallel",
 ]  # fmt: skip
 
 WORDS = {  # {name of a control in code: its label, if the name does not say enough}
@@ -294,6 +297,19 @@ def tensor_parallel(**begin: Any) -> Explorer:
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     return Explorer(split.picture, set_controls("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
+
+
+def propagation(graph: Graph, sizes: Mapping[str, int], given: Given, names: Mapping[Value, str]) -> Explorer:
+    """Return a film of products, with a frame for each layout that labs.gspmd works out.
+
+    The last frame has the collectives of each product.  A saved notebook shows that frame.
+
+    graph, given: products as labs.gspmd.trace records them, and the arguments' and results' layouts.
+    sizes: the mesh, as {axis: size}, with one axis or two.
+    names: {value: its name in the picture}.
+    """
+    film = Film(graph, sizes, given, names)
+    return frames(film.picture, "change", film.frames, film.picture(film.frames - 1))
 
 
 def planner(**begin: Any) -> Explorer:
