@@ -1,8 +1,8 @@
 # %% [markdown]
 # # DeepSpeed: a configuration file communicates
 #
-# *You wrote ZeRO in code. In the library of those who invented it, a stage is a number in a file. Is it the same ZeRO?
-# And what does such a file not say?*
+# *You wrote ZeRO in code. In DeepSpeed, the library of its inventors, a stage of ZeRO is a number in a file. Is it the
+# same ZeRO? And what happens to settings that the file leaves out?*
 #
 # You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb).
 # **Minutes**, by estimate: 30 without exercises, 55 with them, 25 more for the challenge.
@@ -19,12 +19,13 @@ recall.ask("14")
 # %% [markdown]
 # ## Question
 #
-# Who says what is sent? In notebook 04 you did, event by event. In notebook 13 it was a compiler, which works it out
-# from layouts. DeepSpeed is a third answer: a **file** with a few dozen settings. The model and the loop stay what they
-# are, and a stage of ZeRO is a number in it.
+# Who decides what the ranks send? In notebook 04 you did, event by event. In notebook 13 a compiler did, from the
+# layouts of a few arrays. In DeepSpeed a **file** does: it has a few dozen settings, and a stage of ZeRO is a number in
+# it. The model stays unchanged. In the loop, `engine.backward` and `engine.step` replace PyTorch's calls, and they do
+# not always mean the same.
 #
-# So: is it the same training? Does it send and hold what yours does? And what is decided by the settings that the file
-# does *not* have? If DeepSpeed is missing, the next cell says so.
+# This leads to three questions. Is it the same training? Does DeepSpeed send and hold what your ZeRO does? And what do
+# settings do that the file does *not* contain? If DeepSpeed is missing, the next cell says so.
 
 # %%
 from labs.deepspeed import engine
@@ -57,9 +58,10 @@ from labs.model import GPT, PRESETS
 # of S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4
 # bytes.](../images/zero_stages.svg)
 #
-# You know this picture: what each rank holds under DDP and the three stages. And this is all that the file must say for
-# stage 2, by [labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py). The buckets are small, and nothing
-# overlaps, so that bytes can be counted:
+# You know this picture from notebook 04: what each rank holds under DDP and under three stages of ZeRO, with 8 bytes of
+# optimizer state per parameter. DeepSpeed's figures will differ in one term, which you predict below. The file for
+# stage 2 needs only the settings below ([labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py)). Buckets
+# are small, and nothing overlaps, so that bytes can be counted:
 
 # %%
 like_zero(2)
@@ -67,11 +69,12 @@ like_zero(2)
 # %% [markdown]
 # ## Predict
 #
-# In float32, DeepSpeed's optimizer keeps a **master** of each parameter, as it does in mixed precision, though here it
-# is a mere copy. How many bytes of S is that for each parameter, before it is divided among the ranks? Ours has 8.
+# In mixed precision, DeepSpeed's optimizer holds a **master**, a float32 copy of each parameter. In float32 it holds
+# this copy as well, although it equals the parameter. How many bytes of optimizer state S does this make per parameter,
+# before S is sharded? Ours has 8.
 #
-# And its stages 1 and 2 **all-reduce** the gradients, though each rank needs a part of the mean only. Then they gather
-# the parameters. How many times as much as ours is that?
+# DeepSpeed's stages 1 and 2 **all-reduce** the gradients, although each rank needs only its shard of the mean. Then
+# they all-gather the parameters. By what factor does a rank send more than in our stages 1 and 2?
 
 # %%
 guess_state = 12  # your number
@@ -80,10 +83,9 @@ guess_times = 1.5  # your number
 # %% [markdown]
 # ## Measure: ZeRO by configuration
 #
-# Three stages of ours, PyTorch's `fully_shard` and three stages of DeepSpeed, on four ranks. Each is a row of the
-# course's table of strategies; DeepSpeed's are in
-# [labs/kit/rows/deepspeed_rows.py](../labs/kit/rows/deepspeed_rows.py), and how an engine is made is in
-# [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).
+# Train the same model on four ranks with our three stages, with PyTorch's `fully_shard` and with DeepSpeed's three
+# stages. DeepSpeed's strategies are in [labs/kit/rows/deepspeed_rows.py](../labs/kit/rows/deepspeed_rows.py), and
+# [labs/deepspeed/engine.py](../labs/deepspeed/engine.py) creates an engine.
 
 # %%
 from labs.kit.train import strategies
@@ -105,7 +107,7 @@ def train_all(rows, make=as_it_is):
     losses = []
     for name in rows:
         gc.collect()
-        mark("step")  # an empty step: what is in memory here belongs to earlier rows
+        mark("step")  # an empty step: memory that is held here belongs to earlier rows
         losses.append(strategies.train(ROWS[name], make, batches)[0])
     return losses
 
@@ -119,12 +121,13 @@ for name in NAMES:
     print(f"{name}: losses equal to 1e-5: {all(abs(a - b) < 1e-5 for a, b in pairs)}")
 
 # %% [markdown]
-# The same curve seven times. Now what is sent in a step, and what is held of P, G and S:
+# All seven losses follow one curve. The next table shows what rank 0 sends in a step, and what it holds of parameters
+# P, gradients G and optimizer state S:
 
 
 # %%
 def row(turn, name):
-    first, last = 4 * turn, 4 * turn + 3  # of its steps, the empty one and the third
+    first, last = 4 * turn, 4 * turn + 3  # this row's empty step, and its third one
     before, most = watched.moments(0, first)[0][1], watched.held(0, last)
     predicted = ROWS[name].predict(cost.Job(config, batch=1, ranks=4))
     held = {kind: most[kind] - before[kind] for kind in "PGS"}
@@ -147,17 +150,20 @@ why = "2Ψ to all-reduce, Ψ to gather."
 check.predict("Times as much as ours:", guess_times, round(times, 2), reason=why)
 
 # %% [markdown]
-# Three of these figures ask for a reason:
+# The picture above gives our stages; the table differs from it in two places. DeepSpeed's S is 12 bytes per parameter
+# over 4 ranks, not 8. And our stage 2 holds more of G than a quarter, since all gradients of a layer, 172,544 bytes,
+# exist when its backward ends, beside the shards that were reduced before; the picture shows only what stays.
 #
-# - Stage 3 is 3Ψ (N − 1)/N, here 683,712 bytes. DeepSpeed sends 8 more, for the norm of all gradients. Ours sends 24
-#   more, with which the ranks agree on the order of the layers.
-# - `fully_shard` sends less: embedding, norm and head, 131,328 bytes, are gathered once in a step and not twice. That
-#   saves (N − 1)/N of them.
-# - G of our stage 2 is more than a quarter: when the layer is through with its backward, its gradients are there as a
-#   whole, 172,544 bytes, beside the shares of what is reduced by then.
+# Let Ψ be the number of parameters and N the number of ranks. Two figures of the bytes sent need a reason:
 #
-# DeepSpeed fetches nothing ahead here (`stage3_prefetch_bucket_size: 0`), so it gathers each parameter by itself, where
-# `fully_shard` gathers a layer at once. In a step of this model of one layer:
+# - Stage 3 sends 3Ψ (N − 1)/N numbers, here 683,712 bytes. DeepSpeed sends 8 bytes more, for the norm of all gradients.
+#   Ours sends 24 bytes more, with which the ranks agree on the order of the layers.
+# - `fully_shard` sends less, since it gathers embedding, norm and head (131,328 bytes) once in a step instead of twice.
+#   This saves (N − 1)/N of these bytes.
+#
+# With `stage3_prefetch_bucket_size: 0`, DeepSpeed prefetches nothing and gathers each parameter separately.
+# `fully_shard` gathers all parameters of a layer in one collective. These are the collectives in a step of this model,
+# which has one layer:
 
 # %%
 for turn, name in enumerate(NAMES):
@@ -166,16 +172,18 @@ for turn, name in enumerate(NAMES):
 # %% [markdown]
 # ## What the defaults hide
 #
-# `like_zero` says what nobody would think of saying. What happens if you do not? Change one thing at a time:
+# `like_zero` sets values that most people leave to their defaults. What happens if you leave them out? Change one at a
+# time:
 #
-# - **`gradient_clipping`**. Since June 2026, where nothing is said, gradients are clipped to a norm of 1 ([pull request
-#   8068](https://github.com/deepspeedai/DeepSpeed/pull/8068): most people want that). Before, nothing was clipped. The
-#   same file under a newer release gives a different training run.
-# - **`use_multi_rank_bucket_allreduce`**. It is on, and is why stages 1 and 2 send 3Ψ.
-# - **stage 3's thresholds**. A parameter of up to 100,000 elements stays whole, and each of this model's is smaller.
-#   One that is needed again before a billion others are is left gathered. Either would be enough here.
+# - **`gradient_clipping`**. Since June 2026, the default clips gradients to a norm of 1, because most people want that
+#   ([pull request 8068](https://github.com/deepspeedai/DeepSpeed/pull/8068)). Before, the default clipped nothing. So
+#   the same file gives a different training run under a newer release.
+# - **`use_multi_rank_bucket_allreduce`**. The default is on, and makes stages 1 and 2 send 3Ψ.
+# - **The thresholds of stage 3**. A parameter of at most 100,000 elements is never sharded, and every parameter of this
+#   model is smaller. A parameter also stays gathered if it is used again before a billion other elements are. Either
+#   default alone would leave this model's parameters gathered.
 #
-# The third one, for a small model: how many times Ψ does each rank send in a step, instead of 3?
+# Predict the effect of the third on this small model: how many times Ψ does a rank send in a step, instead of 3?
 
 # %%
 guess_psi = 2  # your number
@@ -224,7 +232,7 @@ PSI = sum(cost.parameter_sizes(config))
 
 
 def times_psi(turn):
-    """In units of 4 Ψ (N − 1)/N bytes, what rank 0 sends in the third step."""
+    """Return the bytes that rank 0 sends in the third step, in units of 4 Ψ (N − 1)/N."""
     return round(each.recording.sent(0, 3 * turn + 2) / (4 * PSI / 2), 2)
 
 
@@ -240,18 +248,18 @@ why = "P is gathered once a step."
 check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reason=why)
 
 # %% [markdown]
-# The second line trained differently. Whoever compares two libraries by their defaults may compare two different
-# trainings. (In `OWN`, `memory_efficient_linear` is off, since stage 3 would otherwise replace
-# `torch.nn.functional.linear` in the whole process by one that keeps less for backward.)
+# With the second file the losses differ, because gradients were clipped. Whoever compares two libraries by their
+# defaults may compare two different trainings. `OWN` turns `memory_efficient_linear` off, because stage 3 would
+# otherwise replace `torch.nn.functional.linear` in the whole process by a version that saves less for backward.
 #
-# Something else is lost in silence. A loop of PyTorch's may call `backward` twice before `step`, for two losses or two
-# micro-batches, and the gradients add up. Here they are 1 and 10, and the learning rate is 1. How far does the weight
-# go?
+# One more difference is silent. A PyTorch loop may call `backward` twice before `step`, for two losses or two
+# micro-batches, and the gradients add up. Below, the two gradients are 1 and 10, and the learning rate is 1, so PyTorch
+# would change the weight by 11. Predict for each stage: by how much does DeepSpeed change it?
 
 
 # %%
 def two_backwards(stage):
-    """How far a weight goes in a step."""
+    """Return by how much a weight changes in a step."""
     model, sgd = torch.nn.Linear(1, 1, bias=False), partial(torch.optim.SGD, lr=1.0)
     made = engine.initialize(model, like_zero(stage) | {MICRO: 1}, sgd)
     [before] = [p.clone() for p in engine.full(made).values()]
@@ -266,13 +274,13 @@ for stage in 1, 2, 3:
     print(f"stage {stage}: {run(two_backwards, stage, ranks=2, device='cpu')[0]}")
 
 # %% [markdown]
-# In stages 1 and 2 the first gradient is gone. The file says, by its default, that a step has one micro-batch
-# (`gradient_accumulation_steps: 1`), so the engine takes every backward for the whole of a step. Say 2 there, and call
-# `step` after each of them, as DeepSpeed's documentation has it: then it steps once, by the mean.
+# In stages 1 and 2 the first gradient is lost. By default a step has one micro-batch (`gradient_accumulation_steps:
+# 1`), so the engine treats every backward as a whole step. Set this to 2, and call `step` after each backward, as
+# DeepSpeed's documentation says. The engine then updates once, by the mean gradient.
 #
-# One more default, which no curve shows. Gradients wait in a **bucket** until they are reduced, and every rank has a
-# place for one: `reduce_bucket_size`, 500 million *elements*, whatever the size of the model. How many MB is that in
-# float32?
+# One more default does not show in any loss curve. Gradients wait in a **bucket** until they are reduced, and every
+# rank allocates one of `reduce_bucket_size` elements. The default is 500 million *elements*, whatever the size of the
+# model. How many MB is that in float32?
 
 # %%
 guess_bucket = 2000  # your number
@@ -280,30 +288,33 @@ guess_bucket = 2000  # your number
 check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
 
 # %% [markdown]
-# So the model above, of 0.3 MB, would take 2 GB on each rank. People keep finding that out: *Why ZeRO-2 use more
-# CUDA Memory than ZeRO-1?* ([issue 1302](https://github.com/deepspeedai/DeepSpeed/issues/1302), 2021, and still open).
-# The answer there: communication buffers are GBs by default, and models were meant to be larger.
+# So each rank would allocate 2 GB for the model above, whose parameters take 0.3 MB. Others found this out before you:
+# *Why ZeRO-2 use more CUDA Memory than ZeRO-1?* ([issue 1302](https://github.com/deepspeedai/DeepSpeed/issues/1302),
+# 2021, and still open). The answer there was that communication buffers take GBs by default, and that the defaults suit
+# larger models.
 #
 # ## Build: a configuration from a description
 #
-# A file has three batch sizes: `train_batch_size`, the sequences of a step on all ranks;
-# `train_micro_batch_size_per_gpu`, what a rank takes at a time; `gradient_accumulation_steps`, how many of these there
-# are. The first is the product of the other two and the ranks. Two of the three say the third.
+# A file has three batch sizes. `train_batch_size` is the number of sequences in a step, on all ranks together.
+# `train_micro_batch_size_per_gpu` is the size of a micro-batch on one rank. `gradient_accumulation_steps` is the number
+# of micro-batches in a step. The first is the product of the other two and the number of ranks, so any two of the three
+# determine the third.
 #
 # ### Exercise 1: write it (5 minutes)
 #
-# ZeRO's stage 2, in bfloat16 (`bf16`, with `enabled` in it). It is judged by what it means, so there is more than one
-# right answer. By one of them DeepSpeed then takes a step.
+# Write a configuration for ZeRO's stage 2 in bfloat16 (the key is `bf16`, with `enabled` in it). The check judges what
+# the file means, so several answers are right. DeepSpeed then takes a step with one of your files.
 
 
 # %%
 def configure(batch, most, ranks, clip):
-    """A configuration of DeepSpeed, as a dictionary.
+    """Return a configuration of DeepSpeed, as a dictionary.
 
-    batch: sequences in a step, of all ranks together
-    most: a rank's memory has room for so many at a time; take the largest micro-batches
-        that fit, all of one size
-    clip: the norm that gradients are clipped to; None: they are not clipped
+    batch: number of sequences in a step, on all ranks together
+    most: largest micro-batch for which a rank has memory; choose the largest micro-batches
+        of equal size that fit
+    ranks: number of ranks
+    clip: norm to which gradients are clipped, or None for no clipping
     """
     ### BEGIN SOLUTION
     each = batch // ranks
@@ -323,25 +334,28 @@ check.configure(configure)
 # %% [markdown]
 # ## Build: two batch sizes that contradict each other
 #
-# You will meet this message one day. Here it is from
-# [issue 6914](https://github.com/deepspeedai/DeepSpeed/issues/6914), of 2024:
+# You will meet this error one day. It is quoted from [issue
+# 6914](https://github.com/deepspeedai/DeepSpeed/issues/6914), of 2024:
 #
 #     Check batch related parameters. train_batch_size is not equal to
 #     micro_batch_per_gpu * gradient_acc_step * world_size 8 != 2 * 1 * 1
 #
-# The file is right, for some number of ranks. Which one? (If the last factor is 1 and you have more GPUs, each process
-# believes that it is alone: it was not started by a launcher.)
+# The file is right for some number of ranks. Which one? If the last factor is 1 although you have more GPUs, the
+# processes were started without a launcher, and each one believes that it is alone.
 #
 # ### Exercise 2: mend it (5 minutes)
 
 
 # %%
 def mend(train, micro, accumulation, ranks):
-    """(the number of ranks that these sizes agree on, the accumulation that keeps train on
-    `ranks` ranks).
+    """Return two numbers: the ranks that fit these sizes, and a new accumulation for `ranks`.
 
-    Micro stays, too: it is what fits. train is always a multiple of micro × accumulation.
-    None in place of the second where there is no such accumulation.
+    The new accumulation keeps `train` and `micro`; it is None if no accumulation does.
+
+    train: sequences in a step, a multiple of micro × accumulation
+    micro: sequences in a micro-batch
+    accumulation: micro-batches in a step, as the file has it
+    ranks: number of ranks that you have
     """
     ### BEGIN SOLUTION
     new, rest = divmod(train, micro * ranks)
@@ -354,38 +368,41 @@ check.mend(mend)
 # %% [markdown]
 # ## From FSDP's words to DeepSpeed's
 #
-# You have a training with `fully_shard`, and want the same one under DeepSpeed. Some of its settings have a key there,
-# some have two, and for `reshard_after_forward=False` there is only a distance within which nothing is dropped:
+# You have a training run with `fully_shard`, and want the same one under DeepSpeed. Some of its settings have one key
+# there, and some have two. `reshard_after_forward=False` has no key of its own; `stage3_max_reuse_distance` comes
+# nearest, a distance within which parameters stay gathered:
 #
 # | within `zero_optimization` | |
 # |---|---|
-# | `stage3_param_persistence_threshold` | parameters of up to so many elements are always whole |
-# | `stage3_max_reuse_distance` | a parameter that is used again before so many others are stays gathered |
-# | `stage3_prefetch_bucket_size` | so many elements are gathered before they are used |
-# | `offload_param`, `offload_optimizer` | `{"device": "cpu"}`: where they are between two uses |
+# | `stage3_param_persistence_threshold` | a parameter of at most this many elements is never sharded |
+# | `stage3_max_reuse_distance` | a parameter stays gathered if it is used again within this many elements |
+# | `stage3_prefetch_bucket_size` | at most this many elements are prefetched |
+# | `offload_param`, `offload_optimizer` | `{"device": "cpu"}` stores them on the CPU between two uses |
 #
 # | outside of it | |
 # |---|---|
-# | `communication_data_type` | `"fp32"` or `"bf16"`: gradients travel in it; unless it is said, in that of parameters |
+# | `communication_data_type` | `"fp32"` or `"bf16"`: dtype in which gradients are sent; by default the parameters' |
 #
-# A `mesh` of one axis has no key: there are as many ranks as were started.
+# A `mesh` of one axis has no key: DeepSpeed uses all ranks that were started.
 #
 # ### Exercise 3: translate (10 minutes)
 #
-# It is judged by a trial: for some settings, `fully_shard` and DeepSpeed train the same small model on two ranks. The
-# bytes sent in a step, the parameters held after it and the numbers at the end must be the same. Where you do not say
-# how large a bucket of gradients is, the check takes a small one.
+# The check runs your translation: for some settings, `fully_shard` and DeepSpeed train the same small model on two
+# ranks. The bytes sent in a step, the parameters held after it and the final numbers must agree. If you set no bucket
+# size, the check sets a small one.
 
 
 # %%
 def translate(reshard, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation):
-    """A configuration of DeepSpeed under which it trains as fully_shard does.
+    """Return a configuration with which DeepSpeed trains as fully_shard does.
 
-    reshard: its reshard_after_forward
-    param_dtype, reduce_dtype: of its MixedPrecisionPolicy; torch.float32 or torch.bfloat16
-    offload: whether it has a CPUOffloadPolicy
-    max_norm: what clip_grad_norm_ is called with; None: it is not called
-    micro, accumulation: sequences of a rank in a micro-batch; micro-batches in a step
+    reshard: the reshard_after_forward of fully_shard
+    param_dtype: of its MixedPrecisionPolicy, torch.float32 or torch.bfloat16
+    reduce_dtype: of its MixedPrecisionPolicy, torch.float32 or torch.bfloat16
+    offload: whether fully_shard has a CPUOffloadPolicy
+    max_norm: the argument of clip_grad_norm_, or None if it is not called
+    micro: sequences in a micro-batch, on one rank
+    accumulation: micro-batches in a step
     """
     ### BEGIN SOLUTION
     config = like_zero(3)
@@ -406,7 +423,7 @@ def translate(reshard, param_dtype, reduce_dtype, offload, max_norm, micro, accu
 check.translate(translate)
 
 # %% [markdown]
-# Here is the course's own translation. Set the left side, and read the right one:
+# Here is the course's own translation. Choose settings of `fully_shard`, and read the file for DeepSpeed:
 
 # %%
 NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -423,7 +440,8 @@ CHOICES = {"reshard_after_forward": [True, False], "offload": [False, True]}
 play.explore(in_its_words, param_dtype=NUMBERS, reduce_dtype=NUMBERS, **CHOICES)
 
 # %% [markdown]
-# And back. Here the left side is the file, for a model of 7 billion parameters. Not everything has a counterpart.
+# Now translate back. Choose a file for a model of 7 billion parameters. Some files have no counterpart in
+# `fully_shard`.
 
 
 # %%
@@ -444,8 +462,9 @@ CHOICES = {"device": ["none", "cpu", "nvme"], "bf16": [False, True]}
 play.explore(in_fsdps_words, stage=[3, 2, 1], reuse=[0, FAR, 10 * FAR], **CHOICES)
 
 # %% [markdown]
-# Does the file do what it says? Let parameters be in bfloat16, and gradients be reduced in float32. Parameters travel
-# in bfloat16, twice; gradients in float32, once. How many bytes for each parameter is that, times (N − 1)/N?
+# Does DeepSpeed do what the file says? Let parameters be in bfloat16, and let gradients be reduced in float32. Each
+# parameter is sent twice in bfloat16, and its gradient once in float32. How many bytes per parameter is that, in units
+# of (N − 1)/N?
 
 # %%
 guess_mixed = 8  # your number
@@ -457,25 +476,28 @@ check.predict("bfloat16 and float32:", guess_mixed, round(mixed, 1))
 # %% [markdown]
 # ## What its estimators leave out
 #
-# DeepSpeed tells beforehand what a model will need: `estimate_zero2_model_states_mem_needs_all_live` and its like. For
-# stage 2 it is 2Ψ + 18Ψ/N bytes on each of N ranks: two for P in 16 bits, and shares of G in 16 and in 32 bits and of
-# S, 2 + 4 + 12. ([labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has them in closed form.)
+# DeepSpeed estimates what a model will need by `estimate_zero2_model_states_mem_needs_all_live` and similar functions.
+# For stage 2 the estimate is 2Ψ + 18Ψ/N bytes on each of N ranks: 2 per parameter for P in 16 bits, and a shard of 2 +
+# 4 + 12, for G in 16 bits, G in 32 bits and S. [labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has the
+# estimates in closed form.
 #
 # ### Exercise 4: what is left out (5 minutes)
 #
-# In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. In mixed
-# precision the estimate's P, G and S are right. Besides, there is one bucket, in the parameters' dtype, and there are
-# the activations.
+# In float32 training, each rank holds all of P, 4 bytes per parameter, and a shard of G (4 bytes) and of S (12 bytes).
+# In mixed precision the estimate of P, G and S is right. In both cases the estimate leaves out the activations and one
+# bucket, which has the dtype of the parameters.
 
 
 # %%
 def left_out(parameters, ranks, activations, bucket, float32):
-    """Bytes that a rank holds under stage 2 beyond 2Ψ + 18Ψ/N.
+    """Return the bytes that a rank holds under stage 2 beyond the estimate, 2Ψ + 18Ψ/N.
 
-    activations: bytes, of the sequences of this rank
-    bucket: elements
-    float32: whether all is in float32; else it is in mixed precision, with parameters in 16
-    bits
+    parameters: Ψ, the number of parameters
+    ranks: N, the number of ranks
+    activations: bytes of activations for this rank's sequences
+    bucket: size of the bucket, in elements
+    float32: True if everything is in float32; False for mixed precision, with parameters in
+        16 bits
     """
     ### BEGIN SOLUTION
     states = 2 * parameters - 2 * parameters // ranks if float32 else 0
@@ -499,15 +521,16 @@ for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
 draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 
 # %% [markdown]
-# The estimate knows neither tokens nor buckets, and yours adds both. What is still missing are temporaries, more of
-# them with more tokens. labs/cost has these; its tests compare it with measured peaks. ([Issue
-# 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
+# The estimate ignores tokens and buckets, and your function adds both. Your answer still misses temporary tensors,
+# which grow with the tokens: at 512 tokens it is 18 % below `labs/cost`, which includes them. `labs/cost` is a formula
+# as well; its tests compare it with measured peaks. [Issue 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102),
+# of 2024, has a longer list.
 #
 # ## Recomputed, and compiled
 #
-# Two things that you may add to a training: activation checkpointing, which is notebook 07's, and `torch.compile`.
-# DeepSpeed has a checkpointing function of its own, and PyTorch's is there as well. How many bytes of activations does
-# a rank hold under each, at the most?
+# You may add two things to a training run: activation checkpointing (notebook 07) and `torch.compile`. DeepSpeed has
+# its own checkpointing function, and PyTorch's works as well. How many bytes of activations does a rank hold at its
+# peak with each?
 
 
 # %%
@@ -543,7 +566,7 @@ held = run(train_each_way, ranks=2, device="cpu", record="memory", tell="recompu
 
 # %%
 def activations(turn):
-    """Of the turn's third step, beyond what was there before its first."""
+    """Return the peak bytes of activations in the third step, beyond those before the first."""
     before = held.recording.moments(0, 4 * turn)[0][1]["A"]
     return held.recording.held(0, 4 * turn + 3)["A"] - before
 
@@ -566,13 +589,14 @@ table = [
 draw.table(table, caption="bytes of A, at the most, on rank 0 of two; two layers")
 
 # %% [markdown]
-# They are equal to the byte: how many activations a layer keeps does not depend on who shards its parameters.
-# DeepSpeed's function keeps a little more; it can also cut what it keeps over the ranks of a tensor-parallel group, or
-# move it to the CPU.
+# FSDP2 and DeepSpeed are equal to the byte: the bytes of activations that a layer keeps do not depend on who shards its
+# parameters. DeepSpeed's own function keeps a little more than PyTorch's. It can also shard what it keeps over the
+# ranks of a tensor-parallel group, or move it to the CPU.
 #
-# Now compiled, layer by layer, and then sharded. (`backend="eager"` traces the layers and compiles nothing, so no
-# compiler is needed here. DeepSpeed is in stage 2: in stage 3 it gathers by hooks on every module, which are traced,
-# too, until PyTorch's limit of recompilations is reached.)
+# Now trace each layer with `torch.compile`, and then shard it. `backend="eager"` traces the layers but generates no
+# code, so this cell shows only that tracing does not change bytes or losses; it says nothing about speed. DeepSpeed
+# runs stage 2 here: in stage 3 it gathers through hooks on every module, which are traced as well, until PyTorch's
+# limit of recompilations is reached.
 
 
 # %%
@@ -601,32 +625,34 @@ print(f"all four on one curve: {same}")
 # | | FSDP2 | DeepSpeed | how do we know? |
 # |---|---|---|---|
 # | is a part of PyTorch | yes | no: a package of its own | the imports above |
-# | is told what to do | in code: `fully_shard(layer)` | in a file | above |
-# | a layer is gathered | at once | with no prefetch, each parameter by itself | counted above |
+# | is configured | in code: `fully_shard(layer)` | in a file | above |
+# | gathers | a layer in one collective | without prefetch, each parameter separately | counted above |
 # | S, in float32 | 8 bytes | 12, with masters | measured above |
 # | clips gradients | when you call it | unless you say 0 | measured above |
 # | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | DeepSpeed, 10/2026 |
 # | offload to the CPU | yes | yes | run in notebook 07b; run in exercise 3 |
 # | offload to NVMe | no | on Linux, with a C++ compiler and libaio | PyTorch, 7/2026; DeepSpeed, 10/2026 |
 # | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | measured; docs, 11/2026 |
-# | compile | each layer, then `fully_shard` | each layer, or `engine.compile()` | run above; DeepSpeed, 10/2026 |
+# | compile | each layer, then `fully_shard` | each layer, or `engine.compile()` | traced above; DeepSpeed, 10/2026 |
 # | inference | sharded, as in training | the same in stage 3; its own engine | docs of both, 11/2026 |
 # | a checkpoint is loaded by | any number of ranks | the same number; any, once converted | notebook 08; its test |
-# | a checkpoint is | tensors and an index | pickles: run nobody else's | notebook 08; its test |
+# | a checkpoint is | tensors and an index | pickles: load only those you trust | notebook 08; its test |
 #
-# *PyTorch, 7/2026* is its release 2.13 of July 2026, and *DeepSpeed, 10/2026* [release
-# 0.19.8](https://pypi.org/project/deepspeed/0.19.8/) of October 2026: their code was read. The docs are those of
-# PyTorch on `fully_shard`, and those of deepspeed.ai on activation checkpointing and on inference, read in November
-# 2026. The test is [tests/deepspeed/test_saved.py](../tests/deepspeed/test_saved.py), which runs at each change of this
-# course: offloaded, a training ends with the same numbers; saved by four ranks and converted, it goes on with two.
+# *PyTorch, 7/2026* means that the code of its release 2.13 of July 2026 was read, and *DeepSpeed, 10/2026* means that
+# of [release 0.19.8](https://pypi.org/project/deepspeed/0.19.8/) of October 2026. The docs are those of PyTorch on
+# `fully_shard`, and those of deepspeed.ai on activation checkpointing and on inference, read in November 2026. The test
+# is [tests/deepspeed/test_saved.py](../tests/deepspeed/test_saved.py), which runs at each change of this course. It
+# shows that an offloaded training run ends with the same numbers, and that a run saved by four ranks continues on two
+# once it is converted.
 #
-# **Why**: what you would have to write, offload to disk above all, is there, and a model needs no change. **Why not**:
-# what a file does not say is decided elsewhere, and may change with a release. So write down what you rely on, and
-# measure the rest once.
+# **Why**: DeepSpeed offers what you would otherwise have to write, above all offload to disk, and a model needs no
+# change. **Why not**: settings that the file leaves out are decided by defaults, which may change with a release. So
+# write down what you rely on, and measure the rest once.
 #
 # ### A way out
 #
-# A few lines of a training script become DeepSpeed's, and it needs nothing of this course.
+# A few lines of a training script change. The script below imports only the data and the model from this course; use
+# your own in their place.
 #
 # | PyTorch | DeepSpeed |
 # |---|---|
@@ -687,8 +713,8 @@ print(f"all four on one curve: {same}")
 # dist.destroy_process_group()
 # ```
 #
-# And the file, which says what you rely on. These are numbers for comparing: for a large model take larger buckets, and
-# let it fetch ahead.
+# Here is the file, with everything that you rely on. These small numbers make two libraries comparable. For a large
+# model choose larger buckets, and allow prefetch.
 
 # %%
 SIZES = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
@@ -701,19 +727,21 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 #
 # <details><summary>The same file, a newer release, another curve. What do you look for?</summary>
 #
-# What the file does not say: gradients are clipped by default since 2026. Write `gradient_clipping` down, even as 0.
+# Look for a default that changed. Gradients are clipped by default since June 2026, so write `gradient_clipping` into
+# the file, even as 0.
 # </details>
 #
 # <details><summary>Why do stages 1 and 2 send half as much again as ours, and what turns it off?</summary>
 #
-# A bucket with gradients for several ranks is all-reduced. With `use_multi_rank_bucket_allreduce: false` each part is
-# reduced to the rank that needs it: 2Ψ.
+# DeepSpeed all-reduces a bucket that has gradients for several ranks. With `use_multi_rank_bucket_allreduce: false`,
+# each shard is reduced only to the rank that needs it, which sends 2Ψ.
 # </details>
 #
-# <details><summary>By its estimate a model needs 1 GB, and a card of 4 is too small. What is not in it?</summary>
+# <details><summary>DeepSpeed estimates 1 GB for a model, but a card of 4 GB is too small. What does the estimate leave
+# out?</summary>
 #
-# Activations, which grow with the tokens; the bucket, by default 1 GB in 16 bits and 2 GB in float32; and in float32
-# the wider parameters.
+# It leaves out the activations, which grow with the tokens; the bucket, by default 1 GB in 16 bits and 2 GB in float32;
+# and, in float32, the wider parameters.
 # </details>
 #
 # | | predicted | DeepSpeed | ours |
@@ -726,17 +754,18 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 # %% [markdown]
 # ## Beat it: the quickest file that fits (20 minutes)
 #
-# Optional, and open: no answer is the last one. Two ranks train three models of linear layers, with AdamW in float32.
-# Each has a budget of bytes, beyond what was there before the model, and a message takes latency + bytes/bandwidth. You
-# write the file: how many of its rows a rank takes at a time, and what stands in `zero_optimization`. Nothing is
-# offloaded. DeepSpeed trains by your file; the losses must be one process's. What counts is the time of the third
-# step's messages on the busier rank; what has to fit is the most that the fuller one holds in a steady step.
+# This part is optional and open: no answer is the last one. Two ranks train three models of linear layers, with AdamW
+# in float32. Each model has a memory budget, in bytes beyond those held before the model was made. A message takes
+# latency + bytes/bandwidth. You write the file: how many rows a rank reads in a micro-batch, and the entries of
+# `zero_optimization`. Nothing is offloaded. DeepSpeed trains with your file, and its losses must equal those of one
+# process. The score counts the time of the third step's messages on the busier rank. The budget limits the peak of the
+# fuller rank in a steady step.
 #
-# **The bound.** What a rank's parameters become depends on the other's gradient, in Ψ numbers. So 4Ψ bytes must be
-# sent, in a message at least. That is 100 points, in each of the three. Stage 3 as
-# `from_fsdp(reshard_after_forward=False)` has it, with buckets of 1,500 elements and at most 16 rows at a time, fits
-# everywhere, and scores 22.0 in their mean.
-# A score is 100 × bound / time.
+# **The bound.** Let Ψ be the number of parameters, α the latency, W the bandwidth, and t the time of a rank's messages.
+# Then t ≥ α + 4Ψ/W. Nothing can beat it, because a rank's new parameters depend on all Ψ numbers of the other rank's
+# gradient, so 4Ψ bytes must be sent, in at least one message. The score is 100 × bound/t, and your points are the mean
+# of the three. `from_fsdp(reshard_after_forward=False)`, with buckets of 1,500 elements and at most 16 rows in a
+# micro-batch, fits everywhere and scores 22.0.
 
 # %%
 from itertools import pairwise
@@ -751,7 +780,7 @@ for name, setup in beat.knobs.cases.items():
 draw.table(rows, caption=f"{setup.bandwidth / 1e6:.0f} MB per second")
 
 # %% [markdown]
-# `measured` tries files in one of the three setups, as the judge does. (kB are rounded here; what counts is exact.)
+# `measured` tries files in one of the three setups, as the judge does. It returns exact bytes; the tables round to kB.
 
 # %%
 zeros = {"stage 2": like_zero(2), "straightforward": from_fsdp(reshard_after_forward=False)}
@@ -768,11 +797,16 @@ draw.table(rows, caption="few rows, buckets of 1,500")
 
 # %%
 def quick_file(widths, rows, budget, latency, bandwidth):
-    """A configuration of DeepSpeed with two keys: train_micro_batch_size_per_gpu, which divides
-    rows, and zero_optimization, of numbers and switches.
+    """Return a configuration of DeepSpeed that fits the budget and sends quickly.
 
-    widths: of the model, which has a linear layer with bias from each to the next; rows: of a
-    rank in a step; bytes, s, bytes/s
+    It has two keys: train_micro_batch_size_per_gpu, which divides rows, and zero_optimization,
+    whose values are numbers and switches.
+
+    widths: the model has a linear layer with bias from each width to the next
+    rows: number of rows that a rank reads in a step
+    budget: bytes that a rank may hold
+    latency: seconds per message
+    bandwidth: bytes per second
     """
     ### BEGIN SOLUTION
     psi = sum(a * b + b for a, b in pairwise(widths))
@@ -788,13 +822,13 @@ def quick_file(widths, rows, budget, latency, bandwidth):
 beat.knobs(quick_file)
 
 # %% [markdown]
-# The course does without stage 3, which needs more messages. What it has to spare becomes a bucket.
+# The course's answer avoids stage 3, which needs more messages, and spends all spare memory on the bucket.
 #
 # <details><summary>Where is there room?</summary>
 #
-# In the number of buckets. What is held does not grow evenly with their size: a bucket that is just large enough for
-# two layers costs less than one that almost is. And where gradients are added up over micro-batches, smaller ones leave
-# room for one bucket that takes all.
+# Reduce the number of buckets. Memory does not grow evenly with their size: a bucket that just fits two layers costs
+# less than one that nearly does. If gradients accumulate over micro-batches, smaller micro-batches leave room for one
+# bucket that holds all gradients.
 # </details>
 
 # %% [markdown]
@@ -803,7 +837,7 @@ beat.knobs(quick_file)
 # [labs/cost/deepspeed_stages.py](../labs/cost/deepspeed_stages.py). Rajbhandari et al., 2020, *ZeRO* (arXiv
 # 1910.02054).
 #
-# **Next.** You, a compiler or a file can say what is sent. On 32 GPUs there are dozens of layouts, on 16,384 thousands.
-# Which is the best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
+# **Next.** You, a compiler or a file can decide what the ranks send. There are fifteen thousand layouts for a model on
+# 32 GPUs alone. Which one is the best, and how can you know before you rent a GPU? [Plan a run](15_plan_a_run.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/14_deepspeed.ipynb`, then *File > Reload Notebook from Disk*.
