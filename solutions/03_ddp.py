@@ -783,11 +783,12 @@ draw.table([{"kind": kind, head: times} for kind, times in kept.items()])
 # The three ways differ in their buffers:
 
 # %%
-kinds = ("P", "G", "S", "A", "comm", "peak")
+exact = ("P", "G", "S", "A", "comm")
 for name, prediction in predicted.items():
-    assert all(getattr(prediction.held, kind) == held[name][kind] for kind in kinds)
-rows = [{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS]
-draw.table(rows, caption="bytes, exactly as predicted")
+    assert all(getattr(prediction.held, kind) == held[name][kind] for kind in exact)
+    assert abs(prediction.held.peak / held[name]["peak"] - 1) < 0.05
+rows = [{"": name, **{kind: held[name][kind] for kind in (*exact, "peak")}} for name in WAYS]
+draw.table(rows, caption="bytes: the peak as predicted within 5 %, all else exactly")
 
 # %% [markdown]
 # `Naive` needs no buffer. `Bucketed` needs one buffer, as large as the largest bucket. It allocates the buffer after
@@ -917,7 +918,7 @@ paper = cost.ddp(on_paper, "overlapped")
 paper = rows(paper.sent, paper.all_reduces, vars(paper.held))
 units = dict.fromkeys(paper, "B") | {"all-reduces": ""}
 rows = [(name, paper[name], ours[name], torchs[name], units[name]) for name in paper]
-draw.ledger(rows, within=0)
+draw.ledger(rows, within=0.05)
 
 # %% [markdown]
 # All lines agree, except the last. PyTorch's buckets hold the gradients *a second time*: PyTorch copies each gradient

@@ -91,5 +91,5 @@ def test_a_training_continues_on_as_many_ranks_and_converted_on_fewer(tmp_path):
 
 def test_a_missing_checkpoint_is_reported(tmp_path):
     need_deepspeed()
-    with pytest.raises(FileNotFoundError, match="has no file 'latest': save_checkpoint writes it"):
+    with pytest.raises(FileNotFoundError, match="has no file 'latest': call save_checkpoint first"):
         to_universal(tmp_path)
