@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Tensor parallelism, second part: the loss, the plan, and the wire
 #
-# *For one sequence, the last product of Llama 3 405B gives 4.2 GB of numbers, and all of them for one number, the loss.
-# Where can they lie, and what must the ranks tell each other?*
+# *For one sequence of 8,192 tokens, the output head of Llama 3 405B computes 4.2 GB of logits in float32. From all of
+# them follows one number, the loss. Can each rank hold only its shard of the logits, and what must the ranks exchange?*
 #
 # You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb).
 # **Minutes**, by estimate: 25 without exercises, 50 with them, 5 more for optional parts, 25 more for the challenge.
@@ -18,8 +18,9 @@ recall.ask("09b")
 # %% [markdown]
 # ## Question
 #
-# A model ends with its *output head*: for each token a number for every entry of the vocabulary, its *logits*. Where
-# the head is split, each rank has the logits of its own part. The loss needs all of them, or so it seems:
+# A model ends with its *output head*, which gives each token one number for every entry of the vocabulary: its
+# *logits*. If the head is split, each rank has the logits of its shard of the vocabulary. The loss needs all logits, or
+# so it seems:
 
 # %%
 import inspect
@@ -55,9 +56,9 @@ print(f"an eighth of them: {llama / 8:.2f} GB")
 #
 # ## Predict
 #
-# One could also gather the logits on every rank, and compute the loss there. With four ranks, a vocabulary of 256 and
-# float32, how many bytes more does a rank send for each token than with the picture's three numbers, which are
-# all-reduced?
+# You could instead gather the logits on every rank and compute the loss there. Take four ranks, a vocabulary of 256,
+# and float32. How many bytes per token does a rank send in addition to those of the picture, which all-reduces three
+# numbers?
 
 # %%
 guess_more = 750  # your number
@@ -70,31 +71,38 @@ guess_more = 750  # your number
 #     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
 #
 # It takes three numbers per token: the highest logit, a sum of exponentials, and the logit of the target. The first is
-# a maximum over all ranks, the second a sum, and the third is on one rank only (if the others contribute zero, it is a
-# sum too). The highest is subtracted because exp(100) is infinite in float32. It cancels, so its gradient is not
-# needed: it may come from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
+# a maximum over all ranks, and the second a sum over all ranks. One rank has the third; if the others contribute zero,
+# it is a sum as well. The highest logit is subtracted because exp(100) is infinite in float32. It cancels in the
+# formula, so the loss does not depend on it and its gradient is not needed: take it from a detached tensor, by an
+# all-reduce with `dist.ReduceOp.MAX`.
 #
 # ### Exercise 1: the loss of a split vocabulary (15 minutes)
 #
-# With `reduce` of the last notebook, autograd finds the gradient by itself. (The lines that are given pad the logits
-# with one more column, of −inf. Where that column is picked, −inf × 0 is not a number: use `where` or `masked_fill`.)
-# The check compares the loss and the gradient of the logits on 1 to 8 ranks and in sub-groups, with vocabularies that
-# the number of ranks does not divide (any rank may have no column at all), with logits of ±10,000, and with a gradient
-# of the loss other than 1. It measures bytes sent and held. Budget: three numbers per token, nothing backward, and
-# never a gathered logit. At most 12 all-reduces: the tokens may go in a few parts, but not one by one.
+# With `reduce` of the last notebook, autograd computes the gradient by itself. The first lines are given. They append
+# one column of −inf to the logits, and let every target that belongs to another rank point to it, so that `gather`
+# works on each rank. These targets must then contribute zero: set their values with `where` or `masked_fill`, since
+# multiplying by a mask would give −inf × 0, which is not a number.
+#
+# The check compares the loss and the gradient of the logits on 1 to 8 ranks and in sub-groups. It uses vocabularies
+# that the number of ranks does not divide (a rank may have no column), logits of ±10,000, and a gradient of the loss
+# other than 1. It also measures bytes sent and held. Your budget is three numbers per token in forward, none in
+# backward, and never a gathered logit. You may use at most 12 all-reduces, so process the tokens in a few chunks at
+# most, not one by one.
 
 
 # %%
 def split_loss(logits, targets, first, group=None):
-    """The mean cross-entropy of all tokens, in nats (0-dim), the same on all ranks.
+    """Return the mean cross-entropy of all tokens, in nats (0-dim), the same on all ranks.
 
-    logits: [tokens, v], this rank's part of the vocabulary, which begins at `first`; v may be 0
-    targets: [tokens], of the whole vocabulary, on every rank
+    logits: [tokens, v], the logits of this rank's shard of the vocabulary; v may be 0
+    targets: [tokens], the targets in the whole vocabulary, the same on every rank
+    first: first entry of the vocabulary in this rank's shard
+    group: process group of the ranks that share the vocabulary
     """
     v = logits.shape[1]
-    here = (targets >= first) & (targets < first + v)  # the targets in this rank's part
-    column = (targets - first).where(here, v)  # for the other targets, one behind the last
-    logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column, so there is always one
+    here = (targets >= first) & (targets < first + v)  # the targets in this rank's shard
+    column = (targets - first).where(here, v)  # other targets point behind the last column
+    logits = F.pad(logits, (0, 1), value=-torch.inf)  # the column behind the last one
     ### BEGIN SOLUTION
     highest = logits.detach().amax(1)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
@@ -108,8 +116,8 @@ def split_loss(logits, targets, first, group=None):
 check.split_loss(split_loss)
 
 # %% [markdown]
-# How much is it worth? Here is the last notebook's GPT once more, by a plan that gathers the logits and takes the
-# ordinary loss, beside what the formulas say of `gpt_plan`:
+# How many bytes does this loss save? Train the last notebook's GPT with a plan that gathers the logits and takes the
+# ordinary loss. The cell compares what a rank sends with the formula for `gpt_plan`, whose loss is split:
 
 # %%
 from labs.kit.train import in_turn, recorded, strategies
@@ -144,24 +152,25 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # %% [markdown]
 # ## Build: the plan
 #
-# Everything so far fits in one table, from the name of a submodule to the style in which it is split. A module without
-# a row stays whole on every rank. The names of the styles are PyTorch's, all but the last; the argument `heads=` is the
-# course's. Below, `between` is the layout that x has between the pairs: `Replicate()` where it is whole, `Shard(1)`
-# where each rank has a part of the tokens (dim 1).
+# A table describes everything so far: it gives each submodule's name a style in which it is split. A module without a
+# row is replicated on every rank. The names of the styles are PyTorch's, except for the last; the argument `heads=` is
+# the course's. Below, `between` is the layout of x between the pairs: `Replicate()` if every rank has all of x,
+# `Shard(1)` if each rank has a shard of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=between)` are the two halves of a pair. With `heads=`, a
-#   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they cut between heads only.
-# - `PrepareModuleInput(input_layouts=between)` is the border in front of a pair, for a module that has the pair in it.
-#   What several columns read crosses it once.
-# - `SequenceParallel()` is for a module that sees a part of the tokens. The gradients of its parameters are added up.
-# - `LossParallel(vocabulary)` is exercise 1.
+#   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they split between heads only.
+# - `PrepareModuleInput(input_layouts=between)` is for a module that contains a pair. It converts the module's input
+#   from `between` to a replicated tensor, once for all column-split matrices that read it.
+# - `SequenceParallel()` is for a module that reads a shard of the tokens. The gradients of its parameters are partial
+#   sums, which are added up over the ranks.
+# - `LossParallel(vocabulary)` is the loss of exercise 1.
 #
 # A name may be a pattern: in `layers.*.mlp.[gu]*`, the first `*` is any layer, and the rest are `gate` and `up`.
 #
 # ### Exercise 2: the plan of a block that you have not seen (10 minutes)
 #
-# The block below is nowhere else in the course. Somebody has trained it on one device, and it has to be split over 2
-# ranks, and over 4, without a change to its code:
+# The block below occurs nowhere else in the course. Somebody has trained it on one device. Split it over 2 ranks, and
+# over 4, without changing its code:
 
 # %%
 Stranger, Mixer, FeedForward = (
@@ -173,39 +182,41 @@ Stranger, Mixer, FeedForward = (
 print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
 
 # %% [markdown]
-# Write its plan. The check tries it with fewer heads of keys and values than ranks, too, and with heads that cannot be
-# dealt out evenly.
+# Write its plan. The check also tries fewer key and value heads than ranks, and numbers of heads that the ranks do not
+# divide.
 #
 # <details><summary>A first hint</summary>
 #
-# Follow one token through `forward`, and write beside each line what a rank can have there: x, some of the features, or
-# a summand. Where does a line meet two tensors that are split?
+# Follow one token through `forward`, and write beside each line what a rank can have there: all of x, some of the
+# features, or a partial sum. Which line combines two tensors that are split?
 # </details>
 #
 # <details><summary>A second hint</summary>
 #
-# A rank that has a head needs all that belongs to the head. How many matrices is that? The width of a matrix does not
-# tell.
+# A rank that has a head needs everything that belongs to the head. How many matrices is that? Do not judge by a
+# matrix's width.
 # </details>
 #
 # <details><summary>A third hint, on what is sent</summary>
 #
-# Four matrices of the mixer read the same x. And with sequence parallelism, who sees only a part of the tokens, and has
-# parameters?
+# Four matrices of the mixer read the same x. And with sequence parallelism, which modules have parameters, but read
+# only a shard of the tokens?
 # </details>
 
 
 # %%
 def block_plan(config, sequence_parallel):
-    """{name of a submodule: style} for Stranger(config), so that
+    """Return the plan of Stranger(config), as {name of a submodule: style}.
 
-    - output and gradients are those of one process;
-    - a rank holds its part of every matrix, and no more;
-    - it sends two collectives forward and two backward; with sequence_parallel four and four,
-      and the gradients of two norms; and where ranks share a head, those of keys and values.
+    - Output and gradients equal those of one process.
+    - A rank holds its shard of every matrix, and no more.
+    - A rank sends two collectives in forward and two in backward; with sequence_parallel, four
+      and four, and the gradients of two norms.  If ranks share a key or value head, they also
+      send its gradients.
 
-    config has `heads` and `kv_heads`.  x comes in and goes out whole; with sequence_parallel,
-    each rank has a part of dim 1.
+    config: has `heads` and `kv_heads`
+    sequence_parallel: if False, x is replicated at input and output; if True, each rank has a
+        shard of dim 1
     """
     ### BEGIN SOLUTION
     between = Shard(1) if sequence_parallel else Replicate()
@@ -225,29 +236,29 @@ def block_plan(config, sequence_parallel):
 check.block_plan(block_plan)
 
 # %% [markdown]
-# And here is the plan of the course's own model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each
-# weight (drawn as in the last notebook's products: inputs down, outputs across), and what crosses each border. This
-# model has four query heads and two heads of keys and values, so that on four ranks, two ranks share each of the
-# latter. `*` stands for one part of a name.
+# Here is the plan of the course's own model, `gpt_plan(config, sequence_parallel=True)`. The picture shows each rank's
+# shard of every weight (inputs down, outputs across, as in the last notebook) and the collective at each border. This
+# model has four query heads and two key and value heads, so on four ranks two ranks share each of the latter. `*`
+# stands for one component of a name.
 
 # %%
 draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
 
 # %% [markdown]
-# You can write a plan like this for your own model, with the names of its submodules. What a rank then has is an
-# ordinary parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an
-# optimizer that treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So
-# must the norm of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
-# [labs/tp/tp.py](../labs/tp/tp.py).)
+# You can write such a plan for your own model, with the names of its submodules. Each rank then has ordinary parameters
+# of smaller shapes. So other strategies need not know about the plan. An optimizer such as AdamW, which treats every
+# number separately, need not know either; one that needs whole matrices, like Muon, must. The norm of all gradients
+# must know, too, because it counts a replicated gradient once: use `clip_gradients` of
+# [labs/tp/tp.py](../labs/tp/tp.py).
 #
 # ## The tensor-parallel explorer
 #
-# Here is a GPT with Llama 3's proportions: which slice of each matrix is on which rank, what rank 0 sends, and what it
-# holds, by the formulas of the last notebook. Three questions to put to it:
+# Here is a GPT with Llama 3's proportions. The explorer shows each rank's shard of every matrix, what rank 0 sends, and
+# what it holds, by the last notebook's formulas. Try these three questions:
 #
-# - On how many ranks do neighbours begin to share heads of keys and values, and what do they send for it?
-# - On 8 ranks, put x in shards. What shrinks, and what does it cost in bytes sent?
-# - Double the sequence: what doubles? And double the width?
+# - From which TP degree on do neighbours share key and value heads, and what do they send for it?
+# - On 8 ranks, shard x along the tokens (sequence parallelism). What shrinks, and how many more bytes are sent?
+# - Double the sequence: what doubles? And what doubles with the width?
 
 # %%
 play.tensor_parallel()
@@ -255,19 +266,20 @@ play.tensor_parallel()
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# On 16, since there are 8 heads of keys and values: two small all-reduces in each layer, of the gradients of k and v.
-# Activations shrink, and almost nothing is sent in addition. Doubling the sequence doubles all that is sent, and the
-# activations; P, G and S stay the same. Doubling the width doubles what is sent, too, but a layer's parameters grow
-# about fourfold: wide models are where TP pays.
+# They share heads at a TP degree of 16, since there are 8 key and value heads. For this they send two small all-reduces
+# in each layer, of the gradients of k and v. Sequence parallelism shrinks the activations, and sends almost nothing
+# more. Doubling the sequence doubles the activations and all bytes sent; P, G and S stay the same. Doubling the width
+# also doubles the bytes sent, but a layer's parameters and its computation grow about fourfold, so TP pays in wide
+# models.
 #
 # </details>
 #
 # ## Native
 #
-# PyTorch's own `parallelize_module` takes a table like this, too.
-# [labs/native/parallelized.py](../labs/native/parallelized.py) turns ours into its styles. Its parameters are DTensors,
-# and the loss of split logits is a context, `loss_parallel()`. Ours is what the formulas say, as the last notebook has
-# measured; PyTorch's is measured here, with sequence parallelism:
+# PyTorch's `parallelize_module` takes a table like this, too.
+# [labs/native/parallelized.py](../labs/native/parallelized.py) converts our plan to its styles. Its parameters are
+# DTensors, and `loss_parallel()` is a context in which the loss accepts split logits. The last notebook measured that
+# our implementation sends and holds what the formulas say. Here PyTorch's is measured, with sequence parallelism:
 
 # %%
 row = replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})
@@ -279,7 +291,7 @@ def float64():
 
 
 def off(kept):
-    """How far these parameters are from one process's."""
+    """Return the largest difference between these parameters and those of one process."""
     return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
 
 
@@ -303,22 +315,23 @@ rows = [{"": whose} | {kind: each[kind] for kind in shown} for whose, each in bo
 draw.table(rows, caption="bytes, rank 0")
 
 # %% [markdown]
-# Where PyTorch does more:
+# PyTorch does more in three places:
 #
-# - The loss adds up the exponentials and the targets' logits in two all-reduces; ours does it in one.
-# - It leaves the norms' gradients as they are, `Partial()`. They are added up whenever they
-#   are read, and AdamW reads each of the five three times.
-# - The gradient of the embedding is as large as the whole embedding on every rank. Ours has the rank's own rows.
+# - Its loss adds up the exponentials and the targets' logits in two all-reduces; ours needs one.
+# - It leaves the norms' gradients as partial sums, `Partial()`. Each read adds them up, and AdamW reads each of the
+#   five gradients three times.
+# - On every rank, the gradient of the embedding is as large as the whole embedding. Ours has only the rank's own rows.
 #
-# PyTorch's also cuts features without regard to heads. With fewer heads of keys and values than ranks, you must repeat
-# the heads by hand. (Bytes are logical: on CPUs its reduce-scatter is gloo's, which carries more, as in notebook 04.)
+# PyTorch's implementation also splits features without regard to heads. With fewer key and value heads than ranks, you
+# must repeat the heads by hand. The bytes in the table are logical: on CPUs its reduce-scatter is gloo's, which sends
+# more, as in notebook 04.
 #
 # ## Two axes: FSDP over TP
 #
-# TP cannot use more ranks than there are heads, and in practice no more than a node has. So it becomes one axis of a
-# mesh, and FSDP the other: first split the model along `tp`, then shard what each rank has of it along `dp`. Ranks
-# along `tp` read the same sequences; ranks along `dp` read different ones. Here are two nodes of two ranks each
-# (notebook 05's `Link`), and the axes in both orders:
+# In this layout, TP cannot use more ranks than there are query heads, and in practice it stays inside a node. So TP
+# becomes one axis of a mesh, and FSDP the other: split the model along `tp` first, and then shard each rank's
+# parameters along `dp`. Ranks along `tp` read the same sequences; ranks along `dp` read different ones. The cell tries
+# both orders of the axes on two nodes of two ranks each (notebook 05's `Link`):
 
 # %%
 from labs.fsdp import fully_shard
@@ -326,7 +339,7 @@ from labs.tp import full_parameters, parallelize
 
 
 def two_axes(model, mesh):
-    """TP along one axis of the mesh, and FSDP along the other."""
+    """Apply TP along one axis of the mesh, and FSDP along the other."""
     parallelize(model, mesh["tp"], gpt_plan(model.config, sequence_parallel=True))
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh["dp"])
@@ -360,24 +373,26 @@ for second, name in zip((1, 3), AXES, strict=True):
 draw.table(rows, caption="the last axis is made of neighbours; bytes in a step of 16 sequences")
 
 # %% [markdown]
-# Both orders give the right numbers, and send what the formulas of TP and FSDP say (`cost.fsdp_tp`). With `tp` last,
-# the ranks of a TP group are neighbours and share a node. With `tp` first, all that TP sends crosses between the nodes.
-# That is why TP goes last on a mesh. (Llama's authors list their axes the other way round: TP, their first one, is the
-# innermost.)
+# Both orders give the right numbers, and each rank sends what the formulas of TP and FSDP say (`cost.fsdp_tp`). With
+# `tp` last, the ranks of a TP group are neighbours and share a node, and 2.7 MB leave the node. With `tp` first, all
+# traffic of TP crosses between the nodes, and 10.5 MB leave. That is why TP is the last axis of a mesh. Llama's authors
+# list their axes in the opposite order: their first one, TP, is the innermost.
 #
-# > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88, where log(151,936), about 11.93, is
-# > due. Each rank divides its sum by the number of tokens in the whole batch, and Hugging Face's trainer multiplied by
-# > the number of ranks, so that the mean over all of them comes out right. On eight ranks along `dp` it is 11.97. On 2
-# > × 4, where the second axis holds experts, the four ranks along it read the *same* tokens, and the loss counted four
-# > times ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). What is averaged
-# > over data must be counted along the axes that split the data, and along no other.
+# > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88 instead of log(151,936), about 11.93.
+# > *Cause*: each rank divides its sum of losses by the number of tokens in the whole batch. Hugging Face's trainer
+# > multiplied by the number of ranks, so that the mean over all ranks is right. On eight ranks along `dp` the loss is
+# > 11.97, as it should be. On a mesh of 2 × 4, the four ranks along the second axis (which holds experts) read the
+# > *same* tokens, so the loss counted four times
+# > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). *Rule*: to average over
+# > data, count the ranks along the axes that split the data, and along no other.
 #
 # ## Optional: latency, when a token gets slower
 #
-# TP also serves inference: a model that generates text has one token to compute at a time, and needs *all* its weights
-# for it. Most of the time goes into reading them from memory, and each of N ranks reads only an N-th. `generate` keeps
-# the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that only the new
-# token goes through the model. A rank caches its own heads. All ranks see the same logits, and draw with the same seed:
+# TP also serves inference. A model that generates text computes one token at a time, and needs *all* its weights for
+# each. Most of the time goes into reading the weights from memory, and each of N ranks reads only 1/N of them.
+# `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that
+# only the new token passes through the model. A rank caches its own heads. All ranks see the same logits, and sample
+# with the same seed:
 
 # %%
 from labs.generate import cached, generate
@@ -387,7 +402,7 @@ prompt = torch.tensor([list(b"def all_reduce(")])
 
 
 def split():
-    """The model: whole on one rank, split on several."""
+    """Return the model: whole on one rank, split on several."""
     return parallelize(GPT(CHAT), Mesh((dist.get_world_size(),), ("tp",)), gpt_plan(CHAT))
 
 
@@ -399,9 +414,10 @@ answers = [on_cpu(answer, ranks=ranks, tell="12 tokens")[0] for ranks in (1, 2, 
 print(f"the same tokens on 1, 2 and 4 ranks: {answers[0] == answers[1] == answers[2]}")
 
 # %% [markdown]
-# And how long does a token take? With pencil and paper (`cost.token_seconds`) it has three parts: reading the weights;
-# *messages*, the time that a collective takes however little it carries; and *bytes*, the time that its data adds. A
-# slow wire shows the last two. Here is one between two ranks, the same for the formula and for the job:
+# How long does a token take? The formula (`cost.token_seconds`) has three parts: reading the weights; *latency*, the
+# time of a collective however few bytes it sends; and *bytes*, the time that its data adds. The table below calls the
+# latency "messages". A slow link makes the last two visible. The formula and the job use the same link between two
+# ranks:
 
 
 # %%
@@ -426,12 +442,13 @@ print(f"at least {1e3 * token.messages:.0f} ms for messages", end=", ")
 print(f"{1e3 * token.bytes:.1f} ms for bytes; it took {1e3 * took:.0f} ms")
 
 # %% [markdown]
-# A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the other. Each
-# of the nine all-reduces crosses the wire twice, and the gather once: 19 × 2 ms. For so small a model, a token is so
-# little data that bandwidth hardly counts. The rest, compute, Python, waiting and recording, is not taken apart here.
+# A token needs two all-reduces per layer, one for the embedding, and a gather of the logits, all in sequence. Each of
+# the nine all-reduces crosses the link twice, and the gather once: 19 × 2 ms. In so small a model a token has so few
+# bytes that bandwidth hardly matters. The formula's latency and bytes explain 39 ms. The rest is computation, Python,
+# waiting and recording, which this cell does not separate.
 #
-# So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
-# for Llama 3 8B in 16 bit on two links (`cost` names its sources):
+# So TP speeds up generation if reading the weights takes longer than the latency of its collectives. Here is the same
+# formula for Llama 3 8B in 16 bits on two links (`cost` names its sources):
 
 # %%
 rows, llama = [], PRESETS["llama3-8b"]
@@ -443,17 +460,18 @@ for name in ("NVLink 4", "Ethernet, 10 Gb/s"):
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms")
 
 # %% [markdown]
-# With NVLink eight ranks are four times as quick as one. With Ethernet two gain a little, and eight nothing.
+# With NVLink, eight ranks are four times as quick as one. With Ethernet, two ranks gain a little, and eight gain
+# nothing. (A 0 in the table is less than 0.005 ms.)
 #
 # ## Optional: async TP, multiply while it travels
 #
-# In training, too, a rank waits at each border: the next product needs what is on its way. But it does not need all of
-# it at once. With sequence parallelism, the product for one rank's tokens needs these tokens only. So let the ranks'
-# shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
-# and each rank adds the product of its own part. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
-# `gather_linear` and `linear_scatter`. Here are the two matrices of the last notebook's first picture, forward, on two
-# ranks and a slow wire. (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how
-# busy your machine is.)
+# In training, too, a rank waits at each border: the next product needs data that is still in transit. But it does not
+# need all of it at once. With sequence parallelism, the product for one rank's tokens needs only these tokens. So the
+# shards travel round a ring one by one, and each rank multiplies one shard while the next one travels. At the other end
+# the partial sums travel, and each rank adds its own product. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
+# `gather_linear` and `linear_scatter`. The cells below run the two matrices of the last notebook's first picture,
+# forward, on two ranks and a slow link. A sleep of 80 µs per token lengthens each product, so that the picture depends
+# less on how busy your machine is.
 
 # %%
 from torch.overrides import TorchFunctionMode
@@ -462,7 +480,7 @@ from labs.tp.async_tp import gather_linear, linear_scatter
 
 
 class Padded(TorchFunctionMode):
-    """Within it, each product takes longer."""
+    """A mode in which each product takes longer."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -472,7 +490,7 @@ class Padded(TorchFunctionMode):
 
 
 def whole(x, up, down, mesh):
-    """Gather, multiply twice, scatter."""
+    """Gather the tokens, multiply by both matrices, and scatter the sums."""
     return scatter((gather(x, mesh, dim=1) @ up.T).relu() @ down.T, mesh, dim=1)
 
 
@@ -486,7 +504,7 @@ TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_
 
 # %%
 def both(times=12):
-    """Run each of the two several times; whether they give the same result."""
+    """Run each of the two several times, and return whether the results are equal."""
     torch.manual_seed(dist.get_rank())  # different tokens, and different parts of the matrices
     mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
     x = torch.randn(1, TOKENS, WIDTH) / 16
@@ -510,7 +528,7 @@ assert all(found) and seen.sent(0, 0) == seen.sent(0, 12)
 
 
 def lasted(number):
-    """From the first rank's start to the last one's end, in ms."""
+    """Return the ms from the first rank's start to the last one's end."""
     began = min(each[number].start for each in spans)
     return 1000 * (max(each[number].end for each in spans) - began)
 
@@ -526,37 +544,37 @@ travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
-# (The picture shows the quickest of twelve steps of each. On CPUs the course makes a reduce-scatter of an all-to-all,
-# and adds up what arrives.) The same result and the same bytes, but now a shard travels while another is multiplied. A
-# rank now waits only if a shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy.
-# In PyTorch this is experimental: torch.compile can do it for a plan like this if you switch it on, between GPUs that
-# can read each other's memory. Its authors
+# The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
+# all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
+# multiplied. A rank waits only if a shard takes longer to travel than to multiply, which hardly ever happens here
+# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to a
+# plan like this, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
-# a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
-# which cannot be cut into shards.
+# a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
+# help with a single token, which cannot be split into shards.
 #
 # ## Measure: does TP send little?
 #
-# Take the same model, the same batch and the same four ranks under three strategies. DDP sends *gradients*, FSDP
-# *parameters and gradients*: as many for one token as for a million. TP sends *activations*, a fixed number for each
-# token of the whole batch. So with few tokens it sends the least, and with many the most. From how many tokens in a
-# batch does TP send more than DDP, in multiples of the width D?
+# Train the same model with the same batch on four ranks, with three strategies. DDP sends *gradients*, and FSDP
+# *parameters and gradients*: the same number of bytes for one token as for a million. TP sends *activations*, a fixed
+# number of bytes for each token of the whole batch. So TP sends the least for few tokens and the most for many. From
+# how many tokens in a batch does TP send more than DDP? Answer in multiples of the width D.
 
 # %%
 guess_tokens = 3  # your number, × D
 
 # %% [markdown]
-# First DDP and FSDP as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
-# meets DDP, it was measured once more:
+# The first table compares measured bytes of DDP and FSDP with the formulas, for sequences of 128 tokens. The second
+# gives the formulas for other lengths. At the length where TP meets DDP, TP is measured as well:
 
 # %%
-a_part = cost.Job(CONFIG, batch=1, ranks=4)  # DDP, FSDP: a rank has a quarter of the batch
+a_part = cost.Job(CONFIG, batch=1, ranks=4)  # DDP, FSDP: a rank reads a quarter of the batch
 others = {"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]}
 talk |= recorded(others, float32, batches)
 
 
 def sent(length):
-    """Bytes that a rank sends in a step with four sequences of this length, by strategy."""
+    """Return the bytes that a rank sends for four sequences of this length, by strategy."""
     config = replace(CONFIG, context=length)
     on_part, on_all = replace(a_part, config=config), replace(on_paper, config=config)
     data_parallel = {"DDP": cost.ddp(on_part, "bucketed").sent, "FSDP": cost.fsdp(on_part).sent}
@@ -582,24 +600,27 @@ why = "About 12 D² of a layer's gradients, 4 D for each token."
 check.predict("Tokens, × D?", guess_tokens, met, reason=why)
 
 # %% [markdown]
-# The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
-# all-reduces 4 tensors of D numbers per token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
-# and with FSDP, which sends 1.5 times as much for a layer, at 4.5 D. The embedding and the head move it a little in so
-# small a model: here to 2.9 D, and with FSDP, which gathers these two only once, to 4.1 D. In training, batches are
-# usually larger.
+# The crossing is easy to remember. A layer has about 12 D² parameters, whose gradients DDP all-reduces. TP all-reduces
+# 4 tensors with D numbers per token. Both send the same at 12 D²/4 D = **3 D tokens** in the batch of a TP group. FSDP
+# sends 1.5 times as much as DDP for a layer, so the crossing is at 4.5 D. In so small a model, the embedding and the
+# head move both crossings a little: to 2.9 D, and for FSDP, which gathers these two only once, to 4.1 D. Batches in
+# training are usually larger, so there TP sends more than DDP or FSDP.
 #
 # ## Why, and why not
 #
-# **Why** is as in the last notebook.
+# **Why** use TP: it divides parameters, gradients and optimizer state, and with sequence parallelism the activations as
+# well, without more sequences in the batch. It lets several ranks work on one sequence, and one token.
 #
-# **Why not**: with batches as large as in training it sends the most, and every collective is waited for. Hiding them
-# takes extra work (async TP), whereas DDP and FSDP hide theirs easily. Is it worth it? A layer of ψ parameters takes
-# 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16
-# (N − 1)/N × TD/W (W bytes per second). T cancels: a larger batch does not help, only a wider model or a faster wire.
-# The table gives the seconds on the wire for each second of computing:
+# **Why not**: with the batches of training, TP sends the most, and the computation waits for every collective. Hiding
+# them takes extra work (async TP), whereas DDP and FSDP hide theirs easily.
+#
+# Is TP worth it? Let a layer have ψ parameters and width D, and let N devices of R operations per second process T
+# tokens over links of W bytes per second. The computation takes 6ψT/(NR) seconds. The layer's four all-reduces, with 2
+# bytes per number, take 16 (N − 1)/N × TD/W seconds. T cancels in their ratio: a larger batch does not help, only a
+# wider model or a faster link. The table gives the seconds of communication per second of computation:
 
 # %%
-# R is that of an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4).
+# R is what an H100 reached in Llama 3's training, waiting included (arXiv 2407.21783, table 4).
 R, N = cost.FLOPS, 8
 WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes/s, each way
 rows = []
@@ -613,14 +634,15 @@ for name in ("llama3-8b", "llama3-405b"):
 draw.table(rows)
 
 # %% [markdown]
-# So TP stays where there is NVLink: PCIe inside a node is no better here than InfiniBand between nodes. In this layout
-# it cannot use more ranks than there are query heads, and long before that the matrices become too narrow to keep a
-# device busy.
+# So TP stays where there is NVLink. The columns of PCIe 5 and InfiniBand are equal because `cost.LINKS` gives both 50
+# GB/s per direction: 16 lanes of PCIe 5 have 63 GB/s, of which about 50 are usable, and a link of 400 Gb/s has 50. They
+# differ only in latency, which this formula leaves out. Long before TP runs out of query heads, its matrices become too
+# narrow to keep a device busy.
 #
 # ### A way out
 #
-# Here is PyTorch's `parallelize_module` in an ordinary script, with nothing of the course but the data and the model.
-# It is [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
+# Here is PyTorch's `parallelize_module` in an ordinary script, which imports only the data and the model from this
+# course: [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
 # `torchrun --nproc-per-node 2 scripts/tp.py`.
 #
 # <details><summary>The script</summary>
@@ -688,29 +710,29 @@ draw.table(rows)
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>Two nodes of eight GPUs with NVLink inside, a model of 8B, and training with a batch of a million
-# tokens. Which axis goes where, and when would you not use TP at all?</summary>
+# <details><summary>You train a model of 8B with a batch of a million tokens on two nodes of eight GPUs, with NVLink
+# inside. Which axis goes where, and when would you not use TP at all?</summary>
 #
-# TP inside a node, last on the mesh, and data parallelism between nodes. If the model fits with FSDP and there are
-# enough sequences for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
+# Put TP inside a node, as the last axis of the mesh, and data parallelism between the nodes. If the model fits with
+# FSDP and there are enough sequences for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
 # </details>
 #
 # <details><summary>The vocabulary is split over the ranks. How can they work out the loss without gathering any
 # logits?</summary>
 #
-# Each token takes three numbers: the highest logit, a maximum over the ranks; the sum of the exponentials; and the
-# target's logit, which one rank has and to which the others add zero.
+# The ranks exchange three numbers per token: the highest logit, as a maximum over the ranks; the sum of the
+# exponentials; and the target's logit, which one rank has and to which the others add zero.
 # </details>
 #
-# <details><summary>From how many tokens in a batch does TP send more than DDP, and why do they grow with the
+# <details><summary>From how many tokens in a batch does TP send more than DDP, and why does this number grow with the
 # width?</summary>
 #
-# From about 3 D. DDP sends the gradients of a layer, 12 D² numbers, however many tokens there are. TP sends 4 D numbers
-# for each token.
+# TP sends more from about 3 D tokens on. DDP all-reduces the gradients of a layer, 12 D² numbers, however many tokens
+# there are. TP all-reduces 4 D numbers for each token.
 # </details>
 #
-# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds with
-# sequence parallelism (ours is in the last notebook's table):
+# Let N ranks process M tokens of D numbers (b bytes each) in L layers. With sequence parallelism, PyTorch's
+# implementation sends and holds on each rank (ours is in the last notebook's table):
 #
 # | | predicted | PyTorch's |
 # |---|---|---|
@@ -723,18 +745,18 @@ draw.table(rows)
 # %% [markdown]
 # ## Beat it: one block over a node boundary (20 minutes)
 #
-# From here it is open. The block is `silu(x @ up) @ down`, and two nodes of two ranks compute it. A rank has a quarter
-# of the T tokens, and of the H features. It needs y for its own tokens; gradients come by autograd. What stays inside a
-# node is free. A message to the other node costs α + m/W: α is 0.5 ms, and 1,000 numbers take 1 ms. A collective sends
-# one message to each rank that it sends something to; `dist.send` and autograd functions of your own are allowed. The
-# job is a real one. What counts, by its recording, is how long the wire out of the busier node is in use: messages
-# leave a node one at a time, whichever of its ranks sends them, and waiting for an answer costs nothing.
+# This part is open: no answer is the last one. Two nodes of two ranks compute the block `silu(x @ up) @ down`. Each
+# rank has a quarter of the T tokens and a quarter of the H features, and it needs y for its own tokens. Autograd
+# computes the gradients. Communication inside a node is free. A message of m numbers to the other node takes α + m/W,
+# with α = 0.5 ms and W = 1,000 numbers per ms. A collective sends one message to each rank to which it sends data; you
+# may also use `dist.send` and autograd functions of your own. The job is real, and the score counts how long the
+# outgoing link of the busier node is in use. Messages leave a node one at a time, whichever of its ranks sends them.
+# Waiting for an answer costs nothing.
 #
-# **The bound.** For its own tokens, a node needs the other node's part of y and of x's gradient, T × D numbers
-# together; or the other's weights, D × H. As much goes for the gradients of its own weights: T × D numbers of the
-# other's tokens, or D × H numbers that the other has summed. So at least 2 D min(T, H) numbers leave a node, and at
-# least one message forward and one backward. That is 100 points, and the score is the mean of five blocks:
-# A score is 100 × bound / time.
+# **The bound.** Let T be the tokens, D the width, H the features, and t the time of the busier node's link. Then the
+# inequality t ≥ 2α + 2 D min(T, H)/W holds. Nothing can beat it, because in forward and again in backward a node needs
+# either T × D numbers that depend on the other node's weights, or the other node's D × H weights (or their gradients),
+# in at least one message each time. The score is 100 × bound/t, and your points are the mean of five blocks:
 
 # %%
 bound = beat.boundary.bound
@@ -745,22 +767,22 @@ draw.table(rows)
 
 # %% [markdown]
 # With one group of all four ranks, as in most of this notebook, the score is 28.7. The course's own answer has 58.4.
-# Before you write anything: which of these blocks would rather send its weights?
+# Before you write anything: in which of these blocks is it cheaper to send the weights?
 
 
 # %%
 def over_the_boundary(x, up, down, mesh):
-    """y for this rank's tokens, [t, D], so that y.backward gives the gradients of x, up and
-    down.
+    """Return y for this rank's tokens, [t, D]; y.backward gives the gradients of x, up, down.
 
-    x: [t, D], this rank's quarter of the tokens; up: [D, h], down: [h, D], its quarter of the
-    features; all of float64
-    mesh: 2 x 2, with the axes "nodes" and "gpus"; gather(x, mesh["nodes"], dim=0), scatter
-    likewise
+    x: [t, D] in float64, this rank's quarter of the tokens
+    up: [D, h] in float64, this rank's quarter of the features
+    down: [h, D] in float64, this rank's quarter of the features
+    mesh: 2 × 2, with the axes "nodes" and "gpus"; use it as in gather(x, mesh["nodes"], dim=0),
+        and in scatter likewise
     """
     ### BEGIN SOLUTION
     nodes, gpus = mesh["nodes"], mesh["gpus"]
-    if len(x) < up.shape[1]:  # few tokens: they cross, before they are copied inside a node
+    if len(x) < up.shape[1]:  # few tokens: they cross before they are copied inside a node
         x = gather(gather(x, nodes, 0), gpus, 0)
         return scatter(scatter(F.silu(x @ up) @ down, gpus, 0), nodes, 0)
     up, down, x = gather(up, nodes, 1), gather(down, nodes, 0), gather(x, gpus, 0)
@@ -775,8 +797,9 @@ beat.boundary(over_the_boundary)
 #
 # <details><summary>Where is there room?</summary>
 #
-# Count the messages that leave a node: do both of its ranks have to send, must two tensors be two messages, and must
-# both nodes ask at once? Then ask of each block what crosses forward, and what backward. It need not be the same.
+# Count the messages that leave a node. Do both of its ranks have to send, must two tensors be two messages, and must
+# both nodes ask at once? Then decide for each block what crosses in forward and what in backward. It need not be the
+# same.
 # </details>
 #
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
@@ -786,8 +809,8 @@ beat.boundary(over_the_boundary)
 # Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
 # (arXiv 2211.05102).
 #
-# **Next.** Over a slow wire TP is out, and FSDP gathers every layer through it. [10 Pipeline](10_pipeline.ipynb) splits
-# the model by its depth, and sends little enough for a slow wire.
+# **Next.** Over a slow link TP is too slow, and FSDP gathers every layer through it. [10 Pipeline](10_pipeline.ipynb)
+# splits the model by depth, and sends little enough for a slow link.
 #
 # A clean copy of this notebook: `git restore notebooks/09b_plan_and_wire.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -274,9 +274,9 @@ for stage in 1, 2, 3:
     print(f"stage {stage}: {run(two_backwards, stage, ranks=2, device='cpu')[0]}")
 
 # %% [markdown]
-# In stages 1 and 2 the first gradient is lost. By default a step has one micro-batch (`gradient_accumulation_steps:
-# 1`), so the engine treats every backward as a whole step. Set this to 2, and call `step` after each backward, as
-# DeepSpeed's documentation says. The engine then updates once, by the mean gradient.
+# In stages 1 and 2 the first gradient is lost. The default of `gradient_accumulation_steps` is 1, so a step has one
+# micro-batch, and the engine treats every backward as a whole step. Set it to 2, and call `step` after each backward,
+# as DeepSpeed's documentation says. The engine then updates once, by the mean gradient.
 #
 # One more default does not show in any loss curve. Gradients wait in a **bucket** until they are reduced, and every
 # rank allocates one of `reduce_bucket_size` elements. The default is 500 million *elements*, whatever the size of the

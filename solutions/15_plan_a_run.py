@@ -254,8 +254,8 @@ draw.table(rows)
 #
 # Keep to these six rules: the check asks about each of them. You could instead *add* `LAUNCH` to rules 1 and 2. This
 # improves the order (rank correlation 0.70 instead of 0.59), but the median error of the seconds grows from 13 % to 25
-# %. The exercise takes the maximum, since a GPU that is still busy does not wait for Python. The better order says that
-# the six rules leave out some cost per layer.
+# %. The exercise takes the maximum, since a GPU that is still busy does not wait for Python. The better order suggests
+# that the six rules leave out some cost per layer.
 
 # %%
 NODE, FLOPS = 8, 350e12  # operations per second
@@ -628,10 +628,10 @@ check.bottlenecks(bottlenecks)
 # layouts, as if you could afford to try five. Everything else must come from your own arithmetic, such as that of your
 # exercises and of `labs.cost`.
 #
-# **The bound**. Let t be the planned seconds of your layout, and t* the least planned seconds of all layouts that fit.
-# Then t ≥ t*. Nothing can beat it, because t* is the minimum over every layout that the judge accepts. The score is 100
-# × t*/t, and 0 if the layout does not fit; your points are the mean of the six. FSDP over all GPUs with full
-# recomputation scores 53.0.
+# **The bound**. Let t be the planned seconds of your layout, and b the least planned seconds of all layouts that fit.
+# Then t ≥ b. Nothing can beat it, because b is the minimum over every layout that the judge accepts. The score is 100 ×
+# b/t, and 0 if the layout does not fit; your points are the mean of the six. FSDP over all GPUs with full recomputation
+# scores 53.0.
 
 # %%
 rows = []
@@ -762,9 +762,9 @@ for name, each in mine.items():
 #
 # ## Optional: a way out
 #
-# The whole planner is a command: `python -m labs plan llama3-70b --gpus 32 --batch 512 --context 4096`. The table
-# translates its layout, for example `dp 16 × tp 2, FSDP, sequence parallel, 32 micro-batches of 1, recompute
-# selective`, into options:
+# The whole planner is a command: `python -m labs plan llama3-70b --gpus 32 --batch 512 --context 4096`. It prints a
+# layout, for example `dp 16 × tp 2, FSDP, sequence parallel, 32 micro-batches of 1, recompute selective`. The table
+# translates it into options:
 #
 # | if the plan says | torchtitan | Megatron-LM |
 # |---|---|---|
@@ -799,9 +799,9 @@ recall.ten()
 # exercises. Narayanan et al., 2021 (arXiv 2104.04473), section 5. Hugging Face, 2025, *The Ultra-Scale Playbook*.
 # Llama Team, 2024 (arXiv 2407.21783), section 3.3.
 #
-# **Next.** This is the last notebook, and the next step is yours. Plan your own run with `python -m labs plan`. Take
-# its five best layouts that differ in an axis, try each for ten steps, and keep the quickest. Then hold every later
-# step against the range that the plan printed. When a run leaves the range, you know from these notebooks what to look
-# at: the bubble, the links, the memory, and what each rank sends.
+# **Next.** This is the last notebook, and the next step is yours. Plan your own run with `python -m labs plan`. Try
+# five of its best layouts for ten steps each, choose layouts that differ in an axis, and keep the quickest. Then
+# compare later steps with the range that the plan printed. When a run leaves the range, you know from these notebooks
+# what to look at: the bubble, the links, the memory, and what each rank sends.
 #
 # A clean copy of this notebook: `git restore notebooks/15_plan_a_run.ipynb`, then *File > Reload Notebook from Disk*.
