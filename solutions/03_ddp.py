@@ -917,6 +917,7 @@ ours, torchs = measure({"wrap": ddp.Overlapped, "finish": sync}), measure(theirs
 paper = cost.ddp(on_paper, "overlapped")
 paper = rows(paper.sent, paper.all_reduces, vars(paper.held))
 units = dict.fromkeys(paper, "B") | {"all-reduces": ""}
+assert all(paper[name] == ours[name] for name in paper if name != "peak")
 rows = [(name, paper[name], ours[name], torchs[name], units[name]) for name in paper]
 draw.ledger(rows, within=0.05)
 
