@@ -18,7 +18,7 @@ def plain(shards, replicas):
 
 @answers.right
 def ring(shards, replicas):
-    """Counts what a ring sends."""
+    """Count the bytes that each rank of a ring sends."""
 
     def gather(n, ranks):
         return sum(n / ranks for _ in range(ranks - 1))

@@ -16,7 +16,7 @@ prefetching = answers.right(from_notebook("prefetching"), line=LINE)
 
 @answers.right(line=LINE)
 def places(model):
-    """Where it is, in a number; in backward by hooks on what a layer returns, which are called after fully_shard's."""
+    """Prefetch by a counter of layers; in backward, hooks on outputs move it after fully_shard's own hooks."""
     layers, at = list(model), 0
 
     def start(*_):
@@ -113,7 +113,7 @@ def told(model):
 
 @answers.wrong("other numbers")
 def scaled(model):
-    """What a hook returns takes the gradient's place."""
+    """Double each gradient: autograd takes what a hook returns in the gradient's place."""
     prefetching(model)
     for layer in set(model):
         layer.register_full_backward_pre_hook(lambda layer, gradients: tuple(2 * each for each in gradients))

@@ -98,7 +98,7 @@ def usw_one_each(shards, fulls):
 
 @answers.wrong("padding among the numbers")
 def usw_pad_front(shards, fulls):
-    """This rank's rows at the end of their place."""
+    """Pad each shard in front, so that this rank's rows stand at the end of their place."""
     n = sizes_of(fulls)
     unshard([pad(s.flatten(), (size - s.numel(), 0)) for s, size in zip(shards, n, strict=True)], fulls)
 

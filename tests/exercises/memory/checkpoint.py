@@ -19,7 +19,7 @@ def itself(tensor):
 
 
 def into(values):
-    """Notes what a second run saves, in order, and without its graph."""
+    """Append what a second run saves to `values`, in order and without its graph."""
     return saved_tensors_hooks(lambda tensor: values.append(tensor.detach()), itself)
 
 
@@ -63,7 +63,7 @@ spoil(
 
 @answers.wrong("too much is kept")
 def ck_at_once(layer, x):
-    """The second run follows the first at once: everything is there from forward on."""
+    """Run the layer a second time at once, so that everything is kept from forward on."""
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
     with saved_tensors_hooks(lambda tensor: next(numbers), lambda number: again[number]):
         y = layer(x)
@@ -92,7 +92,7 @@ def ck_reentrant(layer, x):
 
 
 class Recomputed(torch.autograd.Function):
-    """As in many tutorials: the parameters are not among the inputs of the node."""
+    """A node as in many tutorials: the parameters are not among its inputs."""
 
     @staticmethod
     def forward(ctx, layer, random, x, factor=1):
@@ -121,7 +121,7 @@ def ck_none(layer, x):
 
 
 def ending(mistake, words, **options):
-    """Which does this instead."""
+    """Note a wrong answer that returns `words` in place of the layer's output."""
     answers.spoil(ck_none, mistake, {"return layer(x)": words}, **options)
 
 

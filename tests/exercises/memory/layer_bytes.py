@@ -24,7 +24,7 @@ def formula(B, T, D, H, K, F):
 
 @answers.right(line=LINE)
 def by_token(B, T, D, H, K, F):
-    """Of a token, and what is there once."""
+    """Return the bytes by kind: a token's times the number of tokens, and those that exist once."""
     E, one = D // H, 4 * B * T
     y = 1 if 1 in (H, T) else 2
     norms, attention, mlp = one * (4 * D + 2), one * ((2 + y) * D + 2 * K * E + H), one * (D + 4 * F)

@@ -108,7 +108,7 @@ def pc_new_names(model):
 
 
 def wrapped(mistake, fn, rest=True, **options):
-    """This around the first half, and the others selectively; or around all."""
+    """Note a wrong answer that puts `fn` around the first half of the layers, and recomputes the others selectively."""
 
     def placed(model):
         first, last = halves(model)

@@ -13,7 +13,7 @@ LINE = "you sent 0.75 × the tensor per rank; the least possible is 0.75 ×"
 
 
 def cut(summand, dim, group):
-    """As torch.chunk does: the number of pieces, and how long a piece and this rank's are."""
+    """Return the number of pieces, and the lengths of a piece and of this rank's piece, as torch.chunk cuts them."""
     rank, ranks, size = dist.get_rank(group), dist.get_world_size(group), summand.shape[dim]
     longest = -(-size // ranks)
     return ranks, longest, max(0, min(longest, size - rank * longest))

@@ -16,17 +16,17 @@ LINE = "16.00 bytes per parameter at rest; the least possible is 16"
 
 
 def steps(fn, first=None):
-    """This is how it steps."""
+    """Return the two functions of an answer whose step is `fn`."""
     return first or remember, torch.no_grad()(fn)
 
 
 def remembers(fn, then=None):
-    """This is how it remembers."""
+    """Return the two functions of an answer that remembers by `fn`."""
     return fn, torch.no_grad()(then or step)
 
 
 def adamw(weight, mean, square, gradient, t, lr, betas, eps, weight_decay):
-    """As the notebook has it."""
+    """Update weight, mean and square in place, as the notebook's AdamW does."""
     mean.lerp_(gradient, 1 - betas[0])
     square.lerp_(gradient**2, 1 - betas[1])
     scale = (square / (1 - betas[1] ** t)).sqrt() + eps
@@ -92,17 +92,17 @@ spoil = answers.slips(step, given=steps)
 
 
 def then(mistake, words, **options):
-    """With these after the step."""
+    """Note a wrong answer that also does `words` after the step."""
     spoil(mistake, {COPY: f"{COPY}\n    {words}"}, **options)
 
 
 def by(mistake, gradient, **options):
-    """With another gradient."""
+    """Note a wrong answer that steps with another gradient."""
     spoil(mistake, {FLOAT: gradient}, **options)
 
 
 def setting(mistake, words, **options):
-    """With these words before AdamW's settings are used."""
+    """Note a wrong answer that does `words` before it uses AdamW's settings."""
     spoil(mistake, {ADAMW: f"{words}\n    {ADAMW}"}, **options)
 
 

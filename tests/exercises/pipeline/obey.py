@@ -77,7 +77,7 @@ answers.spoil(the_notebooks_loop, "a name keeps a finished micro-batch", HELD)
 
 
 def instead_of(old):
-    """What spoils the right answer where these words stand."""
+    """Return a function that notes wrong answers: `obey` with other words in place of `old`."""
 
     def spoiled(mistake, new, others=None, **options):
         answers.spoil(obey, mistake, {old: new} | (others or {}), **options)

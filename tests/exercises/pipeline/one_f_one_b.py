@@ -40,7 +40,7 @@ def backward_first(ranks, microbatches):
 
 
 def warmed(mistake, warm, **options):
-    """A right answer with another warm-up; of no fewer forwards than none, no more than there are."""
+    """Note a wrong answer with a warm-up of `warm` forwards, but at least none and at most all."""
     changes = {"min(microbatches, ranks - 1 - r)": f"max(0, min(microbatches, {warm}))"}
     answers.spoil(one_f_one_b, mistake, changes, **options)
 

@@ -32,7 +32,7 @@ def in_steps(run, flops=350e12, launch=0.005, wire=bandwidth):
 
 @answers.wrong("Python's time is added to the GPU's")
 def with_nothing_hidden(run, flops=300e12, launch=2e-3, wire=bandwidth):
-    """It orders these runs well enough, and so does one of the two by itself."""
+    """Return the seconds where launches are added to the GPU's time, and nothing is hidden; the order stays."""
     share = run.tp * run.pp
     compute = 6 * run.parameters * run.tokens / share / flops + run.layers / run.pp * launch
     x = 2 * run.tokens * run.dim

@@ -42,12 +42,12 @@ def resume(state, model, optimizer, schedule, loader):
 
 
 def remembers(fn):
-    """This is what it remembers."""
+    """Return the two functions of an answer that remembers by `fn`."""
     return fn, resume
 
 
 def resumes(fn):
-    """This is how it goes on."""
+    """Return the two functions of an answer that resumes by `fn`."""
     return remember, fn
 
 
@@ -106,7 +106,7 @@ kept = answers.slips(remember, given=remembers)
 
 
 def first(mistake, words, **options):
-    """With these before anything is remembered."""
+    """Note a wrong answer that does `words` before it remembers anything."""
     kept(mistake, {BEGIN: f"    {words}\n{BEGIN}"}, **options)
 
 

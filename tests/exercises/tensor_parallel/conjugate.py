@@ -24,7 +24,7 @@ def summed(x, group):
 
 
 def border(forward, backward, kept=lambda x, y: None):
-    """A function with this forward, and this one for its gradient; what it keeps of both sides meanwhile."""
+    """Return an autograd function with this forward and backward; `kept` says which tensors it saves in between."""
 
     class Border(torch.autograd.Function):
         @staticmethod

@@ -44,7 +44,7 @@ NOT_ONCE, NOT_READ = "a query head is missing, or there twice", "keys and values
 
 
 def cut(mistake, start, stop, **options):
-    """Its heads of keys and values, where there are enough."""
+    """Note a wrong answer that cuts the heads of keys and values from `start` to `stop`."""
     changes = {"rank * least + min(rank, more)": start, "start + least + (rank < more)": stop}
     answers.spoil(side_by_side, mistake, changes, **options)
 
