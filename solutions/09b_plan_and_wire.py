@@ -18,13 +18,15 @@ recall.ask("09b")
 # %% [markdown]
 # ## Question
 #
+# The last notebook split a layer over the ranks of a tensor-parallel group. This one splits a whole model, and asks one
+# question at each step: **how many bytes must travel?** First for the loss, the end of the model. Then for all its
+# layers, which a *plan* describes. Last for a cluster: does tensor parallelism (TP) send little enough to leave a node?
+#
 # A model ends with its *output head*, which gives each token one number for every entry of the vocabulary: its
 # *logits*. If the head is split, each rank has the logits of its shard of the vocabulary. The loss needs all logits, or
 # so it seems:
 
 # %%
-import inspect
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -36,13 +38,10 @@ from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play
 from labs.kit.launch import Link, run
-from labs.kit.record import mark
-
-reduce = check.conjugate.reduce  # of the last notebook
+from labs.kit.train import in_turn, recorded, strategies
+from labs.model import GPT, PRESETS
 
 # %%
-from labs.model import PRESETS
-
 llama = 4 * PRESETS["llama3-405b"].vocab * 8192 / 1e9
 print(f"for a sequence of Llama 3: {llama:.1f} GB of logits in float32")
 print(f"an eighth of them: {llama / 8:.2f} GB")
@@ -90,7 +89,10 @@ guess_more = 750  # your number
 # most, not one by one.
 
 
-# %%
+# %% tags=["exercise"]
+reduce = check.conjugate.reduce  # of the last notebook
+
+
 def split_loss(logits, targets, first, group=None):
     """Return the mean cross-entropy of all tokens, in nats (0-dim), the same on all ranks.
 
@@ -117,29 +119,20 @@ check.split_loss(split_loss)
 
 # %% [markdown]
 # How many bytes does this loss save? Train the last notebook's GPT with a plan that gathers the logits and takes the
-# ordinary loss. The cell compares what a rank sends with the formula for `gpt_plan`, whose loss is split:
-
-# %%
-from labs.kit.train import in_turn, recorded, strategies
-from labs.model import GPT
-from labs.tp import gpt_plan
-
-CONFIG, SEQUENCES = replace(PRESETS["small"], depth=2, kv_heads=4), 4  # as in the last notebook
-on_cpu, loader = partial(run, device="cpu"), Batches(corpus().tokens, SEQUENCES, CONFIG.context)
-batches = [loader[number] for number in range(2)]
-
-
-def float32():
-    return GPT(CONFIG)
-
+# ordinary loss. The cell compares what a rank sends with the formula for `gpt_plan`, the plan whose loss is split:
 
 # %%
 from labs.dtensor import Replicate, Shard
-from labs.mesh import Mesh
-from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan
 from labs.tp.conjugate import gather, scatter
 from labs.tp.shares import Keys, Queries
 
+CONFIG, SEQUENCES = replace(PRESETS["small"], depth=2, kv_heads=4), 4  # as in the last notebook
+loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
+batches = [loader[number] for number in range(2)]
+float32 = partial(GPT, CONFIG)
+
+# %% tags=["subject"]
 plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
 del plan["loss"]
 talk = recorded({"logits gathered": strategies.by_plan(plan)}, float32, batches)
@@ -152,10 +145,10 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # %% [markdown]
 # ## Build: the plan
 #
-# A table describes everything so far: it gives each submodule's name a style in which it is split. A module without a
-# row is replicated on every rank. The names of the styles are PyTorch's, except for the last; the argument `heads=` is
-# the course's. Below, `between` is the layout of x between the pairs: `Replicate()` if every rank has all of x,
-# `Shard(1)` if each rank has a shard of the tokens (dim 1).
+# The head is done. A **plan** says how all other modules are split: it is a table that gives a submodule's name a
+# *style*. A module without a row is replicated on every rank. The names of the styles are PyTorch's, except for the
+# last; the argument `heads=` is the course's. Below, `between` is the layout of x between the pairs: `Replicate()` if
+# every rank has all of x, `Shard(1)` if each rank has a shard of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=between)` are the two halves of a pair. With `heads=`, a
 #   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they split between heads only.
@@ -165,6 +158,15 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 #   sums, which are added up over the ranks.
 # - `LossParallel(vocabulary)` is the loss of exercise 1.
 #
+# Here is the plan of the course's own model, with sequence parallelism. The picture shows each rank's shard of every
+# weight (inputs down, outputs across, as in the last notebook) and the collective at each border. This model has four
+# query heads and two key and value heads, so on four ranks two ranks share each of the latter. `*` stands for one
+# component of a name.
+
+# %%
+draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
+
+# %% [markdown]
 # A name may be a pattern: in `layers.*.mlp.[gu]*`, the first `*` is any layer, and the rest are `gate` and `up`.
 #
 # ### Exercise 2: the plan of a block that you have not seen (10 minutes)
@@ -173,13 +175,7 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # over 4, without changing its code:
 
 # %%
-Stranger, Mixer, FeedForward = (
-    check.block_plan.Stranger,
-    check.block_plan.Mixer,
-    check.block_plan.FeedForward,
-)
-
-print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
+print(check.block_plan.source)
 
 # %% [markdown]
 # Write its plan. The check also tries fewer key and value heads than ranks, and numbers of heads that the ranks do not
@@ -204,7 +200,7 @@ print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
 # </details>
 
 
-# %%
+# %% tags=["exercise"]
 def block_plan(config, sequence_parallel):
     """Return the plan of Stranger(config), as {name of a submodule: style}.
 
@@ -236,79 +232,169 @@ def block_plan(config, sequence_parallel):
 check.block_plan(block_plan)
 
 # %% [markdown]
-# Here is the plan of the course's own model, `gpt_plan(config, sequence_parallel=True)`. The picture shows each rank's
-# shard of every weight (inputs down, outputs across, as in the last notebook) and the collective at each border. This
-# model has four query heads and two key and value heads, so on four ranks two ranks share each of the latter. `*`
-# stands for one component of a name.
-
-# %%
-draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
-
-# %% [markdown]
 # You can write such a plan for your own model, with the names of its submodules. Each rank then has ordinary parameters
-# of smaller shapes. So other strategies need not know about the plan. An optimizer such as AdamW, which treats every
-# number separately, need not know either; one that needs whole matrices, like Muon, must. The norm of all gradients
-# must know, too, because it counts a replicated gradient once: use `clip_gradients` of
+# of smaller shapes, so other strategies need not know about the plan, and neither does an optimizer such as AdamW,
+# which treats every number separately. Two things must know it: an optimizer that needs whole matrices, like Muon, and
+# the norm of all gradients, because a replicated gradient counts once. Use `clip_gradients` of
 # [labs/tp/tp.py](../labs/tp/tp.py).
 #
-# ## The tensor-parallel explorer
+# ## Measure: does TP send little?
 #
-# Here is a GPT with Llama 3's proportions. The explorer shows each rank's shard of every matrix, what rank 0 sends, and
-# what it holds, by the last notebook's formulas. Try these three questions:
-#
-# - From which TP degree on do neighbours share key and value heads, and what do they send for it?
-# - On 8 ranks, shard x along the tokens (sequence parallelism). What shrinks, and how many more bytes are sent?
-# - Double the sequence: what doubles? And what doubles with the width?
+# A plan splits the model. So do FSDP's shards, and DDP splits nothing but the batch. Which of the three sends least?
+# Train the same model with the same batch on four ranks. DDP sends *gradients*, and FSDP *parameters and gradients*:
+# the same number of bytes for one token as for a million. TP sends *activations*, a fixed number of bytes for each
+# token of the whole batch. So TP sends the least for few tokens and the most for many. From how many tokens in a batch
+# does TP send more than DDP? Answer in multiples of the width D.
 
 # %%
-play.tensor_parallel()
+guess_tokens = 3  # your number, × D
 
 # %% [markdown]
-# <details><summary>Answers</summary>
-#
-# They share heads at a TP degree of 16, since there are 8 key and value heads. For this they send two small all-reduces
-# in each layer, of the gradients of k and v. Sequence parallelism shrinks the activations, and sends almost nothing
-# more. Doubling the sequence doubles the activations and all bytes sent; P, G and S stay the same. Doubling the width
-# also doubles the bytes sent, but a layer's parameters and its computation grow about fourfold, so TP pays in wide
-# models.
-#
-# </details>
-#
-# ## Native
-#
-# PyTorch's `parallelize_module` takes a table like this, too.
-# [labs/native/parallelized.py](../labs/native/parallelized.py) converts our plan to its styles. Its parameters are
-# DTensors, and `loss_parallel()` is a context in which the loss accepts split logits. The last notebook measured that
-# our implementation sends and holds what the formulas say. Here PyTorch's is measured, with sequence parallelism:
+# The lines are the formulas of `cost`, for four sequences of 8 to 256 tokens; the model's width D is 128. The circles
+# are measured: all three strategies at sequences of 128 tokens (4 D in the batch), and TP at 92, just above the
+# crossing.
+
+
+# %% tags=["subject"]
+def sent(length):
+    """Return the bytes that a rank sends in a step with four sequences of this length, by strategy."""
+    config = replace(CONFIG, context=length)
+    a_part = cost.Job(config, batch=1, ranks=4)  # DDP, FSDP: a rank reads a quarter of the batch
+    whole = cost.Job(config, batch=SEQUENCES, ranks=4)  # TP: every rank reads all of it
+    data_parallel = {"DDP": cost.ddp(a_part, "bucketed").sent, "FSDP": cost.fsdp(a_part).sent}
+    return data_parallel | {"TP": cost.tp(whole).sent}
+
 
 # %%
-row = replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})
-NATIVE, ALONE = {"PyTorch's": row}, {"one device": strategies.ROWS["one device"]}
+TP = strategies.by_plan(gpt_plan(CONFIG))
+ways = {"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"], "TP": TP}
+short = [tuple(part[:, :92] for part in batch) for batch in batches]
+jobs = {128: recorded(ways, float32, batches), 92: recorded({"TP": TP}, float32, short)}
+
+rows = {
+    f"{way}, {length} tokens": (sent(length)[way], found["sent"])
+    for length, measured in jobs.items()
+    for way, found in measured.items()
+}
+draw.ledger(rows, within=0)
+
+# %%
+times_D = SEQUENCES / CONFIG.dim  # of a length, for the tokens in the batch as a multiple of D
+by_length = {length: sent(length) for length in range(8, 257)}
+lines = {w: [(times_D * n, by[w] / 1e6) for n, by in by_length.items()] for w in ways}
+circles = {w: [(times_D * n, job[w]["sent"] / 1e6) for n, job in jobs.items() if w in job] for w in ways}
+kinds = {"DDP": "G", "FSDP": "P", "TP": "A"}
+draw.crossings(
+    lines, kinds, "tokens in the batch, × D", "MB that a rank sends in a step", circles,
+    caption="TP sends the least for few tokens, and the most for many",
+)  # fmt: skip
+
+# %%
+met = next(times_D * n for n, by in by_length.items() if by["TP"] > by["DDP"])
+why = "Its sequences have 92 tokens there. A layer sends 12 D² of gradients, or 4 D for each token."
+check.predict("Tokens, × D?", guess_tokens, met, reason=why)
+
+# %% [markdown]
+# The crossing is easy to remember. A layer has about 12 D² parameters, whose gradients DDP all-reduces. TP all-reduces
+# 4 tensors with D numbers per token. Both send the same at 12 D²/4 D = **3 D tokens** in the batch of a TP group. FSDP
+# sends 1.5 times as much as DDP for a layer, so its crossing is at 4.5 D. In so small a model, the embedding and the
+# head move both crossings a little: to 2.8 D and 4.1 D. Batches in training are usually larger. Llama 3 405B has a
+# width of 16,384, so 3 D are 49,152 tokens, six sequences of 8,192. So in training **TP sends the most**, not the
+# least. Where in a cluster can it send that much?
+#
+# ## Two axes: FSDP over TP
+#
+# In this layout, TP cannot use more ranks than there are query heads, so a large cluster needs a second axis. Split the
+# model along `tp` first, and then shard each rank's parameters along `dp`. Ranks along `tp` read the same sequences;
+# ranks along `dp` read different ones:
+
+
+# %% tags=["subject"]
+from labs.fsdp import fully_shard
+from labs.tp import full_parameters, parallelize
+
+
+def two_axes(model, mesh):
+    """Apply TP along one axis of the mesh, and FSDP along the other."""
+    parallelize(model, mesh["tp"], gpt_plan(model.config, sequence_parallel=True))
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    training = strategies.replicated(model, partial(strategies.backward, model))
+    return replace(training, full=partial(full_parameters, model))
+
+
+# %% [markdown]
+# Now take two nodes of two GPUs, with a slow link between the nodes. The last axis of a mesh is made of neighbours,
+# which share a node. So `dp × tp` has each TP group inside a node, and `tp × dp` has each FSDP group inside. A step has
+# 16 sequences of 128 tokens. By what factor do the bytes that leave a node differ?
+
+# %%
+guess_order = 4  # your number
+
+
+# %%
+def of_axes(*names):  # outermost first
+    return replace(strategies.ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
+
+
+many = Batches(corpus().tokens, 16, CONFIG.context)
+AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
+job = partial(run, in_turn, AXES, float32, [many[0], many[1]], ranks=4, device="cpu")
+found = job(record="communication", link=Link(nodes=2, bandwidth="1 Gbit/s"), tell="bytes").recording
+draw.wire(found, {"dp × tp": 1, "tp × dp": 3}, {"dp": "P", "tp": "A"})
+
+# %%
+inside, between = (found.across(0, step) for step in (1, 3))
+why = "TP sends activations in every layer; FSDP sends each parameter and gradient once or twice."
+check.predict("Times as much?", guess_order, round(between / inside, 1), reason=why)
+
+# %% [markdown]
+# With `tp` last, 2.7 MB leave each node; with `tp` first, 10.5 MB do. That is why TP is the last axis of a mesh.
+# (Llama's authors list their axes in the opposite order: their first one, TP, is the innermost.) Both orders are the
+# same training, and each rank sends what the formulas of TP and FSDP say:
+
+# %%
+half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
+said = cost.fsdp_tp(half, sequence_parallel=True).sent
+print("sent as predicted, to the byte:", all(found.sent(0, step) == said for step in (1, 3)))
 
 
 def float64():
     return GPT(CONFIG).double()
 
 
-def off(kept):
-    """Return the largest difference between these parameters and those of one process."""
-    return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
+sharded = replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})  # PyTorch's
+[expected] = run(in_turn, {"one": strategies.ONE_DEVICE}, float64, batches, keep=2, ranks=1)
+kept = run(in_turn, AXES | {"PyTorch's TP": sharded}, float64, batches, keep=2, ranks=4)[0]
+for name, full in kept.items():
+    off = max((p - expected["one"][key]).abs().max() for key, p in full.items())
+    print(f"{name}: within 1e-12 of one process: {bool(off < 1e-12)}")
 
-
-[expected] = on_cpu(in_turn, ALONE, float64, batches, keep=2, ranks=1)
-[kept] = on_cpu(in_turn, NATIVE, float64, batches, keep=2, ranks=4, tell="numbers")[0].values()
-print(f"within 1e-12 of one process: {bool(off(kept) < 1e-12)}")
+# %% [markdown]
+# > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88 instead of log(151,936), about 11.93.
+# > *Cause*: each rank divides its sum of losses by the number of tokens in the whole batch. Hugging Face's trainer
+# > multiplied by the number of ranks, so that the mean over all ranks is right. On eight ranks along `dp` the loss is
+# > 11.97, as it should be. On a mesh of 2 × 4, the four ranks along the second axis (which holds experts) read the
+# > *same* tokens, so the loss counted four times
+# > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). *Rule*: to average over
+# > data, count the ranks along the axes that split the data, and along no other.
+#
+# ## Native
+#
+# The last line above is PyTorch's `parallelize_module`, which takes a table like ours.
+# [labs/native/parallelized.py](../labs/native/parallelized.py) converts our plan to its styles. Its parameters are
+# DTensors, and `loss_parallel()` is a context in which the loss accepts split logits. The cell measures what it sends
+# and holds, with sequence parallelism, beside our formulas (which the last notebook compared with our own code):
 
 # %%
-[theirs] = recorded(NATIVE, float32, batches).values()
-job = on_cpu(in_turn, NATIVE, float32, batches, ranks=4, record="memory", tell="what is held")
-theirs |= job.recording.steady(0)
+[theirs] = recorded({"PyTorch's": sharded}, float32, batches).values()
+held = run(in_turn, {"PyTorch's": sharded}, float32, batches, ranks=4, record="memory", tell="held")
+theirs |= held.recording.steady(0)
 
 said = cost.tp(on_paper, sequence_parallel=True)
 ours = {"sent": said.sent, "collectives": sum(said.collectives.values()), "in the optimizer": 0}
 ours |= vars(said.held)
-assert all(ours[kind] == theirs[kind] for kind in "PS")
-
 shown = ("sent", "collectives", "in the optimizer", *"PGSA")
 both = {"ours": ours, "PyTorch's": theirs}
 rows = [{"": whose} | {kind: each[kind] for kind in shown} for whose, each in both.items()]
@@ -326,318 +412,37 @@ draw.table(rows, caption="bytes, rank 0")
 # must repeat the heads by hand. The bytes in the table are logical: on CPUs its reduce-scatter is gloo's, which sends
 # more, as in notebook 04.
 #
-# ## Two axes: FSDP over TP
-#
-# In this layout, TP cannot use more ranks than there are query heads, and in practice it stays inside a node. So TP
-# becomes one axis of a mesh, and FSDP the other: split the model along `tp` first, and then shard each rank's
-# parameters along `dp`. Ranks along `tp` read the same sequences; ranks along `dp` read different ones. The cell tries
-# both orders of the axes on two nodes of two ranks each (notebook 05's `Link`):
-
-# %%
-from labs.fsdp import fully_shard
-from labs.tp import full_parameters, parallelize
-
-
-def two_axes(model, mesh):
-    """Apply TP along one axis of the mesh, and FSDP along the other."""
-    parallelize(model, mesh["tp"], gpt_plan(model.config, sequence_parallel=True))
-    for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
-    training = strategies.replicated(model, partial(strategies.backward, model))
-    return replace(training, full=partial(full_parameters, model))
-
-
-def of_axes(*names):  # outermost first
-    row = strategies.ROWS["fsdp-tp"]
-    return replace(row, apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
-
-
-# %%
-nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, CONFIG.context)
-two = [many[0], many[1]]
-AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
-kept = on_cpu(in_turn, AXES, float64, batches, keep=2, ranks=4, tell="numbers")[0]
-wired = {"record": "communication", "link": nodes, "tell": "bytes"}
-seen = on_cpu(in_turn, AXES, float32, two, ranks=4, **wired).recording
-
-# %%
-half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
-due = cost.fsdp_tp(half, sequence_parallel=True).sent
-rows = []
-for second, name in zip((1, 3), AXES, strict=True):
-    leaves = seen.across(0, second) + seen.across(1, second)
-    assert seen.sent(0, second) == due
-    row = {"": name, "within 1e-12 of one process": bool(off(kept[name]) < 1e-12)}
-    rows.append(row | {"sent by rank 0": due, "leaves a node": leaves})
-draw.table(rows, caption="the last axis is made of neighbours; bytes in a step of 16 sequences")
-
-# %% [markdown]
-# Both orders give the right numbers, and each rank sends what the formulas of TP and FSDP say (`cost.fsdp_tp`). With
-# `tp` last, the ranks of a TP group are neighbours and share a node, and 2.7 MB leave the node. With `tp` first, all
-# traffic of TP crosses between the nodes, and 10.5 MB leave. That is why TP is the last axis of a mesh. Llama's authors
-# list their axes in the opposite order: their first one, TP, is the innermost.
-#
-# > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88 instead of log(151,936), about 11.93.
-# > *Cause*: each rank divides its sum of losses by the number of tokens in the whole batch. Hugging Face's trainer
-# > multiplied by the number of ranks, so that the mean over all ranks is right. On eight ranks along `dp` the loss is
-# > 11.97, as it should be. On a mesh of 2 × 4, the four ranks along the second axis (which holds experts) read the
-# > *same* tokens, so the loss counted four times
-# > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). *Rule*: to average over
-# > data, count the ranks along the axes that split the data, and along no other.
-#
-# ## Optional: latency, when a token gets slower
-#
-# TP also serves inference. A model that generates text computes one token at a time, and needs *all* its weights for
-# each. Most of the time goes into reading the weights from memory, and each of N ranks reads only 1/N of them.
-# `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that
-# only the new token passes through the model. A rank caches its own heads. All ranks see the same logits, and sample
-# with the same seed:
-
-# %%
-from labs.generate import cached, generate
-
-CHAT = replace(PRESETS["medium"], dim=256, depth=4, heads=8, kv_heads=4, hidden=704)
-prompt = torch.tensor([list(b"def all_reduce(")])
-
-
-def split():
-    """Return the model: whole on one rank, split on several."""
-    return parallelize(GPT(CHAT), Mesh((dist.get_world_size(),), ("tp",)), gpt_plan(CHAT))
-
-
-def answer():
-    return generate(split(), prompt, 12, temperature=0.8, seed=1).tolist()
-
-
-answers = [on_cpu(answer, ranks=ranks, tell="12 tokens")[0] for ranks in (1, 2, 4)]
-print(f"the same tokens on 1, 2 and 4 ranks: {answers[0] == answers[1] == answers[2]}")
-
-# %% [markdown]
-# How long does a token take? The formula (`cost.token_seconds`) has three parts: reading the weights; *latency*, the
-# time of a collective however few bytes it sends; and *bytes*, the time that its data adds. The table below calls the
-# latency "messages". A slow link makes the last two visible. The formula and the job use the same link between two
-# ranks:
-
-
-# %%
-def token_by_token(tokens=16):
-    model, token = split(), prompt
-    with cached(model, prompt.shape[1] + tokens):
-        for _ in range(tokens):
-            mark("step")
-            token = model(token)[:, -1:].argmax(-1)
-    mark("end")
-
-
-# %%
-slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
-seen = on_cpu(token_by_token, ranks=2, link=slow, record="communication", tell="wire").recording
-the_same = cost.LinkClass(0, latency=2e-3, bandwidth=12.5e6, algorithms=(cost.ring_seconds,))
-token = cost.token_seconds(CHAT, 2, the_same, itemsize=4)
-assert seen.sent(0, 5) == 4 * cost.token_sent(CHAT, 2).elements
-took = min(span.end - span.start for span in seen.step_spans(0)[1:])  # without the prompt
-print(f"a token: {seen.sent(0, 5):,} bytes in {seen.counts(0, 5).total()} collectives")
-print(f"at least {1e3 * token.messages:.0f} ms for messages", end=", ")
-print(f"{1e3 * token.bytes:.1f} ms for bytes; it took {1e3 * took:.0f} ms")
-
-# %% [markdown]
-# A token needs two all-reduces per layer, one for the embedding, and a gather of the logits, all in sequence. Each of
-# the nine all-reduces crosses the link twice, and the gather once: 19 × 2 ms. In so small a model a token has so few
-# bytes that bandwidth hardly matters. The formula's latency and bytes explain 39 ms. The rest is computation, Python,
-# waiting and recording, which this cell does not separate.
-#
-# So TP speeds up generation if reading the weights takes longer than the latency of its collectives. Here is the same
-# formula for Llama 3 8B in 16 bits on two links (`cost` names its sources):
-
-# %%
-rows, llama = [], PRESETS["llama3-8b"]
-for name in ("NVLink 4", "Ethernet, 10 Gb/s"):
-    on = {n: cost.token_seconds(llama, n, cost.LINKS[name]) for n in (1, 2, 4, 8)}
-    row = {f"on {n}": each.seconds for n, each in on.items()}
-    row |= {"on 8: messages": on[8].messages, "on 8: bytes": on[8].bytes}
-    rows.append({"": name} | {kind: round(1e3 * seconds, 2) for kind, seconds in row.items()})
-draw.table(rows, caption="a token on 1 to 8 ranks, in ms")
-
-# %% [markdown]
-# With NVLink, eight ranks are four times as quick as one. With Ethernet, two ranks gain a little, and eight gain
-# nothing. (A 0 in the table is less than 0.005 ms.)
-#
-# ## Optional: async TP, multiply while it travels
-#
-# In training, too, a rank waits at each border: the next product needs data that is still in transit. But it does not
-# need all of it at once. With sequence parallelism, the product for one rank's tokens needs only these tokens. So the
-# shards travel round a ring one by one, and each rank multiplies one shard while the next one travels. At the other end
-# the partial sums travel, and each rank adds its own product. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
-# `gather_linear` and `linear_scatter`. The cells below run the two matrices of the last notebook's first picture,
-# forward, on two ranks and a slow link. A sleep of 80 µs per token lengthens each product, so that the picture depends
-# less on how busy your machine is.
-
-# %%
-from torch.overrides import TorchFunctionMode
-
-from labs.tp.async_tp import gather_linear, linear_scatter
-
-
-class Padded(TorchFunctionMode):
-    """A mode in which each product takes longer."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func in (torch.Tensor.matmul, torch.Tensor.__matmul__):
-            time.sleep(80e-6 * result.shape[1])
-        return result
-
-
-def whole(x, up, down, mesh):
-    """Gather the tokens, multiply by both matrices, and scatter the sums."""
-    return scatter((gather(x, mesh, dim=1) @ up.T).relu() @ down.T, mesh, dim=1)
-
-
-def in_chunks(x, up, down, mesh):
-    (hidden,) = gather_linear(x, [up], mesh)
-    return linear_scatter(hidden.relu(), down, mesh)
-
-
-TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_chunks}
-
-
-# %%
-def both(times=12):
-    """Run each of the two several times, and return whether the results are equal."""
-    torch.manual_seed(dist.get_rank())  # different tokens, and different parts of the matrices
-    mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
-    x = torch.randn(1, TOKENS, WIDTH) / 16
-    up, down = torch.randn(2 * WIDTH, WIDTH) / 16, torch.randn(WIDTH, 2 * WIDTH) / 16
-    for pair in PAIRS.values():
-        for _ in range(times):
-            time.sleep(0.05)  # a gap in the picture
-            dist.barrier()  # so that the ranks begin together
-            mark("step")
-            with Padded():
-                results.append(pair(x, up, down, mesh))
-            mark("end")
-    return torch.allclose(results[0], results[-1], atol=1e-5)
-
-
-# %%
-wire = Link(nodes=2, bandwidth="100 Mbit/s")
-found = on_cpu(both, ranks=2, link=wire, record="communication", tell="async TP")
-seen, spans = found.recording, [found.recording.step_spans(rank) for rank in range(2)]
-assert all(found) and seen.sent(0, 0) == seen.sent(0, 12)
-
-
-def lasted(number):
-    """Return the ms from the first rank's start to the last one's end."""
-    began = min(each[number].start for each in spans)
-    return 1000 * (max(each[number].end for each in spans) - began)
-
-
-quiet = [min(range(first, first + 12), key=lasted) for first in (0, 12)]
-draw.timeline(seen, seen, step=quiet, names=list(PAIRS))
-
-# %%
-for name, number in zip(PAIRS, quiet, strict=True):
-    waits = 1000 * sum(event.waited for event in seen.select(0, number))
-    print(f"{name}: {lasted(number):.0f} ms, of which rank 0 waited {waits:.0f} ms")
-travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
-print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
-
-# %% [markdown]
-# The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
-# all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
-# multiplied. A rank waits only if a shard takes longer to travel than to multiply, which hardly ever happens here
-# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to a
-# plan like this, between GPUs that can read each other's memory. Its authors
-# [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
-# a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
-# help with a single token, which cannot be split into shards.
-#
-# ## Measure: does TP send little?
-#
-# Train the same model with the same batch on four ranks, with three strategies. DDP sends *gradients*, and FSDP
-# *parameters and gradients*: the same number of bytes for one token as for a million. TP sends *activations*, a fixed
-# number of bytes for each token of the whole batch. So TP sends the least for few tokens and the most for many. From
-# how many tokens in a batch does TP send more than DDP? Answer in multiples of the width D.
-
-# %%
-guess_tokens = 3  # your number, × D
-
-# %% [markdown]
-# The first table compares measured bytes of DDP and FSDP with the formulas, for sequences of 128 tokens. The second
-# gives the formulas for other lengths. At the length where TP meets DDP, TP is measured as well:
-
-# %%
-a_part = cost.Job(CONFIG, batch=1, ranks=4)  # DDP, FSDP: a rank reads a quarter of the batch
-others = {"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]}
-talk |= recorded(others, float32, batches)
-
-
-def sent(length):
-    """Return the bytes that a rank sends for four sequences of this length, by strategy."""
-    config = replace(CONFIG, context=length)
-    on_part, on_all = replace(a_part, config=config), replace(on_paper, config=config)
-    data_parallel = {"DDP": cost.ddp(on_part, "bucketed").sent, "FSDP": cost.fsdp(on_part).sent}
-    return {"tokens": SEQUENCES * length} | data_parallel | {"TP": cost.tp(on_all).sent}
-
-
-rows = {name: (sent(CONFIG.context)[name], talk[name]["sent"]) for name in ("DDP", "FSDP")}
-ledger = draw.ledger(rows, within=0)
-assert ledger.agrees
-ledger
-
-# %%
-crossed = next(length for length in range(1, 129) if sent(length)["TP"] > sent(length)["DDP"])
-short = [tuple(part[:, :crossed] for part in batch) for batch in batches]
-talk |= recorded({"at the crossing": strategies.by_plan(gpt_plan(CONFIG))}, float32, short)
-assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
-rows = [sent(length) for length in (32, 64, crossed, 128, 256)]
-draw.table(rows, caption="bytes that each rank sends in a step")
-
-# %%
-met = SEQUENCES * crossed / CONFIG.dim
-why = "About 12 D² of a layer's gradients, 4 D for each token."
-check.predict("Tokens, × D?", guess_tokens, met, reason=why)
-
-# %% [markdown]
-# The crossing is easy to remember. A layer has about 12 D² parameters, whose gradients DDP all-reduces. TP all-reduces
-# 4 tensors with D numbers per token. Both send the same at 12 D²/4 D = **3 D tokens** in the batch of a TP group. FSDP
-# sends 1.5 times as much as DDP for a layer, so the crossing is at 4.5 D. In so small a model, the embedding and the
-# head move both crossings a little: to 2.9 D, and for FSDP, which gathers these two only once, to 4.1 D. Batches in
-# training are usually larger, so there TP sends more than DDP or FSDP.
-#
 # ## Why, and why not
 #
 # **Why** use TP: it divides parameters, gradients and optimizer state, and with sequence parallelism the activations as
 # well, without more sequences in the batch. It lets several ranks work on one sequence, and one token.
 #
 # **Why not**: with the batches of training, TP sends the most, and the computation waits for every collective. Hiding
-# them takes extra work (async TP), whereas DDP and FSDP hide theirs easily.
+# them takes extra work (async TP, in the optional part), whereas DDP and FSDP hide theirs easily.
 #
-# Is TP worth it? Let a layer have ψ parameters and width D, and let N devices of R operations per second process T
-# tokens over links of W bytes per second. The computation takes 6ψT/(NR) seconds. The layer's four all-reduces, with 2
-# bytes per number, take 16 (N − 1)/N × TD/W seconds. T cancels in their ratio: a larger batch does not help, only a
-# wider model or a faster link. The table gives the seconds of communication per second of computation:
+# Which link is fast enough? Let a layer have ψ parameters and width D, and let N devices of R operations per second
+# process T tokens over links of W bytes per second. The computation takes 6ψT/(NR) seconds. The layer's four
+# all-reduces, with 2 bytes per number, take 16 (N − 1)/N × TD/W seconds. T cancels in their ratio: a larger batch does
+# not help, only a wider model or a faster link. The table gives the seconds of communication per second of computation
+# on 8 ranks; R is what an H100 reached in Llama 3's training, waiting included (arXiv 2407.21783, table 4):
 
 # %%
-# R is what an H100 reached in Llama 3's training, waiting included (arXiv 2407.21783, table 4).
-R, N = cost.FLOPS, 8
-WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes/s, each way
 rows = []
 for name in ("llama3-8b", "llama3-405b"):
     config = PRESETS[name]
-    psi = sum(cost.gpt_layers(config)[1].sizes)
-    sending = 16 * (N - 1) * config.dim  # bytes, × T/N
-    computing = 6 * psi / R  # seconds, × T/N
-    shares = {wire: round(sending / W / computing, 2) for wire, W in WIRES.items()}
-    rows.append({"on 8 ranks": name} | shares)
-draw.table(rows)
+    computing = 6 * sum(cost.gpt_layers(config)[1].sizes) / cost.FLOPS  # seconds, × T/N
+    sending = 16 * (8 - 1) * config.dim  # bytes, × T/N
+    wires = {
+        wire: round(sending / cost.LINKS[wire].bandwidth / computing, 2)
+        for wire in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s")
+    }
+    rows.append({"": name} | wires)
+draw.table(rows, caption="seconds of communication per second of computation")
 
 # %% [markdown]
-# So TP stays where there is NVLink. The columns of PCIe 5 and InfiniBand are equal because `cost.LINKS` gives both 50
-# GB/s per direction: 16 lanes of PCIe 5 have 63 GB/s, of which about 50 are usable, and a link of 400 Gb/s has 50. They
-# differ only in latency, which this formula leaves out. Long before TP runs out of query heads, its matrices become too
-# narrow to keep a device busy.
+# With NVLink, TP adds a third to the step of the 8B model, and a tenth to that of 405B. Over InfiniBand, 8B would
+# communicate for almost three times as long as it computes. So TP stays inside a node. Long before TP runs out of query
+# heads, its matrices become too narrow to keep a device busy.
 #
 # ### A way out
 #
@@ -753,24 +558,50 @@ draw.table(rows)
 # outgoing link of the busier node is in use. Messages leave a node one at a time, whichever of its ranks sends them.
 # Waiting for an answer costs nothing.
 #
-# **The bound.** Let T be the tokens, D the width, H the features, and t the time of the busier node's link. Then the
-# inequality t ≥ 2α + 2 D min(T, H)/W holds. Nothing can beat it, because in forward and again in backward a node needs
-# either T × D numbers that depend on the other node's weights, or the other node's D × H weights (or their gradients),
-# in at least one message each time. The score is 100 × bound/t, and your points are the mean of five blocks:
+# > **The bound.** Let T be the tokens, D the width, H the features, α the latency, W the numbers per second of the
+# > link, and t the seconds for which the busier node uses it.
+# >
+# > t ≥ 2α + 2 D min(T, H)/W
+# >
+# > Nothing can beat it, because in forward and again in backward a node needs either T × D numbers that depend on the
+# > other node's weights, or the other node's D × H weights (or their gradients), in at least one message each time.
+#
+# **A point** is one per cent of this speed: a block scores 100 × bound/t, and your points are the mean of five blocks.
+# `beat.boundary.measured(block, fn)` tries a function on one of them, and returns the messages, numbers and seconds of
+# the busier node. Here it tries the first idea, in which all tokens go to all ranks. Add your own functions to `TRIES`.
+
+
+# %% tags=["subject"]
+def tokens_everywhere(x, up, down, mesh):
+    """Gather all tokens on every rank, multiply by its features, and scatter the sums."""
+    nodes, gpus = mesh["nodes"], mesh["gpus"]
+    x = gather(gather(x, gpus, 0), nodes, 0)
+    return scatter(scatter(F.silu(x @ up) @ down, nodes, 0), gpus, 0)
+
+
+TRIES = {"tokens everywhere": tokens_everywhere}
 
 # %%
-bound = beat.boundary.bound
-rows = []
+bars = {}
 for name, block in beat.boundary.cases.items():
-    rows.append({"": name, **block._asdict(), "least, ms": round(1e3 * bound(block), 2)})
-draw.table(rows)
+    bound = beat.boundary.bound(block)
+    size = f"T {block.tokens}, D {block.width}, H {block.features}"
+    bars[f"{size}: the bound"] = {"waiting": 1e-3, "communication": bound - 1e-3}
+    for called, fn in TRIES.items():
+        took = beat.boundary.measured(name, fn)
+        latency = took.messages * 0.5e-3
+        parts = {"waiting": latency, "communication": took.seconds - latency}
+        bars[f"{name}: {called}"] = parts
+words = {"waiting": "latency", "communication": "numbers"}
+caption = "Time of the busier node's link: latency (grey), numbers (orange)"
+draw.chart(bars, "s", words=words, caption=caption)
 
 # %% [markdown]
 # With one group of all four ranks, as in most of this notebook, the score is 28.7. The course's own answer has 58.4.
 # Before you write anything: in which of these blocks is it cheaper to send the weights?
 
 
-# %%
+# %% tags=["exercise"]
 def over_the_boundary(x, up, down, mesh):
     """Return y for this rank's tokens, [t, D]; y.backward gives the gradients of x, up, down.
 
@@ -802,6 +633,129 @@ beat.boundary(over_the_boundary)
 # same.
 # </details>
 #
+# Here the notebook ends. **What follows is optional**: an explorer, the latency of a token, and a way to overlap TP's
+# communication.
+#
+# ## Optional: the tensor-parallel explorer
+#
+# Here is a GPT with Llama 3's proportions. The explorer shows each rank's shard of every matrix, what rank 0 sends, and
+# what it holds, by the last notebook's formulas. From which TP degree on do neighbours share key and value heads? What
+# shrinks if x is sharded along the tokens? What doubles with the sequence, and what with the width?
+
+# %%
+play.tensor_parallel()
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# They share heads at a TP degree of 16, since there are 8 key and value heads. For this they send two small all-reduces
+# in each layer, of the gradients of k and v. Sequence parallelism shrinks the activations, and sends almost nothing
+# more. Doubling the sequence doubles the activations and all bytes sent; P, G and S stay the same. Doubling the width
+# also doubles the bytes sent, but a layer's parameters and its computation grow about fourfold, so TP pays in wide
+# models.
+#
+# </details>
+#
+# ## Optional: latency, when a token gets slower
+#
+# TP also serves inference. A model that generates text computes one token at a time, and needs *all* its weights for
+# each. Most of the time goes into reading the weights from memory, and each of N ranks reads only 1/N of them.
+# `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that
+# only the new token passes through the model. A rank caches its own heads. All ranks see the same logits, and sample
+# with the same seed:
+
+# %% tags=["subject"]
+from labs.generate import generate
+from labs.mesh import Mesh
+
+CHAT = replace(PRESETS["medium"], dim=256, depth=4, heads=8, kv_heads=4, hidden=704)
+
+
+def answer():
+    """Generate 12 tokens with a model that all ranks share."""
+    model = parallelize(GPT(CHAT), Mesh((dist.get_world_size(),), ("tp",)), gpt_plan(CHAT))
+    prompt = torch.tensor([list(b"def all_reduce(")])
+    return generate(model, prompt, 12, temperature=0.8, seed=1).tolist()
+
+
+answers = [run(answer, ranks=ranks, device="cpu", tell="12 tokens")[0] for ranks in (1, 2, 4)]
+print(f"the same tokens on 1, 2 and 4 ranks: {answers[0] == answers[1] == answers[2]}")
+
+# %% [markdown]
+# How long does a token take? A token needs two all-reduces per layer, one for the embedding, and a gather of the
+# logits, all in sequence. The formula (`cost.token_seconds`) adds up three parts: reading the *weights*; the *latency*
+# of these collectives, however few bytes they send; and the time that their *bytes* add. Here it is for Llama 3 8B in
+# 16 bits on two links (`cost` names its sources):
+
+# %%
+bars = {}
+for link in ("NVLink 4", "Ethernet, 10 Gb/s"):
+    for n in (1, 2, 4, 8):
+        token = cost.token_seconds(PRESETS["llama3-8b"], n, cost.LINKS[link])
+        parts = {"P": token.compute, "waiting": token.messages, "communication": token.bytes}
+        bars[f"{link}, on {n}"] = parts
+words = {"P": "weights", "waiting": "latency", "communication": "bytes"}
+draw.chart(bars, "s", words=words, caption="A token: weights (blue), latency (grey), bytes (orange)")
+
+# %% [markdown]
+# With NVLink, eight ranks are four times as quick as one. With Ethernet, two ranks gain a little, and eight gain
+# nothing, because latency and bytes take all the time that shorter reading saves. Over NVLink the bytes hardly matter:
+# there, TP speeds up generation until latency takes as long as the reading.
+#
+# ## Optional: async TP, multiply while it travels
+#
+# In training, too, a rank waits at each border: the next product needs data that is still in transit. But it does not
+# need all of it at once. With sequence parallelism, the product for one rank's tokens needs only these tokens. So the
+# shards travel round a ring one by one, and each rank multiplies one shard while the next one travels. At the other end
+# the partial sums travel, and each rank adds its own product. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
+# `gather_linear` and `linear_scatter`. The cells below run the two matrices of the last notebook's first picture,
+# forward, on two ranks and a slow link. Each product is made longer by 80 µs per token (`paced`), so that the picture
+# depends less on how busy your machine is.
+
+# %% tags=["subject"]
+from labs.kit.train import paced
+from labs.tp.async_tp import gather_linear, linear_scatter
+
+
+def whole(x, up, down, mesh):
+    """Gather the tokens, multiply by both matrices, and scatter the sums."""
+    return scatter((gather(x, mesh, dim=1) @ up.T).relu() @ down.T, mesh, dim=1)
+
+
+def in_chunks(x, up, down, mesh):
+    """Do the same, one shard of the tokens after the other."""
+    (hidden,) = gather_linear(x, [up], mesh)
+    return linear_scatter(hidden.relu(), down, mesh)
+
+
+# %%
+def both():
+    """Run each of the two twelve times, and return whether the results are equal."""
+    torch.manual_seed(dist.get_rank())  # different tokens, and different parts of the matrices
+    x, up, down = (torch.randn(shape) / 16 for shape in ((1, 128, 256), (512, 256), (256, 512)))
+    inputs = x, up, down, Mesh((dist.get_world_size(),), ("tp",))
+    return torch.allclose(*paced((whole, in_chunks), inputs, times=12, seconds=80e-6), atol=1e-5)
+
+
+wire = Link(nodes=2, bandwidth="100 Mbit/s")
+seen = run(both, ranks=2, device="cpu", link=wire, record="communication", tell="async TP")
+recording = seen.recording
+print("equal results:", all(seen), " equal bytes:", recording.sent(0, 0) == recording.sent(0, 12))
+quickest = [min(range(first, first + 12), key=recording.took) for first in (0, 12)]
+names = ("one after the other", "in chunks")
+draw.timeline(recording, recording, step=quickest, names=names)
+
+# %% [markdown]
+# The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
+# all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
+# multiplied. A rank waits only if a shard takes longer to travel than to multiply, which hardly ever happens here
+# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to a
+# plan like this, between GPUs that can read each other's memory. Its authors
+# [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
+# a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
+# help with a single token, which cannot be split into shards.
+
+# %% [markdown]
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
 # [labs/tp/vocabulary.py](../labs/tp/vocabulary.py), [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py),
 # [labs/tp/styles.py](../labs/tp/styles.py) and [labs/tp/tp.py](../labs/tp/tp.py), in this order. Shoeybi et al., 2019,

@@ -9,6 +9,8 @@
     mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
     nodes                             the process groups of a mesh on its nodes, as SVG         mesh_on_nodes.py
     who_combines                      mean, sum or nothing, by kind of parameter, as SVG        gradients_combined.py
+    crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
+    wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
@@ -27,6 +29,7 @@ These functions neither measure nor predict: they draw the numbers of a recordin
 from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.checkpoint_files import folder, reads
 from labs.kit.drawing.collective_messages import messages, sends, step
+from labs.kit.drawing.crossing_lines import crossings
 from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
@@ -44,10 +47,11 @@ from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.tensor_parallel_plan import plan
 from labs.kit.drawing.timelines import timeline
 from labs.kit.drawing.weight_cut import weight_cut
+from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "bars", "blocks", "by_rank", "chart", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh",
-    "messages", "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
-    "term", "timeline", "traffic", "weight_cut", "who_combines",
+    "bars", "blocks", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "memory",
+    "mesh", "messages", "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
+    "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
 ]  # fmt: skip

@@ -230,6 +230,11 @@ class Recording:
     def events_by_step(self) -> dict[tuple[int, int | None], list[Event]]:
         return grouped(self.events, lambda event: (event.rank, event.step))
 
+    def took(self, step: int) -> float:
+        """Return the seconds of a step, from the first rank's start to the last rank's end."""
+        starts, ends = zip(*(self.window(rank, step) for rank in self.seen), strict=True)
+        return max(ends) - min(starts)
+
     def sent(self, rank: int = 0, step: int | None = None) -> int:
         """Return the logical bytes that a rank sent, in one step or in the whole job if step is None."""
         return sum(event.sent for event in self.select(rank, step))

@@ -110,6 +110,15 @@ WRONG = {
 }
 
 
+def test_a_block_is_tried_as_the_judge_runs_it():
+    tried, block = beat.boundary.measured("few tokens", poor.in_one_group), beat.boundary.cases["few tokens"]
+    # Forward and backward have a ring that gathers, with 3 quarters from one rank of the node to the other node's, and
+    # an all-to-all, with a quarter from each of two ranks to each of two others.
+    messages, numbers = 2 * (1 + 4), 2 * (3 + 4) * block.tokens // 4 * block.width
+    assert tried == (messages, numbers, pytest.approx(messages * 0.5e-3 + numbers / 1e6))
+    assert tried.seconds > beat.boundary.bound(block)
+
+
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
 def test_a_stub_is_not_yet_an_answer(challenge):
     assert challenge(poor.untouched).ok is None

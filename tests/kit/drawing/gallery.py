@@ -11,6 +11,7 @@ import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace as Fake
 
 import torch.distributed as dist
 from matplotlib.colors import to_hex
@@ -60,6 +61,16 @@ def summed(gradient, kind, mesh):
     gradient /= mesh.size("dp")
 
 
+LINES = {"flat": [(1, 4.0), (6, 4.0)], "rising": [(1, 1.5), (6, 9.0)]}
+ON_TWO_NODES = Fake(
+    ranks=4,
+    link=Fake(nodes=2),
+    select=lambda rank, step: [
+        Fake(to={rank ^ (1 + step): 4_000_000}, group="mesh_tp"),
+        Fake(to={rank ^ (2 - step): 900_000}, group="mesh_dp"),
+    ],
+)
+
 DRAWINGS = {
     "ring": lambda: draw.messages(RING, 4),
     "tree": lambda: draw.messages(TREE, 8),
@@ -73,6 +84,8 @@ DRAWINGS = {
     "groups of one axis": lambda: draw.mesh({"data": 3}, along="data"),
     "nodes": lambda: draw.nodes({"pp": 4, "shard": 2, "tp": 8}, node=8),
     "weight cut": lambda: draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5),
+    "crossings": lambda: draw.crossings(LINES, {"flat": "G", "rising": "A"}, "tokens", "MB", {"rising": [(2, 3)]}),
+    "wire": lambda: draw.wire(ON_TWO_NODES, {"dp × tp": 0, "tp × dp": 1}, {"dp": "P", "tp": "A"}),
     "who combines": lambda: draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, summed),
     "nodes as a rank sees them": lambda: draw.nodes({"pp": 2, "replicate": 1, "tp": 4}, node=4, rank=5),
     "blocks": lambda: draw.blocks(Spec((7, 5), (2, 3), (Shard(0), Shard(1))), ("data", "tensor")),
