@@ -40,6 +40,7 @@ from labs.kit import beat, check, draw, play
 from labs.kit.launch import Link, run
 from labs.kit.train import in_turn, recorded, strategies
 from labs.model import GPT, PRESETS
+from labs.tp import gpt_plan
 
 # %%
 llama = 4 * PRESETS["llama3-405b"].vocab * 8192 / 1e9
@@ -123,14 +124,14 @@ check.split_loss(split_loss)
 
 # %%
 from labs.dtensor import Replicate, Shard
-from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan
+from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 from labs.tp.conjugate import gather, scatter
 from labs.tp.shares import Keys, Queries
 
 CONFIG, SEQUENCES = replace(PRESETS["small"], depth=2, kv_heads=4), 4  # as in the last notebook
 loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
 batches = [loader[number] for number in range(2)]
-float32 = partial(GPT, CONFIG)
+float32, on_cpu = partial(GPT, CONFIG), partial(run, device="cpu")
 
 # %% tags=["subject"]
 plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
@@ -257,10 +258,10 @@ guess_tokens = 3  # your number, × D
 
 # %% tags=["subject"]
 def sent(length):
-    """Return the bytes that a rank sends in a step with four sequences of this length, by strategy."""
+    """Return the bytes that a rank sends with four sequences of this length, by strategy."""
     config = replace(CONFIG, context=length)
-    a_part = cost.Job(config, batch=1, ranks=4)  # DDP, FSDP: a rank reads a quarter of the batch
-    whole = cost.Job(config, batch=SEQUENCES, ranks=4)  # TP: every rank reads all of it
+    a_part = cost.Job(config, batch=1, ranks=4)  # DDP, FSDP: a quarter of the batch
+    whole = cost.Job(config, batch=SEQUENCES, ranks=4)  # TP: all of it
     data_parallel = {"DDP": cost.ddp(a_part, "bucketed").sent, "FSDP": cost.fsdp(a_part).sent}
     return data_parallel | {"TP": cost.tp(whole).sent}
 
@@ -282,16 +283,17 @@ draw.ledger(rows, within=0)
 times_D = SEQUENCES / CONFIG.dim  # of a length, for the tokens in the batch as a multiple of D
 by_length = {length: sent(length) for length in range(8, 257)}
 lines = {w: [(times_D * n, by[w] / 1e6) for n, by in by_length.items()] for w in ways}
-circles = {w: [(times_D * n, job[w]["sent"] / 1e6) for n, job in jobs.items() if w in job] for w in ways}
+measured = {"TP": [(times_D * n, job["TP"]["sent"] / 1e6) for n, job in jobs.items()]}
+measured |= {w: [(times_D * 128, jobs[128][w]["sent"] / 1e6)] for w in ("DDP", "FSDP")}
 kinds = {"DDP": "G", "FSDP": "P", "TP": "A"}
 draw.crossings(
-    lines, kinds, "tokens in the batch, × D", "MB that a rank sends in a step", circles,
+    lines, kinds, "tokens in the batch, × D", "MB that a rank sends in a step", measured,
     caption="TP sends the least for few tokens, and the most for many",
 )  # fmt: skip
 
 # %%
 met = next(times_D * n for n, by in by_length.items() if by["TP"] > by["DDP"])
-why = "Its sequences have 92 tokens there. A layer sends 12 D² of gradients, or 4 D for each token."
+why = "Sequences of 92 tokens. A layer has 12 D² gradients, and 4 D for each token."
 check.predict("Tokens, × D?", guess_tokens, met, reason=why)
 
 # %% [markdown]
@@ -335,18 +337,20 @@ guess_order = 4  # your number
 
 # %%
 def of_axes(*names):  # outermost first
-    return replace(strategies.ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
+    row = strategies.ROWS["fsdp-tp"]
+    return replace(row, apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
 
 
 many = Batches(corpus().tokens, 16, CONFIG.context)
 AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
-job = partial(run, in_turn, AXES, float32, [many[0], many[1]], ranks=4, device="cpu")
-found = job(record="communication", link=Link(nodes=2, bandwidth="1 Gbit/s"), tell="bytes").recording
+job = partial(on_cpu, in_turn, AXES, float32, [many[0], many[1]], ranks=4)
+link = Link(nodes=2, bandwidth="1 Gbit/s")
+found = job(record="communication", link=link, tell="bytes").recording
 draw.wire(found, {"dp × tp": 1, "tp × dp": 3}, {"dp": "P", "tp": "A"})
 
 # %%
 inside, between = (found.across(0, step) for step in (1, 3))
-why = "TP sends activations in every layer; FSDP sends each parameter and gradient once or twice."
+why = "TP sends activations in every layer; FSDP sends a parameter three times at most."
 check.predict("Times as much?", guess_order, round(between / inside, 1), reason=why)
 
 # %% [markdown]
@@ -365,8 +369,8 @@ def float64():
 
 
 sharded = replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})  # PyTorch's
-[expected] = run(in_turn, {"one": strategies.ONE_DEVICE}, float64, batches, keep=2, ranks=1)
-kept = run(in_turn, AXES | {"PyTorch's TP": sharded}, float64, batches, keep=2, ranks=4)[0]
+[expected] = on_cpu(in_turn, {"one": strategies.ONE_DEVICE}, float64, batches, keep=2, ranks=1)
+kept = on_cpu(in_turn, AXES | {"PyTorch's TP": sharded}, float64, batches, keep=2, ranks=4)[0]
 for name, full in kept.items():
     off = max((p - expected["one"][key]).abs().max() for key, p in full.items())
     print(f"{name}: within 1e-12 of one process: {bool(off < 1e-12)}")
@@ -389,7 +393,8 @@ for name, full in kept.items():
 
 # %%
 [theirs] = recorded({"PyTorch's": sharded}, float32, batches).values()
-held = run(in_turn, {"PyTorch's": sharded}, float32, batches, ranks=4, record="memory", tell="held")
+watched = {"ranks": 4, "record": "memory", "tell": "held"}
+held = on_cpu(in_turn, {"": sharded}, float32, batches, **watched)
 theirs |= held.recording.steady(0)
 
 said = cost.tp(on_paper, sequence_parallel=True)
@@ -678,7 +683,7 @@ def answer():
     return generate(model, prompt, 12, temperature=0.8, seed=1).tolist()
 
 
-answers = [run(answer, ranks=ranks, device="cpu", tell="12 tokens")[0] for ranks in (1, 2, 4)]
+answers = [on_cpu(answer, ranks=ranks, tell="12 tokens")[0] for ranks in (1, 2, 4)]
 print(f"the same tokens on 1, 2 and 4 ranks: {answers[0] == answers[1] == answers[2]}")
 
 # %% [markdown]
@@ -695,7 +700,8 @@ for link in ("NVLink 4", "Ethernet, 10 Gb/s"):
         parts = {"P": token.compute, "waiting": token.messages, "communication": token.bytes}
         bars[f"{link}, on {n}"] = parts
 words = {"P": "weights", "waiting": "latency", "communication": "bytes"}
-draw.chart(bars, "s", words=words, caption="A token: weights (blue), latency (grey), bytes (orange)")
+caption = "A token: weights (blue), latency (grey), bytes (orange)"
+draw.chart(bars, "s", words=words, caption=caption)
 
 # %% [markdown]
 # With NVLink, eight ranks are four times as quick as one. With Ethernet, two ranks gain a little, and eight gain
@@ -734,13 +740,15 @@ def both():
     torch.manual_seed(dist.get_rank())  # different tokens, and different parts of the matrices
     x, up, down = (torch.randn(shape) / 16 for shape in ((1, 128, 256), (512, 256), (256, 512)))
     inputs = x, up, down, Mesh((dist.get_world_size(),), ("tp",))
-    return torch.allclose(*paced((whole, in_chunks), inputs, times=12, seconds=80e-6), atol=1e-5)
+    one, other = paced((whole, in_chunks), inputs, times=12, seconds=80e-6)
+    return torch.allclose(one, other, atol=1e-5)
 
 
 wire = Link(nodes=2, bandwidth="100 Mbit/s")
-seen = run(both, ranks=2, device="cpu", link=wire, record="communication", tell="async TP")
+seen = on_cpu(both, ranks=2, link=wire, record="communication", tell="async TP")
 recording = seen.recording
-print("equal results:", all(seen), " equal bytes:", recording.sent(0, 0) == recording.sent(0, 12))
+as_many = recording.sent(0, 0) == recording.sent(0, 12)
+print(f"equal results: {all(seen)}, equal bytes: {as_many}")
 quickest = [min(range(first, first + 12), key=recording.took) for first in (0, 12)]
 names = ("one after the other", "in chunks")
 draw.timeline(recording, recording, step=quickest, names=names)
