@@ -211,7 +211,7 @@ def test_the_tests_bring_the_other_extras_along(empty, tmp_path, capfd):
     (tmp_path / "gspmd-2.11.0").touch()
     assert setup.main("2.13.0", "test") == 0
     stamps = {path.name for path in tmp_path.glob("*-2.*")}
-    assert {f"{kind}-2.13.0" for kind in ("course", "tests", "gspmd", "deepspeed")} <= stamps
+    assert {f"{kind}-2.13.0" for kind in ("course", "tests", *setup.OPTIONAL)} <= stamps
     assert "gspmd-2.11.0" not in stamps
     assert len(capfd.readouterr().out.splitlines()) == 2
 
@@ -223,7 +223,7 @@ def only_without(*refused):
     return installers
 
 
-@pytest.mark.parametrize("refused", [("gspmd",), ("deepspeed",), ("gspmd", "deepspeed")])
+@pytest.mark.parametrize("refused", [("gspmd",), ("clusters",), ("gspmd", "deepspeed")])
 def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path, capfd, monkeypatch, refused):
     monkeypatch.setattr(setup, "installers", only_without(*refused))
     assert setup.main("2.13.0", "test") == 0
@@ -241,7 +241,7 @@ def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypa
 
 def test_an_unknown_extra_is_refused(empty, tmp_path, capfd):
     assert setup.main("2.13.0", "gpsmd") == 2
-    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed\n"
+    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed, clusters\n"
     assert not (tmp_path / "setup.log").exists()
 
 

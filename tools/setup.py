@@ -1,6 +1,6 @@
 """Install the course in .venv: print a line, show on a terminal what is being done, and log everything else.
 
-    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   extras of pyproject.toml: gspmd, deepspeed and test
+    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   extras of pyproject.toml: gspmd, deepspeed, clusters and test
 
 It runs before anything is installed, so it uses only the standard library.
 
@@ -29,6 +29,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ SILENT = "PyTorch's index without CUDA does not answer"
 PATIENCE = 3.0  # seconds for the index to answer
 # The messages of pip and uv when they cannot reach an index at all.
 UNREACHABLE = r"NewConnectionError|NameResolutionError|Failed to establish a new connection|dns error|tcp connect error"
-OPTIONAL = ("gspmd", "deepspeed")  # extras that only parts of the course need
+OPTIONAL = ("gspmd", "deepspeed", "clusters")  # extras that only parts of the course need
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -60,7 +61,7 @@ def main(torch: str, *extras: str) -> int:
     log.write_text("")
     if build != remembered and any(VENV.glob("lib/python*/site-packages/torch-*.dist-info")):
         follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not distinguish the two builds
-    besides = [OPTIONAL, *((extra,) for extra in OPTIONAL), ()] if "test" in extras else [()]
+    besides = all_then_fewer(OPTIONAL) if "test" in extras else [()]
     attempts = [(*extras, *more) for more in besides]
     done = next((attempt for attempt in attempts if install(attempt, build, log)), None)
     if done is None:
@@ -81,6 +82,10 @@ def main(torch: str, *extras: str) -> int:
         print(f"Without {', '.join(without)}, which cannot be installed here: {log} says why")
     print(f"Ready after {time.monotonic() - began:.0f} s; all of it is in {log}", flush=True)
     return 0
+
+
+def all_then_fewer(extras: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [some for number in range(len(extras), -1, -1) for some in combinations(extras, number)]
 
 
 # ---- the build of PyTorch --------------------------------------------------------------------------------

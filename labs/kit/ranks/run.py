@@ -2,9 +2,9 @@
 
     losses = run(train, steps=20, ranks=4)     # losses[2] is what rank 2 returned
 
-Every rank is a process with a process group.  The same call works in a notebook cell, a script and a test, and under
-torchrun, where each process already is a rank.  The output of the ranks appears live, each line after its rank's
-number.
+Every rank is a process with a process group.  The same call works in a notebook cell, a script and a test, under
+torchrun, where each process already is a rank, and in a cluster's queue, with on=Slurm(...) (slurm.py).  The output of
+the ranks appears live, each line after its rank's number.
 
     a rank raises        RankError with that rank's traceback, naming the rank that failed first
     a rank dies          RankError with the signal
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from labs.kit.ranks import torchrun
+from labs.kit.ranks import slurm, torchrun
 from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.diagnosis import RankError
 from labs.kit.ranks.link import Link
@@ -65,6 +65,7 @@ def run(
     link: Link | None = None,
     tell: str = "",
     restarts: int = 0,
+    on: slurm.Slurm | None = None,
     **kwargs: Any,
 ) -> Results[T]:
     """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return the ranks' values.
@@ -87,16 +88,23 @@ def run(
         not restarted after an interrupt or a timeout, or if ranks disagree, since they would disagree again.  Under
         torchrun, torchrun itself restarts in all of these cases: give the number of its --max-restarts, or leave
         `restarts` out, and set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
+    on: the nodes of a cluster on which the ranks run, such as Slurm(nodes=2, folder="~/jobs").  The job waits in the
+        cluster's queue, and an interrupt cancels it.
     Raises ValueError for arguments that cannot work, TypeError if `fn` cannot be sent, and RankError if the job fails.
     """
     world = torchrun.world()
-    check_arguments(fn, ranks, timeout, record, restarts, world)
+    check_on(on, link, restarts, world)
+    check_arguments(fn, ranks, timeout, record, restarts, world, on.nodes if on else 1)
     check_link(link, ranks or 4, device, world)
     if world:
         values = torchrun.join(fn, args, kwargs, device, timeout, record)
         return to_results(values, record, restarts=int(os.environ[RESTARTED]))
     ranks = 4 if ranks is None else ranks
     what_is_set = settings()
+    if on:
+        with telling(tell, ranks):
+            values = slurm.run_on(on, pickled(fn, args, kwargs), ranks, device, timeout, record, what_is_set)
+        return to_results(values, record)
     devices = devices_for("cpu" if link and device == "auto" else device, ranks)
     payload = pickled(fn, args, kwargs)
     restarted = 0
@@ -129,14 +137,17 @@ def telling(what: str, ranks: int) -> Iterator[None]:
         say(f"{time.monotonic() - began:.0f} s\n")
 
 
-def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, restarts: Any, world: int | None) -> None:
+def check_arguments(
+    fn: Any, ranks: Any, timeout: Any, record: Any, restarts: Any, world: int | None, nodes: int
+) -> None:
     if not callable(fn):
         raise TypeError(f"run() calls its first argument on every rank; {fn!r:.80} is not a function (is it a value?)")
     if inspect.iscoroutinefunction(fn):
         name = fn.__name__
         raise TypeError(f"{name} is a coroutine function, whose call has no value yet: lambda: asyncio.run({name}())")
-    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS):
-        raise ValueError(f"ranks={ranks!r}: a job has 1 to {MOST_RANKS} ranks; more than that takes several machines")
+    most = MOST_RANKS * nodes
+    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= most):
+        raise ValueError(f"ranks={ranks!r}: a job has 1 to {most} ranks; more than that takes several machines")
     if world and ranks not in (None, world):
         raise ValueError(f"ranks={ranks}, but torchrun started {world}: leave ranks out, or start that many")
     if not isinstance(timeout, numbers.Real) or math.isnan(timeout) or timeout <= 0:
@@ -152,6 +163,19 @@ def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, restarts: An
         )
     if "LABS_RANK" in os.environ:
         raise RuntimeError("run() was called inside a rank: a job cannot start another job")
+
+
+def check_on(on: Any, link: Any, restarts: Any, world: int | None) -> None:
+    if on is None:
+        return
+    if not isinstance(on, slurm.Slurm):
+        raise TypeError(f'on={on!r:.80} is not a Slurm: Slurm(nodes=2, folder="~/jobs") is one')
+    if world:
+        raise ValueError("on= is for ranks that run() starts: under torchrun they have started, leave `on` out")
+    if link:
+        raise ValueError("link= with on=: only links on this machine are emulated; leave one of them out")
+    if restarts:
+        raise ValueError(f"restarts={restarts} with on=: a job in a queue is not started again; leave restarts out")
 
 
 def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:

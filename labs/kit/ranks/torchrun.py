@@ -67,7 +67,7 @@ def join(
         dist.init_process_group(devices.backend, timeout=worker.patience(timeout))
         atexit.register(leave)
     values: list[Any] = [None] * dist.get_world_size()
-    with Patrol(timeout) as patrol:
+    with Patrol(timeout, end) as patrol:
         with patrol.recorder.listening():
             mine = worker.watched(record, fn, args, kwargs)
         dist.all_gather_object(values, mine)
@@ -84,10 +84,13 @@ def leave() -> None:
 
 
 class Patrol:
-    """A flight recorder of this rank and, on a machine's first rank, a thread that reads the records of its ranks."""
+    """A flight recorder of this rank and, on a machine's first rank, a thread that reads the records of its ranks.
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    report: the function that the thread calls with a problem, and that ends this process
+    """
+
+    def __init__(self, timeout: float, report: Callable[[Problem], NoReturn]) -> None:
+        self.timeout, self.report = timeout, report
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
 
@@ -128,10 +131,10 @@ class Patrol:
         while not self.over.wait(POLL):
             self.watch.returned |= {rank for rank, reader in self.watch.readers.items() if reader.is_over()}
             if problem := self.watch.poll():
-                end(problem)
-            if time.monotonic() > deadline:
-                late = {rank: pid for rank, pid in self.pids.items() if rank not in self.watch.returned}
-                end(self.watch.overdue(self.timeout, late, self.stacks))
+                self.report(problem)
+            late = {rank: pid for rank, pid in self.pids.items() if rank not in self.watch.returned}
+            if late and time.monotonic() > deadline:
+                self.report(self.watch.overdue(self.timeout, late, self.stacks))
 
 
 def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:

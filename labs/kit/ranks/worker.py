@@ -64,13 +64,7 @@ def main(
     control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack_fd: int, value_fd: int, wires_fd: int
 ) -> NoReturn:
     """Run a forked rank from its start to its end; never return."""
-    for target in (1, 2):
-        os.dup2(output_fd, target)
-    os.close(output_fd)
-    for stream, target in (("stdout", 1), ("stderr", 2)):
-        raw = io.FileIO(target, "w", closefd=False)
-        lines = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
-        setattr(sys, stream, lines)
+    write_to(output_fd)
     control, door = Connection(control_fd), os.fstat(control_fd)
     job: Job = cloudpickle.loads(control.recv_bytes())
     finished = threading.Event()
@@ -93,6 +87,17 @@ def main(
     if "nccl" in job.backend and dist.is_initialized():
         dist.destroy_process_group()  # releases the GPU's memory in order; gloo has nothing to release
     os._exit(0)
+
+
+def write_to(output_fd: int) -> None:
+    """Make a file the standard output of this process, and its standard error, line by line."""
+    for target in (1, 2):
+        os.dup2(output_fd, target)
+    os.close(output_fd)
+    for stream, target in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(target, "w", closefd=False)
+        lines = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, stream, lines)
 
 
 def obey(control: Connection, finished: threading.Event) -> None:
@@ -129,8 +134,6 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     os.environ.update(wanted.items() - os.environ.items())  # setting only the changed ones saves 1 ms
     sys.path[:] = job.path
     os.chdir(job.folder)
-    for name, source in job.sources.items():
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
 
     me, usual = os.getpid(), warnings.showwarning
 
@@ -146,12 +149,19 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
             control.send_bytes(cloudpickle.dumps(("warning", warning)))
 
     warnings.showwarning = show
+    behave(job.sources, job.settings)
+
+
+def behave(sources: dict[str, str], what_is_set: dict[str, Any]) -> None:
+    """Make this process a rank like any other: one thread, no keyboard, random numbers of its own."""
+    for name, source in sources.items():
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     torch.default_generator.seed()  # otherwise all ranks would share the fork server's random numbers
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(int.from_bytes(os.urandom(4)))  # seed() alone takes 0.6 ms
     sys.stdin = NoKeyboard()
     torch.set_num_threads(1)  # a rank stands for a device: it uses one core, on every machine
-    torch_settings.apply(job.settings)
+    torch_settings.apply(what_is_set)
 
 
 def work(
@@ -174,17 +184,12 @@ def work(
             finally:
                 if os.getpid() != me:
                     end_child(sys.exception())
-    except SystemExit as stop:
-        return failure(RuntimeError(f"the function called exit({stop.code}): let it return instead"), stop)
     except BaseException as error:
         return failure(error, error)
     try:
         return cloudpickle.dumps(("value", pack(value, value_fd)))
     except BaseException as error:  # the class of the value may raise any exception
-        text = f"the value that it returned ({type(value[0]).__name__}) cannot be sent to the caller: {error}"
-        if "ProcessGroup" in str(error):
-            text += " (a group ends with the job): return a value without one, such as full_tensor() of each DTensor"
-        return failure(TypeError(text), error)
+        return failure(unsendable(value[0], error), error)
 
 
 def end_child(error: BaseException | None) -> NoReturn:
@@ -227,14 +232,30 @@ def watched(record: str | None, function: Any, args: tuple[Any, ...], kwargs: di
     return value, watch.tape
 
 
+def unsendable(value: Any, error: BaseException) -> TypeError:
+    text = f"the value that it returned ({type(value).__name__}) cannot be sent to the caller: {error}"
+    if "ProcessGroup" in str(error):
+        text += " (a group ends with the job): return a value without one, such as full_tensor() of each DTensor"
+    return TypeError(text)
+
+
 def failure(error: BaseException, origin: BaseException) -> bytes:
-    when = time.monotonic()
+    return cloudpickle.dumps(("error", (time.monotonic(), *described(error, origin))))
+
+
+def described(error: BaseException, origin: BaseException, *files: str) -> tuple[str, str, str]:
+    """Return an error's type, sentence and traceback.
+
+    origin: the error whose traceback is shown, without its first frames in this file or in `files`
+    """
+    if isinstance(error, SystemExit):
+        error = RuntimeError(f"the function called exit({error.code}): let it return instead")
     trace = origin.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, *files):
         trace = trace.tb_next  # only the frames of the learner's code help
     text = "".join(traceback.format_exception(type(error), error, trace))
     sentence = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return cloudpickle.dumps(("error", (when, type(error).__name__, cut(sentence), cut(text))))
+    return type(error).__name__, cut(sentence), cut(text)
 
 
 def cut(text: str) -> str:
