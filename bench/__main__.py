@@ -30,6 +30,7 @@ BENCHMARKS = (
     "tensor",
     "pipeline",
     "plan",
+    "explorer",
     "published",
     "checkpoint",
     "native_checkpoint",

@@ -6,7 +6,7 @@ A name means the same everywhere.  Strings are checked where they are looked up.
 """
 
 from collections.abc import Collection, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import signature
 from math import inf
 from numbers import Integral, Real
@@ -15,7 +15,12 @@ from typing import Any
 
 def is_real(x: Any, kind: type = Real) -> bool:
     """Return whether x is a number of this kind; True and False do not count as numbers."""
-    return isinstance(x, kind) and not isinstance(x, bool)
+    return is_number(type(x), kind)
+
+
+@lru_cache(256)  # a search asks a million times
+def is_number(type_of_x: type, kind: type) -> bool:
+    return issubclass(type_of_x, kind) and type_of_x is not bool
 
 
 def is_whole(x: Any, least: float = -inf) -> bool:

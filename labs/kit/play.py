@@ -81,6 +81,7 @@ class Explorer(ipywidgets.VBox):
     controls: the widgets by name, in order.
     beside: further widgets for the row of controls, such as a Play button.
     still: the picture that a saved notebook shows; the picture at the first settings when left out.
+    slow: whether "computing …" replaces the old picture until the new one is drawn.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Explorer(ipywidgets.VBox):
         controls: Mapping[str, ipywidgets.Widget],
         beside: Sequence[ipywidgets.Widget] = (),
         still: Any = None,
+        slow: bool = False,
     ):
+        self.slow = slow
         self.picture, self.controls = cache(picture), dict(controls)
         self.still = still or self.picture(**self.settings)
         self.stage = ipywidgets.HTML()
@@ -109,6 +112,8 @@ class Explorer(ipywidgets.VBox):
 
         moved: the name of the control that was moved, if one was.
         """
+        if self.slow and moved:
+            self.stage.value = "computing …"
         picture = self.picture(**self.settings)
         self.stage.value = picture.lit(moved) if isinstance(picture, Captioned) else picture.html
 
@@ -318,7 +323,10 @@ def planner(**begin: Any) -> Explorer:
     begin: the first values of controls, by the names of `labs.kit.explorers.planner.CONTROLS`.
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
-    return Explorer(planning.picture, set_controls("planner", planning.CONTROLS, planning.BEGIN, begin))
+    controls = set_controls("planner", planning.CONTROLS, planning.BEGIN, begin)
+    for each in controls.values():
+        each.continuous_update = False
+    return Explorer(planning.picture, controls, slow=True)
 
 
 def schedule(**begin: Any) -> Explorer:

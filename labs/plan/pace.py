@@ -109,7 +109,7 @@ def layer_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int, recomput
 
 def crossing_seconds(setup: Setup, tp: int, batch: int, times: int) -> float:
     """Return the seconds of `times` all-reduces of x, or of the gathers and scatters that replace them."""
-    link, x = setup.cluster.link(tp, 1, setup.constants.outer), WEIGHT * batch * setup.context * setup.config.dim
+    link, x = link_between(setup, tp, 1, setup.constants.outer), WEIGHT * batch * setup.context * setup.config.dim
     return times * (link.begin + cost.ring_seconds(x, tp, link.latency, link.bandwidth))
 
 
@@ -130,7 +130,7 @@ def fill_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int) -> float:
     if pp == 1:
         return 0.0
     x = WEIGHT * batch * setup.context * setup.config.dim / (tp if sp else 1)
-    link = setup.cluster.link(pp, setup.cluster.gpus // pp)
+    link = link_between(setup, pp, setup.cluster.gpus // pp)
     return 2 * (pp - 1) * (link.latency + x / link.bandwidth)
 
 
@@ -169,6 +169,11 @@ def between_replicas(
     return max(0.0, m * travels - k.prefetched * compute), rest
 
 
+@lru_cache(1 << 12)
+def link_between(setup: Setup, ranks: int, stride: int, reached: float = 1.0) -> cost.LinkClass:
+    return setup.cluster.link(ranks, stride, reached)
+
+
 def reduce_seconds(setup: Setup, n: float, ranks: int, stride: int, itemsize: int) -> float:
     """Return the seconds of all-reduces of buckets on a ring."""
     return ring_seconds(setup, itemsize * n, ranks, stride, 2)
@@ -179,8 +184,9 @@ def sharded_seconds(setup: Setup, size: float, ranks: int, stride: int, units: f
     return ring_seconds(setup, size, ranks, stride, 1, units)
 
 
+@lru_cache(1 << 16)
 def ring_seconds(setup: Setup, size: float, ranks: int, stride: int, rounds: int, units: float = 0) -> float:
-    link = setup.cluster.link(ranks, stride, setup.constants.outer)
+    link = link_between(setup, ranks, stride, setup.constants.outer)
     units = units or max(1.0, size / BUCKET)
     all_reduce = cost.ring_seconds(size, ranks, units * link.latency, link.bandwidth)
     return units * link.begin + all_reduce * rounds / 2
