@@ -30,6 +30,7 @@ LEVELS = [
         "kit.commands",
         "kit.learners.progress_commands",
         "kit.simulated.strategy_steps",
+        "kit.training.calibration",
         "kit.training.strategies",
         "kit.training.side_by_side",
         "__main__",

@@ -1,10 +1,11 @@
 """The picture of planning.
 
 plan_sieves    from all layouts to one: which can be run, which fit, which is fastest              15
+plan_forecast  the six rules of a forecast, as arrows at the parts of a step                    15
 """
 
 from labs import plan
-from labs.kit.drawing.palette import INK, MUTED, RANKS
+from labs.kit.drawing.palette import INK, KINDS, MUTED, PAPER, RANKS, TIMELINE
 from labs.kit.drawing.picture import Drawing
 from labs.model import PRESETS
 from tools.sketch import Sketch
@@ -39,4 +40,47 @@ def plan_sieves() -> Drawing:
         canvas.lines(x + 107, 284, how, size=12.5, fill=MUTED)
         high = lower
     canvas.text(16, 24, "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step", anchor="start", size=14)
+    return canvas.drawing()
+
+
+def plan_forecast() -> Drawing:
+    canvas = Sketch(
+        960, 356, "The six rules of a forecast",
+        "A step of one rank as a timeline of three micro-batches and a bubble as long as two more. Six arrows: "
+        "1, a micro-batch computes. 2, it waits for all-reduces along tp. 3, Python launches the layers at the same "
+        "time. 4, this repeats for every micro-batch. 5, the bubble lasts as long as pp − 1 more. 6, the all-reduce "
+        "of gradients along dp hides under the last backward, and the rest is waited for.",
+    )  # fmt: skip
+    compute, waiting = TIMELINE["compute"], TIMELINE["waiting"]
+    top, wide, tensor = 130, 130, 34
+    for row, name in enumerate(("GPU", "Python", "link along dp")):
+        canvas.text(104, top + 20 + 56 * row, name, anchor="end", size=13)
+    for number in range(3):
+        x = 120 + wide * number
+        canvas.box(x, top, wide - tensor, 40, f"micro-batch {number}", fill=compute, size=12)
+        canvas.rect(x + wide - tensor, top, tensor, 40, fill=KINDS["comm"])
+        canvas.box(x, top + 56, wide - 44, 40, "launches", fill=RANKS[3], size=12)
+    x = 120 + 3 * wide
+    canvas.box(x, top, 2 * wide, 40, "bubble: pp − 1 more", fill=waiting, size=12)
+    end = x + 2 * wide
+    canvas.box(end - 110, top + 112, 190, 40, "all-reduce of gradients", fill=KINDS["comm"], size=12)
+    canvas.box(end, top, 80, 40, "waits", fill=waiting, size=12)
+    canvas.line((end, top - 6), (end, top + 160), stroke=MUTED, dash="4 3")
+    arrows = (  # the rule, the words, the middle of the words, and the tip of the arrow
+        (1, ["6 operations per", "parameter and token"], (110, 48), (160, top - 3)),
+        (2, ["4 all-reduces of x", "in each layer"], (290, 48), (120 + wide - 17, top - 3)),
+        (3, ["launches: they count only", "where they take longer"], (180, 300), (180, top + 100)),
+        (4, ["× the number of", "micro-batches"], (450, 48), (120 + 2.5 * wide, top - 3)),
+        (5, ["pp − 1 further", "micro-batches"], (640, 48), (x + wide, top - 3)),
+        (6, ["beyond the last backward,", "the gradients are waited for"], (830, 48), (end + 40, top - 3)),
+    )
+    for rule, words, (at, y), tip in arrows:
+        up = y > tip[1]
+        canvas.arrow((at, y - 18 if up else y + 34), tip, stroke=INK, line=1.5)
+        canvas.circle(at - 92, y + 6, 11, fill=INK)
+        canvas.text(at - 92, y + 6, rule, size=13, fill=PAPER, weight="bold")
+        canvas.lines(at - 74, y - 2, words, size=12.5, anchor="start")
+    canvas.text(16, 18, "One step of one rank, time to the right", anchor="start", size=14, weight="bold")
+    canvas.text(16, 342, "The last backward ends at the dashed line, two thirds of a micro-batch after it began.",
+                anchor="start", size=12.5, fill=MUTED)  # fmt: skip
     return canvas.drawing()

@@ -13,6 +13,7 @@
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
+    speeds, lost, parallelism         published runs beside forecasts, as SVG                   runs_and_forecasts.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
     blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
     schedule                          a pipeline schedule, simulated and recorded               pipeline_gantt.py
@@ -41,6 +42,7 @@ from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
 from labs.kit.drawing.ranks_ledger import by_rank
+from labs.kit.drawing.runs_and_forecasts import lost, parallelism, speeds
 from labs.kit.drawing.scatters import Point, scatter
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
@@ -51,7 +53,7 @@ from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "bars", "blocks", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "memory",
-    "mesh", "messages", "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
-    "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
+    "bars", "blocks", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "lost",
+    "memory", "mesh", "messages", "nodes", "parallelism", "plan", "reads", "scatter", "schedule", "sends", "size",
+    "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
 ]  # fmt: skip

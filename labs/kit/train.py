@@ -14,12 +14,14 @@
     predicted     the bytes that a rank sends along each axis of a mesh, and holds
     largest_difference  how far norms and parameters are from those of one process
     paced         run functions whose matrix products take longer, as recorded steps
+    calibrated    the seconds of a computation, of Python and of an all-reduce here, beside steps of strategies
     unshard_with  a learner's own functions in `labs.fsdp`, in place of its gather and drop
 
 The tour, the contract test and the benchmarks read the same table: a strategy with one row (rows/) is in all three.
 """
 
 from labs.kit.training import strategies
+from labs.kit.training.calibration import calibrated
 from labs.kit.training.clipped_steps import clipped, largest_difference, my_sequences, predicted
 from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
@@ -27,6 +29,6 @@ from labs.kit.training.side_by_side import in_turn, recorded
 from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
 
 __all__ = [
-    "ADAMW", "Training", "backward", "clipped", "in_turn", "largest_difference", "my_sequences", "paced", "predicted",
-    "recorded", "step", "strategies", "take_step", "trainable", "unshard_with",
+    "ADAMW", "Training", "backward", "calibrated", "clipped", "in_turn", "largest_difference", "my_sequences",
+    "paced", "predicted", "recorded", "step", "strategies", "take_step", "trainable", "unshard_with",
 ]  # fmt: skip

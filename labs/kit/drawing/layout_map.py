@@ -2,25 +2,24 @@
 
     layouts(plan.search(llama, cluster, batch=512))
 
+The band left of the card is for layouts that fit, but leave so little memory free that the plan multiplies their time.
 A line joins the layouts that no other layout beats in both bytes and time: a sensible choice is one of them.  A
 vertical line is the memory of the GPU (the card): a layout right of this line does not fit, is grey, and its tooltip
 says how many bytes are missing.  Where the points of several layouts would cover each other, only the fastest layout is
 shown.
 """
 
-import math
 from collections.abc import Iterable
 
-from labs.kit.drawing.palette import INK, MUTED, SERIES
-from labs.kit.drawing.scatters import HIGH, LEFT, LONG, RADIUS, TOP, Axis, Hovered, Point, panel
+from labs.kit.drawing.palette import GROUPS, INK, MUTED, RANKS, SERIES
+from labs.kit.drawing.scatters import HIGH, LEFT, LONG, RADIUS, TOP, Axis, Hovered, Point, axis, panel
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.plan import Found, Plan, plan
 from labs.plan.reasons import kinds, spent
 from labs.plan.results import gb
 
 CELL = 12  # pixels: the side of a square in which only one point is shown
-FAR = 2  # layouts that need more than FAR times the memory of the GPU are counted, but not drawn
-DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # the axes have marks at these digits times powers of ten
+FAR = 1.3  # layouts that need more than FAR times the memory of the GPU are counted, but not drawn
 BESTS, TOO_LARGE = "none is better in both", "too large"
 
 
@@ -47,15 +46,21 @@ def layouts(found: Found) -> Hovered:
     canvas.text(16, 20, title, anchor="start", weight="bold")
     panel(canvas, x, y, "GB on the fullest rank", "seconds of a step")
     wall = x.at(card / 1e9)
+    constants = found.setup.constants
+    full = max(LEFT, x.at(constants.crowded * card / 1e9))
+    canvas.rect(full, TOP, wall - full, HIGH, fill=RANKS[3], stroke="none", radius=0)
+    canvas.text(full - 5, TOP + 11, f"nearly full: time × {constants.thrash:g}", size=12, anchor="end")
     canvas.line((wall, TOP), (wall, TOP + HIGH), stroke=MUTED, dash="5 4")
     canvas.text(wall + 5, TOP + 11, "the card", size=12, anchor="start", fill=MUTED)
     canvas.line(*((x.at(each.peak / 1e9), y.at(each.seconds)) for each in found.front), line=1.5)
-    colours = dict(zip(sorted({kind(each) for each in found.feasible}), SERIES[2:], strict=False)) | {
-        TOO_LARGE: SERIES[0]
-    }
+    colours = dict(zip(sorted({kind(each) for each in found.feasible}), GROUPS, strict=False)) | {TOO_LARGE: SERIES[0]}
     places = [(x.at(each.x), y.at(each.y)) for each in points]
     for (across, up), each in zip(places, points, strict=True):
         canvas.circle(across, up, RADIUS, fill=colours[each.series], line=0.5)
+    chosen = x.at(found.best.peak / 1e9), y.at(found.best.seconds)
+    canvas.circle(*chosen, RADIUS + 4, fill="none", line=2)
+    canvas.circle(LEFT + LONG - 130, 20, RADIUS + 4, fill="none", line=2)
+    canvas.text(LEFT + LONG - 114, 20, "the plan's choice", size=12.5, anchor="start")
     legend(canvas, colours)
     areas = ((*place, each.words) for place, each in zip(places, points, strict=True))
     drawing = canvas.drawing(alt)
@@ -87,12 +92,6 @@ def thinned(plans: Iterable[Plan], x: Axis, y: Axis) -> list[Plan]:
         if cell not in cells or each.seconds < cells[cell].seconds:
             cells[cell] = each
     return list(cells.values())
-
-
-def axis(values: list[float], start: float, long: float) -> Axis:
-    least, most = math.log10(min(values) / 1.05), math.log10(max(values) * 1.05)
-    marks = (digit * 10.0**power for power in range(math.floor(least), math.ceil(most)) for digit in DIGITS)
-    return Axis(least, most, start, long, tuple(each for each in marks if least <= math.log10(each) <= most))
 
 
 def legend(canvas: Canvas, colours: dict[str, str]) -> None:

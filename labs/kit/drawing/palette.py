@@ -6,6 +6,7 @@
     INSTRUCTIONS the instructions of a pipeline: forward, backward and its two halves; `paler` shades a rank's stages
     RANKS        pale tints for the rank whose data a cell holds; a label in the cell names the rank as well
     SERIES       curves in one plot: the first colour is for the reference, a wide pale band below the other curves
+    GROUPS       points of several groups in one plot
     WRONG        the frame and the text of an error
 
 KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey added; RANKS begins with the pale
@@ -37,6 +38,7 @@ COLLECTIVES["barrier"] = "#B4B9C0"
 INSTRUCTIONS = {"F": "#77AADD", "B": "#EE8866", "I": "#DDAA33", "W": "#44BB99"}
 RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
 SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100")
+GROUPS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#000000")
 
 INK = "#1F2328"
 MUTED = "#57606A"

@@ -21,9 +21,10 @@ def test_the_map_shows_what_none_beats_and_what_the_card_cannot_hold():
         assert sum(words.startswith(f"{each.layout}: ") for _, _, words in picture.areas) >= 1
     card = found.setup.cluster.card
     wall = float(re.search(r'd="M([\d.]+),84 L\1,444"[^>]*stroke-dasharray', picture.svg)[1])
-    right = [words for x, _, words in picture.areas if x > wall]
+    right = [words for x, _, words in picture.areas if round(x, 1) >= wall]
     assert right and all("more than the card has" in words for words in right)
-    assert all("a step, " in words for x, _, words in picture.areas if x < wall)
+    assert "nearly full: time × 2.5" in picture.svg and "the plan&#x27;s choice" in picture.svg
+    assert all("a step, " in words for x, _, words in picture.areas if round(x, 1) < wall)
     assert layout_map.axis([card], 0, 1).marks == () and layout_map.axis([10, 100], 0, 1).marks == (
         10,
         15,

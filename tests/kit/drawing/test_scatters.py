@@ -8,7 +8,7 @@ from tests.kit.drawing.gallery import POINTS
 
 def test_words_lie_on_the_points():
     html = draw.scatter(POINTS, "measured", "planned").html
-    assert 'coords="86,84,5" title="ten &amp; &lt;more&gt;"' in html and "max-width:none" in html
+    assert 'coords="99,91,5" title="ten &amp; &lt;more&gt;"' in html and "max-width:none" in html
 
 
 @pytest.mark.parametrize("points", [[], [draw.Point(0, 1, "", "")], [draw.Point(1, -1, "", "")]])
