@@ -1,48 +1,38 @@
-"""The course's commands.
+"""The course's command line: `python -m labs NAME`, and `python -m labs NAME --help` for a command's flags.
 
-python -m labs tour                         train with every strategy, and compare with one process
-python -m labs doctor                       can this machine run the course?
-python -m labs progress [FOLDER ...]        list the exercises passed, with dates; with learners' folders, count them
-python -m labs challenges [FOLDER ...]      list the challenges, your best scores and the bounds; --no-names for a class
-python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
-                                            predict what one rank of a large job would hold and send
-python -m labs plan MODEL --gpus 32         list every layout that fits in memory, the fastest first, and say why
+A command is a module whose `main(arguments)` reads them by tyro, does the work and returns the exit status.  It is
+imported only when it is called, so that `python -m labs --help` does not wait for PyTorch.
 """
 
 import sys
+from importlib import import_module
+
+from labs.kit.commands.names import known
+
+COMMANDS = {
+    "tour": ("labs.kit.commands.tour", "train with every strategy, and compare with one process"),
+    "doctor": ("labs.kit.commands.doctor", "can this machine run the course?"),
+    "progress": (
+        "labs.kit.commands.progress_command",
+        "list the exercises passed, with dates; count those of learners",
+    ),
+    "challenges": ("labs.kit.commands.challenges", "list the challenges, your best scores and the bounds"),
+    "dryrun": ("labs.kit.commands.dryrun", "predict what one rank of a large job would hold and send"),
+    "plan": ("labs.kit.commands.plan", "list every layout that fits in memory, the fastest first, and say why"),
+}
 
 
 def main(arguments: list[str]) -> int:
-    match arguments:
-        case ["tour", *rest]:
-            from labs.kit.commands.tour import main as tour
-
-            return tour(rest)
-        case ["doctor"]:
-            from labs.kit.commands.doctor import main as doctor
-
-            return doctor()
-        case ["progress", *rest]:
-            from labs.kit.learners.progress_commands import progress_main as progress
-
-            return progress(rest)
-        case ["challenges", *rest]:
-            from labs.kit.learners.progress_commands import challenges_main as challenges
-
-            return challenges(rest)
-        case ["dryrun", *rest]:
-            from labs.kit.commands.dryrun import main as dryrun
-
-            return dryrun(rest)
-        case ["plan", *rest]:
-            from labs.plan.command import main as plan
-
-            return plan(rest)
-        case [] | ["-h" | "--help"]:
-            print(__doc__.strip())
-            return 0
-    print(f"{' '.join(arguments)!r} is not one of the course's commands.\n\n{__doc__.strip()}", file=sys.stderr)
-    return 2
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m labs COMMAND [--help]\n")
+        print(*(f"{name:<12}{line}" for name, (_, line) in COMMANDS.items()), sep="\n")
+        return 0
+    try:
+        module, _ = COMMANDS[known("command", arguments[0], COMMANDS)]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return import_module(module).main(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ LEVELS = [
         "kit.play",
         "kit.train",
         "kit.commands",
-        "kit.learners.progress_commands",
         "kit.simulated.strategy_steps",
         "kit.training.calibration",
         "kit.training.strategies",

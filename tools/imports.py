@@ -20,12 +20,17 @@ MODULES = {f"labs.{name_of(path)}" for path in FILES}
 
 
 def imports(path: Path, at_top: bool = False) -> set[str]:
-    """Return the modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw"."""
+    """Return the modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw".
+
+    In a `__main__.py`, a string that is a module's name counts, too: the table of commands has such.
+    """
     found = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body if at_top else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif path.stem == "__main__" and isinstance(node, ast.Constant) and node.value in MODULES:
+            found.add(node.value)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno} imports relatively; write the whole name"
             for alias in node.names:

@@ -20,6 +20,6 @@ explorers/   pictures with sliders, one per file
 training/    a model under a strategy, the table of all strategies, and their training loop
 rows/        the rows of the table of strategies, one family of strategies per file
 simulated/   a process that runs the code of one rank of a large job, on a simulated device
-learners/    the exercises that learners have passed, and their scores in the challenges
-commands/    python -m labs tour, doctor and dryrun
+learners/    the exercises that learners have passed
+commands/    python -m labs tour, doctor, progress, challenges, dryrun and plan
 """

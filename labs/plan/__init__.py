@@ -12,7 +12,6 @@
     reasons          the choice in sentences
     published        runs that others measured, as questions to the plan
     compare          the plan's errors against published runs
-    command          python -m labs plan
 
     found = plan.search(PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"].of(32), batch=512)
     found                                   # the best ten

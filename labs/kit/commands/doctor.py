@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from labs.kit.launch import RankError, run
 GiB = 2**30
 PYTHONS = ((3, 11), (3, 13))
 TORCHES = ((2, 11), (2, 15))
-PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "cloudpickle", "tqdm")
+PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "cloudpickle", "tqdm", "tyro")
 MEMORY = 2 * GiB  # enough for a kernel and four ranks
 SCRATCH = GiB // 4
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -197,8 +198,17 @@ def find_browser() -> str | None:
 CHECKS = (versions, course, cores, memory, gpus, backends, scratch, names, ranks, browser)
 
 
-def main() -> int:
+@dataclass
+class Doctor:
+    """Check each requirement of the course on this machine, and print a remedy if it is not met."""
+
+
+def main(arguments: Sequence[str] = ()) -> int:
     """Print the report line by line; return 1 if the course does not run on this machine, else 0."""
+    if arguments:  # without any, tyro is not imported, so that a missing tyro is reported below
+        import tyro
+
+        tyro.cli(Doctor, prog="python -m labs doctor", args=arguments)
     status = 0
     for check in CHECKS:
         for line in check():

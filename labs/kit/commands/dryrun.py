@@ -1,18 +1,18 @@
 """The command `python -m labs dryrun`: print what some ranks of a large job would hold and send in a steady step."""
 
-from __future__ import annotations
-
-import argparse
-import re
 import sys
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 import torch
+import tyro
+from tyro.conf import DisallowNone, arg
 
 from labs.cost import RECOMPUTE
 from labs.kit import draw
+from labs.kit.commands.names import known
 from labs.kit.drawing.tables import short
 from labs.kit.dry import dry
 from labs.kit.launch import RankError
@@ -24,20 +24,27 @@ from labs.kit.watch.storage_ledger import KINDS
 from labs.model import PRESETS
 
 STEPS = 2  # the second one is a steady step
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m labs dryrun", description=__doc__)
-    parser.add_argument("--model", required=True, help=f"one of {', '.join(PRESETS)}")
-    parser.add_argument("--mesh", required=True, help="its axes, outermost first, like dp=128,tp=8 or pp=16,dp=8,tp=8")
-    parser.add_argument("--ranks", type=int, help="the mesh's, if given")
-    parser.add_argument("--rank", type=int, nargs="+", default=[0], help="one or several (%(default)s)")
-    parser.add_argument("--strategy", help="a row of the table; by default the one that the axes name")
-    parser.add_argument("--batch", type=int, help="sequences for each part of the batch (1, or one per stage)")
-    parser.add_argument("--node", type=int, default=8, help="ranks on a node (%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what it computes in (%(default)s)")
-    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help="of each layer (%(default)s)")
-    chosen = parser.parse_args(arguments)
+@dataclass
+class DryRun:
+    """Predict what some ranks of a large job would hold and send in a steady step, without running the job."""
+
+    model: Annotated[str, arg(help=f"one of {', '.join(PRESETS)}")]
+    mesh: str  # its axes with their sizes, outermost first, like dp=128,tp=8 or pp=16,dp=8,tp=8
+    ranks: int | None = None  # number of ranks of the mesh, which is compared with this if it is given
+    rank: tuple[int, ...] = (0,)  # one rank or several
+    strategy: str | None = None  # a row of the table of strategies; by default the one that the axes name
+    batch: int | None = None  # sequences for each part of the batch; by default 1, or one per stage
+    node: int = 8  # ranks on a node
+    dtype: Annotated[str, arg(help=f"dtype of the computation: {' or '.join(DTYPES)}")] = "float32"
+    recompute: Annotated[str, arg(help=f"recomputed in each layer: {', '.join(RECOMPUTE)}")] = "none"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what the ranks would hold and send; return 0, or 2 if the job is refused."""
+    chosen = tyro.cli(DryRun, prog="python -m labs dryrun", args=arguments, config=(DisallowNone,))
     try:
         model, axes = known("model", chosen.model, PRESETS), mesh_of(chosen.mesh, chosen.ranks)
         name = known("strategy", chosen.strategy or row_of(axes), ROWS)
@@ -46,18 +53,19 @@ def main(arguments: list[str]) -> int:
         if chosen.node < 1:
             raise ValueError(f"node is {chosen.node}: a node has 1 rank or more, such as --node 8")
         ranks = prod(axes.values())
-        name, dtype = in_dtype(name, DTYPES[chosen.dtype])
-        asked = (name, model, axes, batch, dtype, chosen.recompute)
+        name, dtype = in_dtype(name, DTYPES[known("dtype", chosen.dtype, DTYPES)])
+        recompute = known("recompute", chosen.recompute, RECOMPUTE)
+        asked = (name, model, axes, batch, dtype, recompute)
         tell = f"{model} as {len(chosen.rank)} of {ranks:,} ranks"
         found = dry(train, *asked, ranks=ranks, rank=chosen.rank, node=chosen.node, tell=tell)
         if refused := next(filter(None, found), None):
             raise ValueError(refused)
     except (ValueError, NeedsNumbers, RankError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     last = STEPS - 1
     print(f"{name}, {model}, {batch} × {PRESETS[model].context} tokens, of {ranks:,} ranks in a steady step")
-    print(f"assumed: {assumed(name, dtype, chosen.recompute)}\n")
+    print(f"assumed: {assumed(name, dtype, recompute)}\n")
     for rank in chosen.rank:
         held = found.memory.steady(rank)
         sent, across = found.communication.sent(rank, last), found.communication.across(rank, last)
@@ -67,9 +75,6 @@ def main(arguments: list[str]) -> int:
         print(f"    and sends {short(sent)}{where}")
     print(f"\n{draw.traffic(found.communication, last)!r}")
     return 0
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def in_dtype(name: str, dtype: torch.dtype) -> tuple[str, torch.dtype]:
@@ -128,23 +133,6 @@ def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: tor
     except ValueError as error:
         return str(error)
     return None
-
-
-def known(what: str, name: str, names: Mapping[str, object]) -> str:
-    if name in names:
-        return name
-    raise ValueError(f"{what} {name!r} is not known: the nearest is {nearest(name, names)!r}, of {', '.join(names)}")
-
-
-def nearest(name: str, names: Mapping[str, object]) -> str:
-    """Return the most similar name; among names with a size, such as llama2-7b, the name with the nearest size."""
-    sizes = {each: int(found[1]) for each in names if (found := SIZE.search(each))}
-    if sizes and (size := SIZE.search(name)):
-        return min(sizes, key=lambda each: abs(sizes[each] - int(size[1])))
-    return get_close_matches(name, names, 1, 0)[0]
-
-
-SIZE = re.compile(r"(\d+)b$")
 
 
 def mesh_of(text: str, ranks: int | None) -> dict[str, int]:

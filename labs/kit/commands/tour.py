@@ -19,7 +19,6 @@ predicted bytes.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -31,11 +30,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor
 from tqdm import tqdm
+from tyro.conf import DisallowNone, arg
 
 from labs.cost import Job, Prediction
 from labs.data import Batches, Corpus, corpus
@@ -435,6 +436,24 @@ def write(path: Path, content: bytes) -> None:
 # ---- the command -----------------------------------------------------------------------------------------
 
 
+SHOWN = (*STRATEGIES, *(strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)))
+HELP = f"all, or some of {', '.join(each.name for each in SHOWN)}; by default {','.join(ONE_OF_EACH)}"
+
+
+@dataclass
+class Tour:
+    """Train the course's GPT on one process and on several ranks, strategy by strategy; measure and compare."""
+
+    ranks: int = Plan.ranks  # processes of a job
+    steps: int = Plan.steps  # steps of training
+    batch: int = Plan.batch  # sequences per step, on all ranks
+    size: Annotated[str, arg(help=f"size of the model: {', '.join(SIZES)}")] = Plan.size
+    device: str = Plan.device  # auto, cpu or cuda
+    strategies: Annotated[str | None, arg(metavar="A,B", help=HELP)] = None
+    json: Path = Path("tour.json")  # file for all numbers
+    figure: Path = Path("tour.png")  # file for a picture
+
+
 def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
     """Return the strategies with these names, in the order of the table of strategies.
 
@@ -459,25 +478,9 @@ def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
     return chosen
 
 
-def parser() -> argparse.ArgumentParser:
-    summary = "Train the course's GPT on one process and on several ranks, strategy by strategy; measure and compare."
-    options = argparse.ArgumentParser(prog="python -m labs tour", description=summary)
-    options.add_argument("--ranks", type=int, default=Plan.ranks, help="processes of a job (%(default)s)")
-    options.add_argument("--steps", type=int, default=Plan.steps, help="of training (%(default)s)")
-    options.add_argument("--batch", type=int, default=Plan.batch, help="sequences per step, on all ranks (%(default)s)")
-    options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
-    options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
-    shown = (*STRATEGIES, *(strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)))
-    names = ", ".join(strategy.name for strategy in shown)
-    options.add_argument("--strategies", metavar="A,B", help=f"all, or some of {names} ({','.join(ONE_OF_EACH)})")
-    options.add_argument("--json", type=Path, default="tour.json", metavar="FILE", help="all numbers (%(default)s)")
-    options.add_argument("--figure", type=Path, default="tour.png", metavar="FILE", help="a picture (%(default)s)")
-    return options
-
-
 def main(arguments: list[str]) -> int:
     """Run the tour; return 0 if every strategy agrees with its predictions, 1 if one differs, 2 if no tour was run."""
-    chosen = parser().parse_args(arguments)
+    chosen = tyro.cli(Tour, prog="python -m labs tour", args=arguments, config=(DisallowNone,))
     try:
         plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
         strategies = choose(chosen.strategies, plan.ranks)

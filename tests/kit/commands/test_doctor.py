@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from labs.__main__ import main
 from labs.kit.commands import doctor
 from labs.kit.launch import RankError
 
@@ -68,16 +67,6 @@ def test_ranks_that_cannot_start_are_reported(monkeypatch):
     monkeypatch.setattr(doctor, "run", broken)
     assert [line.status for line in doctor.ranks()] == ["FAIL", "FAIL"]
     assert "SIGKILL" in next(doctor.ranks()).remedy
-
-
-def test_a_wrong_command_is_reported(capsys):
-    assert main(["plant"]) == 2
-    assert "'plant' is not one of the course's commands" in capsys.readouterr().err
-
-
-def test_without_a_command_the_commands_are_listed(capsys):
-    assert main([]) == 0
-    assert "python -m labs doctor" in capsys.readouterr().out
 
 
 def test_a_terminal_that_is_not_utf_8_shows_question_marks(monkeypatch):

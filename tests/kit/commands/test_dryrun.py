@@ -21,13 +21,15 @@ WRONG = {
     "--node -3": "node is -3: a node has 1 rank or more, such as --node 8",
     "--rank 16": "rank 16 is not in the job: its 16 ranks are 0 to 15",
     "--mesh pp=4 --batch 6": "batch 6 is not divisible by pp=4, the number of stages",
+    "--dtype int8": "dtype 'int8' is not known: the nearest is ",
+    "--recompute ful": "recompute 'ful' is not known: the nearest is 'full', of none, selective",
     "--mesh dp=4000000": "ranks=4000000: even in a dry run, each group has a list of its ranks: give 1 to 1,048,576",
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_bad_input_is_reported_in_a_sentence(words, capsys):
-    assert main([*RIGHT, *words.split()]) == 1
+    assert main([*RIGHT, *words.split()]) == 2
     assert capsys.readouterr().err.startswith(WRONG[words])
 
 

@@ -256,15 +256,6 @@ def test_cuda_without_a_gpu_is_reported(monkeypatch, capsys, tmp_path):
     assert "PyTorch sees no NVIDIA GPU here" in capsys.readouterr().err
 
 
-def test_help_lists_the_options(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        tour.main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    for option in ("--ranks", "--steps", "--size", "--device", "--strategies", "--json", "--figure"):
-        assert option in printed
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -6,12 +6,17 @@ python -m labs plan llama3-8b --gpus 12 --node 4 --card "RTX 4090" --context 32k
 python -m labs plan --config model/config.json --gpus 8
 """
 
-import argparse
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+from tyro.conf import DisallowNone, Positional, arg
+
+from labs.kit.commands.names import known
 from labs.llama import read_config
 from labs.model import PRESETS, Config
 from labs.plan.choice import priced, search
@@ -22,36 +27,56 @@ from labs.plan.reasons import evidence, explain, mesh, spent
 from labs.plan.results import HEAD, Found, gb, row, table
 
 KIND = "H100, InfiniBand"
+FIELDS = ", ".join(Layout._fields)
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass
+class Planning:
+    """Find every layout in which a model fits on a cluster, the fastest first, and say why."""
+
+    model: Annotated[Positional[str | None], arg(metavar="[MODEL]", help=f"one of {', '.join(PRESETS)}")] = None
+    config: str | None = None  # config.json of a Llama, as Hugging Face keeps it, in place of a model
+    gpus: int = 32  # number of GPUs
+    cluster: Annotated[str | None, arg(help=f"{' | '.join(CLUSTERS)}; by default {KIND}")] = None
+    node: int | None = None  # GPUs of a node; by default the cluster's
+    card: str | None = None  # a kind of cluster whose card it is, like 'RTX 4090', or the card's memory, like 24GB
+    software: Annotated[str, arg(help=f"training software, which selects constants: {', '.join(FITTED)}")] = "pytorch"
+    batch: int = 512  # sequences of a step, on all GPUs together
+    context: str | None = None  # tokens of a sequence, like 4096 or 32k; by default the model's
+    layout: Annotated[str | None, arg(help=f"one layout to price, like shards=8,tp=8: {', '.join(Layout._fields)}")] = (
+        None
     )
-    add = parser.add_argument
-    add("model", nargs="?", choices=PRESETS, help="one of the course's shapes")
-    add("--config", metavar="config.json", help="a Llama's shape, as Hugging Face keeps it, in place of a model")
-    add("--gpus", type=int, default=32, help="how many (%(default)s)")
-    add("--cluster", choices=CLUSTERS, metavar="KIND", help=f"{' | '.join(CLUSTERS)} ({KIND})")
-    add("--node", type=int, help="GPUs of a node (the cluster's)")
-    add(
-        "--card", help="the card: one of those above by name, like 'RTX 4090', or its memory, like 24GB (the cluster's)"
-    )
-    add("--software", default="pytorch", choices=FITTED, help="training software: selects constants (%(default)s)")
-    add("--batch", type=int, default=512, help="sequences of a step, on all GPUs together (%(default)s)")
-    add("--context", type=tokens, help="tokens of a sequence, like 4096 or 32k (the model's)")
-    add("--layout", type=fields, help=f"price one layout, like shards=8,tp=8: {', '.join(Layout._fields)}")
-    add("--list", type=int, default=10, metavar="N", help="how many layouts to list (%(default)s)")
-    return parser
+    list: int = 10  # number of layouts to list
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the layouts that fit; return 0, or 1 if none fits, or 2 if the arguments are refused."""
+    chosen = tyro.cli(Planning, prog="python -m labs plan", args=arguments, config=(DisallowNone,))
+    try:
+        if (chosen.model is None) == (chosen.config is None):
+            raise ValueError("give a model or --config config.json: one of them")
+        software, context = known("software", chosen.software, FITTED), tokens(chosen.context)
+        cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
+        config = config_of(chosen.model, chosen.config, context)
+        layout = chosen.layout and fields(chosen.layout)
+        found = search(config, cluster, chosen.batch, context, software)
+        lines = [one(found, layout)] if layout else all_of(found, chosen.list)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(*lines, sep="\n")
+    return 0 if found.best else 1
 
 
 # ---- reading arguments -----------------------------------------------------------------------------------
 
 
-def tokens(text: str) -> int:
+def tokens(text: str | None) -> int | None:
     """Return a number of tokens; 32k is 32,768."""
+    if text is None:
+        return None
     if not re.fullmatch(r"[1-9]\d*k?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write it like 4096 or 32k")
+        raise ValueError(f"{text!r} is no number of tokens: write it like 4096 or 32k")
     return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
 
 
@@ -68,14 +93,14 @@ def fields(text: str) -> dict:
         elif usual is not None and not isinstance(usual, bool) and value.isdecimal():
             found[name] = int(value)
         else:
-            known = ", ".join(f"{name}={usual}".lower() for name, usual in Layout._field_defaults.items())
-            raise argparse.ArgumentTypeError(f"{word!r} is no field of a layout: write some of {known}")
+            usual = ", ".join(f"{name}={usual}".lower() for name, usual in Layout._field_defaults.items())
+            raise ValueError(f"{word!r} is no field of a layout: write some of {usual}")
     return found
 
 
 def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) -> Cluster:
     """Return the cluster of a kind, with another card or size of node; a card without a kind selects its own kind."""
-    base = CLUSTERS[kind or KIND]
+    base = CLUSTERS[known("cluster", kind or KIND, CLUSTERS)]
     if card and (size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB?", card, re.IGNORECASE)):
         base = replace(base, card=float(size[1]) * 1e9)
     elif card:
@@ -91,27 +116,11 @@ def config_of(model: str | None, path: str | None, context: int | None) -> Confi
     """Return the model's shape; its positions are rotary, so any context is possible."""
     if path and Path(path).name != "config.json":
         raise ValueError(f"config {path!r}: give a file of the name config.json, as Hugging Face keeps it")
-    config = read_config(Path(path).parent) if path else PRESETS[model]
+    config = read_config(Path(path).parent) if path else PRESETS[known("model", model, PRESETS)]
     return replace(config, context=max(context or 0, config.context))
 
 
-# ---- the command -----------------------------------------------------------------------------------------
-
-
-def main(arguments: list[str]) -> int:
-    chosen = parser().parse_args(arguments)
-    if sum(each is not None for each in (chosen.model, chosen.config)) != 1:
-        parser().error("give a model or --config config.json: one of them")
-    try:
-        cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
-        config = config_of(chosen.model, chosen.config, chosen.context)
-        found = search(config, cluster, chosen.batch, chosen.context, chosen.software)
-        lines = [one(found, chosen.layout)] if chosen.layout else all_of(found, chosen.list)
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(*lines, sep="\n")
-    return 0 if found.best else 1
+# ---- the output -------------------------------------------------------------------------------------------
 
 
 def all_of(found: Found, rows: int) -> list[str]:

@@ -1,0 +1,63 @@
+"""Tests of `python -m labs`: its list of commands, the flags of each, and the refusal of unknown commands and flags."""
+
+import subprocess
+import sys
+
+import pytest
+
+from labs.__main__ import COMMANDS, main
+
+
+def test_the_commands_are_listed_without_importing_torch():
+    script = "import sys; from labs.__main__ import main; main(['--help']); print({'torch', 'tyro'} & {*sys.modules})"
+    printed = subprocess.check_output([sys.executable, "-c", script], text=True)
+    assert all(f"\n{name:<12}{line}\n" in printed for name, (_, line) in COMMANDS.items())
+    assert printed.endswith("\nset()\n")
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 0
+    assert "\ndoctor " in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert main(["plant"]) == 2
+    said = "command 'plant' is not known: the nearest is 'plan', of tour, doctor, progress, challenges, dryrun, plan\n"
+    assert capsys.readouterr().err == said
+
+
+FLAGS = {
+    "tour": "--ranks --steps --batch --size --device --strategies --json --figure",
+    "doctor": "--help",
+    "progress": "[FOLDER",
+    "challenges": "[FOLDER --no-names",
+    "dryrun": "--model --mesh --ranks --rank --strategy --batch --node --dtype --recompute",
+    "plan": "[MODEL] --config --gpus --cluster --node --card --software --batch --context --layout --list",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_lists_the_flags_without_colours(name, capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([name, "--help"])
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: python -m labs {name} [-h]") and "\x1b" not in printed
+    assert all(f" {flag} " in printed for flag in FLAGS[name].split())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ("tour --step 3", "Perhaps you meant: --steps INT steps of training (default: 30)"),
+        ("tour --steps three", "Error parsing --steps: invalid literal for int() with base 10: 'three'"),
+        ("plan llama3-8b --lay tp=8", "--layout STR"),
+        ("dryrun --mesh dp=8", "--model STR one of tiny, small"),
+        ("challenges --nonames", "--no-names"),
+        ("doctor now", "Unrecognized options: now"),
+    ],
+)
+def test_unknown_flags_and_what_is_no_number_are_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(arguments.split())
+    words = capsys.readouterr().err.split()
+    assert said in " ".join(word for word in words if word not in ("│", "|"))
