@@ -8,6 +8,8 @@ from tools import notebooks, rules
 
 SOURCES = notebooks.sources(notebooks.ROOT)
 STRATEGIES = [source for source in SOURCES if int(source.stem[:2]) >= 2]
+LEAN = ["09b", "15"]  # notebooks whose helper code is in the kit
+HELPERS = 160  # lines of code in cells that are neither an exercise nor the subject of their section
 PAGES = ["README.md", "CONTRIBUTING.md", "TEACHING.md"]
 
 
@@ -37,6 +39,15 @@ def test_a_strategy_has_at_least_two_exercises(source):
     solved = notebooks.read(source)
     exercises = sum(cell.source.count("### BEGIN SOLUTION") for cell in notebooks.code_cells(solved))
     assert exercises >= 2
+
+
+@pytest.mark.parametrize("number", LEAN)
+def test_helper_code_is_in_the_kit(number):
+    (source,) = notebooks.sources(notebooks.ROOT, [number])
+    cells = notebooks.code_cells(notebooks.read(source))
+    helpers = [cell for cell in cells if not {"subject", "exercise"} & {*cell.metadata.get("tags", ())}]
+    assert sum(bool(line.strip()) for cell in helpers for line in cell.source.splitlines()) <= HELPERS
+    assert not [cell.source for cell in cells if "_flatten()" in cell.source or 'removeprefix("mesh_")' in cell.source]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -51,28 +51,28 @@ def plan_forecast() -> Drawing:
         "time. 4, this repeats for every micro-batch. 5, the bubble lasts as long as pp − 1 more. 6, the all-reduce "
         "of gradients along dp hides under the last backward, and the rest is waited for.",
     )  # fmt: skip
-    compute, waiting = TIMELINE["compute"], TIMELINE["waiting"]
-    top, wide, tensor = 130, 130, 34
+    compute, waiting, sends = TIMELINE["compute"], TIMELINE["waiting"], KINDS["comm"]
+    top, wide, tensor, left = 130, 130, 34, 120
+    work = left + 2 * wide
+    end = work + 3 * wide
     for row, name in enumerate(("GPU", "Python", "link along dp")):
-        canvas.text(104, top + 20 + 56 * row, name, anchor="end", size=13)
+        canvas.text(left - 16, top + 20 + 56 * row, name, anchor="end", size=13)
+    canvas.box(left, top, 2 * wide, 40, "bubble", fill=waiting, size=12)
     for number in range(3):
-        x = 120 + wide * number
+        x = work + wide * number
         canvas.box(x, top, wide - tensor, 40, f"micro-batch {number}", fill=compute, size=12)
-        canvas.rect(x + wide - tensor, top, tensor, 40, fill=KINDS["comm"])
+        canvas.rect(x + wide - tensor, top, tensor, 40, fill=sends)
         canvas.box(x, top + 56, wide - 44, 40, "launches", fill=RANKS[3], size=12)
-    x = 120 + 3 * wide
-    canvas.box(x, top, 2 * wide, 40, "bubble: pp − 1 more", fill=waiting, size=12)
-    end = x + 2 * wide
-    canvas.box(end - 110, top + 112, 190, 40, "all-reduce of gradients", fill=KINDS["comm"], size=12)
+    canvas.box(end - 87, top + 112, 167, 40, "all-reduce of gradients", fill=sends, size=12)
     canvas.box(end, top, 80, 40, "waits", fill=waiting, size=12)
     canvas.line((end, top - 6), (end, top + 160), stroke=MUTED, dash="4 3")
     arrows = (  # the rule, the words, the middle of the words, and the tip of the arrow
-        (1, ["6 operations per", "parameter and token"], (110, 48), (160, top - 3)),
-        (2, ["4 all-reduces of x", "in each layer"], (290, 48), (120 + wide - 17, top - 3)),
-        (3, ["launches: they count only", "where they take longer"], (180, 300), (180, top + 100)),
-        (4, ["× the number of", "micro-batches"], (450, 48), (120 + 2.5 * wide, top - 3)),
-        (5, ["pp − 1 further", "micro-batches"], (640, 48), (x + wide, top - 3)),
-        (6, ["beyond the last backward,", "the gradients are waited for"], (830, 48), (end + 40, top - 3)),
+        (5, ["pp − 1 further", "micro-batches"], (250, 48), (left + wide, top - 3)),
+        (1, ["6 operations per", "parameter and token"], (430, 48), (work + 48, top - 3)),
+        (2, ["4 all-reduces of x", "in each layer"], (610, 48), (work + wide - 17, top - 3)),
+        (4, ["× the number of", "micro-batches"], (640, 300), (work + 2 * wide - 17, top + 42)),
+        (3, ["launches: they count only", "where they take longer"], (380, 300), (work + 40, top + 99)),
+        (6, ["what the last backward", "does not hide"], (800, 48), (end + 40, top - 3)),
     )
     for rule, words, (at, y), tip in arrows:
         up = y > tip[1]
@@ -81,6 +81,9 @@ def plan_forecast() -> Drawing:
         canvas.text(at - 92, y + 6, rule, size=13, fill=PAPER, weight="bold")
         canvas.lines(at - 74, y - 2, words, size=12.5, anchor="start")
     canvas.text(16, 18, "One step of one rank, time to the right", anchor="start", size=14, weight="bold")
-    canvas.text(16, 342, "The last backward ends at the dashed line, two thirds of a micro-batch after it began.",
+    words = (
+        "The last backward ends at the dashed line. The bubble is drawn in one piece; in a run, parts lie elsewhere."
+    )
+    canvas.text(16, 342, words,
                 anchor="start", size=12.5, fill=MUTED)  # fmt: skip
     return canvas.drawing()
