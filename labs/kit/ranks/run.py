@@ -102,8 +102,8 @@ def run(
     ranks = 4 if ranks is None else ranks
     what_is_set = settings()
     if on:
-        with telling(tell, ranks):
-            values = slurm.run_on(on, pickled(fn, args, kwargs), ranks, device, timeout, record, what_is_set)
+        say(f"{tell}, {ranks} ranks:\n" if tell else "")
+        values = slurm.run_on(on, pickled(fn, args, kwargs), ranks, device, timeout, record, what_is_set)
         return to_results(values, record)
     devices = devices_for("cpu" if link and device == "auto" else device, ranks)
     payload = pickled(fn, args, kwargs)

@@ -114,10 +114,13 @@ def run_on(
             job = submit(on, folder, per_node, payload, task)
         finally:
             os.umask(before)
+        following = Following(job, on, ranks, folder)
         try:
-            return Following(job, on, ranks, folder).to_the_end()
+            return following.to_the_end()
         except BaseException as error:
             job.cancel(check=False)
+            if "runs" not in following.shown:
+                say("\n")
             if isinstance(error, KeyboardInterrupt):
                 raise interruption(f"interrupted; Slurm job {job.job_id} is cancelled") from None
             raise
@@ -183,26 +186,29 @@ class Following:
         self.hosts: dict[int, str] = {}
         self.problems: dict[int, Problem] = {}
         self.state, self.reason, self.first_host, self.shown = "PENDING", "", "the first host", ""
+        self.began = time.monotonic()
 
     def to_the_end(self) -> list[tuple[Any, Any]]:
-        began, asked, wrong = time.monotonic(), 0.0, None
+        asked, wrong = 0.0, None
         while len(self.values) < self.ranks:
             time.sleep(POLL)
             now = time.monotonic()
             self.show_output()
             self.take_answers()
-            if now - asked > min(SELDOM, (now - began) / 5):
-                self.ask_squeue(now - began)
+            waited = now - self.began
+            late = self.state in WAITS and waited > self.on.queue
+            if late or now - asked > min(SELDOM, waited / 5):
+                self.ask_squeue()
                 asked = now
-            log = self.log()
-            if self.state in WAITS and now - began > self.on.queue:
+            if late and self.state in WAITS:
                 why = f"it is {self.state} ({self.reason}), and is cancelled"
                 text = f"Slurm job {self.job.job_id} has not started within {self.on.queue:g} s: {why}"
                 raise RankError("refused", (), text, [])
-            if not wrong and (self.failures or self.problems or DIED.search(log) or self.state not in WAITS | RUNS):
-                wrong = now
+            log = self.log()
             if refused := re.search(REFUSED + "(.*)", log):
                 raise RankError("refused", (), refused[1], [])
+            if not wrong and (self.failures or self.problems or DIED.search(log) or self.state not in WAITS | RUNS):
+                wrong = now
             answered = len(self.values) + len(self.failures) == self.ranks or len(self.problems) == self.on.nodes
             if wrong and (answered or now > wrong + GRACE) and len(self.values) < self.ranks:
                 raise self.error(log)
@@ -217,6 +223,8 @@ class Following:
                 file.seek(self.read[rank])
                 data = file.read()
                 self.read[rank] += len(data)
+                if data and "runs" not in self.shown:
+                    self.ask_squeue()
                 if data or last:
                     self.lines.feed(rank, data, last)
 
@@ -255,7 +263,7 @@ class Following:
 
     # ---- what the queue says --------------------------------------------------------------
 
-    def ask_squeue(self, seconds: float) -> None:
+    def ask_squeue(self) -> None:
         """Ask for the job's state, and show it: one line that changes while the job waits, and one when it runs."""
         command = ["squeue", "--noheader", "--states=all", f"--jobs={self.job.job_id}", "--format=%T|%r|%N|%B"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -264,7 +272,8 @@ class Following:
         if done.returncode:  # slurmctld is busy: ask again later
             return
         self.state, self.reason, nodes, self.first_host = done.stdout.strip().split("|")
-        what = f"is queued ({self.reason}) … {seconds:.0f} s" if self.state in WAITS else f"runs on {nodes}"
+        waited = f"({self.reason}) … {time.monotonic() - self.began:.0f} s"
+        what = f"is queued {waited}" if self.state in WAITS else f"runs on {nodes}"
         if "runs" not in self.shown and what != self.shown:
             say(f"\rSlurm job {self.job.job_id} {what:<{len(self.shown)}}" + "\n" * ("runs" in what))
             self.shown = what
@@ -281,9 +290,11 @@ class Following:
             limit = f" (Slurm(time={self.on.time}), in minutes)" if "TIME LIMIT" in ended[1] else ""
             return RankError("died", (), f"Slurm ended job {self.job.job_id}: {ended[1]}{limit}", [])
         if died := DIED.search(log):  # srun itself ends the other ranks
+            said = "".join(f"\n  {line}" for line in log[: died.start()].splitlines()[-LAST:])  # before its own output
+            sentence = f"ended before it returned: {died[3]}{said}"
             for rank in numbers_in(died[2]):
                 self.hosts[rank] = died[1]
-                self.failures.setdefault(rank, Failure(time.time(), "died", f"ended before it returned: {died[3]}", ""))
+                self.failures.setdefault(rank, Failure(time.time(), "died", sentence, ""))
         if self.failures:
             error = caused(self.failures, self.ranks, self.lines.aborts)
             hosts = " and ".join(sorted({self.hosts[rank] for rank in error.ranks if rank in self.hosts}))

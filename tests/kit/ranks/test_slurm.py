@@ -10,12 +10,13 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from labs.kit.launch import RankError, Slurm, run
-from labs.kit.ranks import shared_folder, slurm
+from labs.kit.ranks import shared_folder, slurm, slurm_rank
 from labs.kit.ranks.diagnosis import Problem, Where
 from tests.clusters import small_slurm
 from tests.kit.ranks import slurm_jobs as jobs
@@ -46,7 +47,9 @@ def refused(match, error=RankError, ranks=2, **fields):
 # ---- jobs that run ---------------------------------------------------------------------------------------
 
 
-def test_values_come_in_order_of_rank_with_output_and_settings(cluster, tmp_path, capsys):
+def test_values_come_in_order_of_rank_with_output_and_settings(cluster, tmp_path, capsys, monkeypatch):
+    for name in ("SBATCH_PARTITION", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")  # as a notebook has them that itself runs in a job
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -77,11 +80,19 @@ def test_the_first_failed_rank_is_named_with_its_traceback_and_host(cluster):
     assert text.endswith("rank 0 then had to stop.\nrank 1 ran on n2.")
 
 
+@pytest.mark.depth
 def test_a_rank_that_dies_is_named_with_its_host(cluster):
     with pytest.raises(RankError) as caught:
         run(jobs.dies, ranks=1, on=Slurm(1, cluster.folder))
     assert caught.value.kind == "died" and caught.value.ranks == (0,)
     assert str(caught.value) == "rank 0 ended before it returned: Killed\nrank 0 ran on n1."
+
+
+def test_a_rank_that_cannot_start_is_named_with_what_it_said(cluster):
+    with pytest.raises(RankError) as caught:
+        run(os.getpid, ranks=2, on=Slurm(1, cluster.folder, setup=["export PYTHONHOME=/nowhere"]))
+    text = str(caught.value)
+    assert caught.value.kind == "died" and "No module named 'encodings'" in text and text.endswith("ran on n1.")
 
 
 @pytest.mark.depth
@@ -174,6 +185,16 @@ def test_another_version_on_the_host_is_named(tmp_path, monkeypatch):
         assert shared_folder.refusal(tmp_path) == (
             f"{host} has {name} 0.1, and {host}, which has called run(), {here[name]}: use one"
         )
+
+
+def test_a_first_host_that_cannot_be_found_or_reached_is_named(monkeypatch):
+    me = SimpleNamespace(master_addr="nowhere.invalid", master_port=9, world_size=2, rank=1)
+    with pytest.raises(ConnectionError, match=f"^{socket.gethostname()} cannot resolve nowhere.invalid, "):
+        slurm_rank.meet(me)
+    monkeypatch.setattr(slurm_rank, "MEETING", 0.3)
+    me.master_addr = "localhost"
+    with pytest.raises(ConnectionError, match=f"^{socket.gethostname()} has not met all 2 ranks at localhost: "):
+        slurm_rank.meet(me)
 
 
 # ---- who may write where values travel -------------------------------------------------------------------
