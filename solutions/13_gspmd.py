@@ -1,12 +1,12 @@
 # %% [markdown]
-# # GSPMD: say how arrays lie, and a compiler communicates
+# # GSPMD: you annotate layouts, and a compiler communicates
 #
 # *In every notebook so far somebody wrote down what to send. Could a compiler work that out from the layouts alone? And
 # would it send as little as you did?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and [Tensor
 # parallelism](09_tensor_parallel.ipynb).
-# **Minutes**, by estimate: 30 without exercises, 60 with them, 15 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 20 without exercises, 50 with them, 20 more for optional parts, 20 more for the challenge.
 # The machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -19,16 +19,22 @@ recall.ask("13")
 # %% [markdown]
 # ## Question
 #
-# There are two roads to a model on many devices. On PyTorch's you say what to communicate: gather these weights, reduce
-# those gradients. On the other one, which Google's models take, you write the program for *one* device, and say of some
-# arrays how they are laid out on a mesh. XLA, the compiler behind JAX, works out how all others lie, and adds the
-# collectives. The method is **GSPMD** (Xu et al., 2021, arXiv 2105.04663); in today's JAX its successor,
-# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html), works out the layouts.
+# PaLM, with 540 billion parameters, was trained on 6,144 TPUs. In each of two pods, every weight was cut over 12 × 256
+# chips: 12-way tensor parallelism times 256-way FSDP, without a pipeline, at an MFU of 46.2 % (arXiv 2204.02311,
+# section 4). In its model code nobody called a collective. People *annotated* some arrays: this dim is cut along that
+# mesh axis. XLA, the compiler behind JAX, worked out the layouts of all other arrays, and added the collectives. The
+# method is **GSPMD** (arXiv 2105.04663); in today's JAX its successor,
+# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html), does this part.
 #
-# So: how does it know? What does it send? And is that what you would have sent?
+# It does not always go so well. In March 2024 somebody annotated Llama 2 for FSDP, found the training on several
+# machines slow, and wrote a test with one layer. Their question was: **why does the compiler all-gather my input, and
+# not the weight?** ([pytorch/xla#6778](https://github.com/pytorch/xla/issues/6778)). Another reader of the same issue
+# reports that TPUs which were used to 70 % on one machine were used to 30 % on 32.
+#
+# When you have finished this notebook, you can answer that question, and say what to annotate.
 #
 # JAX can pretend that this CPU is many devices. Each job below starts a process of its own, in which JAX sees as many
-# as we ask for; it never enters this notebook's process. If JAX is missing, the next cell says so.
+# devices as we ask for. If JAX is missing, the next cell says so.
 
 # %%
 from labs.kit.launch import jax_missing, or_skip
@@ -37,258 +43,109 @@ or_skip(jax_missing())
 
 # %%
 from dataclasses import replace
-from itertools import product
+from functools import partial
 
 import torch
 
-from labs import gspmd, native
+from labs import gspmd
 from labs.data import Batches, corpus
-from labs.dtensor import DTensor, Replicate, Shard
-from labs.dtensor.placement import Spec
-from labs.kit import beat, check, draw, play
+from labs.dtensor import Replicate, Shard
+from labs.kit import beat, check, draw, play, train
 from labs.kit.launch import on_devices, on_processes, run
-from labs.kit.record import mark
-from labs.kit.train import strategies
-from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Layer
 from labs.xla.hlo import counted
 
 # %% [markdown]
-# ## Picture
-#
-# Here is the layout of one weight w, a matrix of 8 × 4, on a mesh of 4 × 2 devices. The axis `dp` cuts its second dim,
-# and the axis `tp` its first: each device has one tile. An all-gather along `dp` is FSDP's: a device then has the part
-# of w that tensor parallelism computes with. Along both axes it would give all of w, which nobody needs.
-
-# %%
-draw.blocks(Spec((8, 4), (4, 2), (Shard(1), Shard(0))), ("dp", "tp"))
-
-# %% [markdown]
 # ## Predict
 #
-# A matrix of 64 × 64 is tiled in this way on 32 devices, `dp` 4 times `tp` 8. How many elements of it does a device
-# hold after an all-gather along `dp`?
+# Here is that test in JAX, with four devices along one axis, `dp`. The batch x is cut along its rows, the weight w
+# along its columns, as in FSDP. Nothing is said about the result. The compiled program is text, called HLO, with one
+# operation per line; the cell looks for its all-gather. x has 8, 64, 512 or 4,096 tokens, and w is 256 × 256. For how
+# many of these four batches does XLA gather the weight?
 
 # %%
-guess_elements = 512  # your number
+guess_weight = 2  # your number
 
-rows, columns = Spec((64, 64), (4, 8), (Replicate(), Shard(0))).block((0, 0)).shape
-check.predict("Elements on a device:", guess_elements, rows * columns, tolerance=0)
+
+# %% tags=["subject"]
+def gathered(tokens):
+    """The line of HLO that gathers something."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((4,), ("dp",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, columns = PartitionSpec("dp", None), PartitionSpec(None, "dp")
+    x = jax.ShapeDtypeStruct((tokens, 256), "float32", sharding=NamedSharding(mesh, rows))
+    w = jax.ShapeDtypeStruct((256, 256), "float32", sharding=NamedSharding(mesh, columns))
+    text = jax.jit(lambda x, w: x @ w).lower(x, w).compile().as_text()
+    return next(line.strip() for line in text.splitlines() if " all-gather(" in line)
+
+
+# %%
+BATCHES = 8, 64, 512, 4096
+lines = on_devices(lambda: [gathered(tokens) for tokens in BATCHES], devices=4)
+print(lines[0].split(", channel")[0])
+shapes = [line.split("f32")[1].split("{")[0] for line in lines]
+weights_moved = shapes.count("[256,256]")
+of_four = {"unit": "batches", "tolerance": 0}
+check.predict("XLA gathers the weight for", guess_weight, weights_moved, **of_four)
 
 # %% [markdown]
-# ## The same model
+# The printed line gathers `f32[8,256]`: that is x, the input, as in the issue. Nothing is broken. With 512 tokens the
+# same program gathers the weight. So what is the rule?
 #
-# [labs/xla/pure.py](../labs/xla/pure.py) is the course's GPT once more, as functions: arrays in, arrays out. It is
-# written for one device, and loads the very weights of the model that you know. Is it the same model?
+# ## Picture
+#
+# Look at a program of two products, y = x @ w1 @ w2, forward and backward, on 2 × 2 devices. Somebody gave the layouts
+# of x, w1, w2 and y, and each gradient (`d` stands for "gradient of") has the layout of its tensor. Nobody said
+# anything about h, the tensor between the products, or about its gradient dh.
+
+
+# %% tags=["subject"]
+def two_products(x, dy, w1, w2, t=torch.t):
+    h, dh = x @ w1, dy @ t(w2)
+    return h @ w2, dh @ t(w1), t(x) @ dh, t(h) @ dy
+
+
+SIZES, WHOLE = {"dp": 2, "tp": 2}, Replicate()
+ROWS = [Shard(0), WHOLE]
+GIVEN = {"x": ROWS, "dy": ROWS, "w1": [WHOLE, Shard(1)], "w2": [WHOLE, Shard(0)]}
+SHAPES = {"x": (64, 32), "dy": (64, 32), "w1": (32, 128), "w2": (128, 32)}
 
 # %%
-config = replace(PRESETS["tiny"], depth=1, heads=8, kv_heads=8)  # a head for each device
-loader = Batches(corpus().tokens, 16, config.context)
-batches = [loader[step] for step in range(6)]
-weights = {name: p.detach().numpy() for name, p in GPT(config).named_parameters()}
-arrays = [(x.numpy(), y.numpy()) for x, y in batches]
-
-
-def by_jax(weights, x, y):
-    from labs.xla import pure
-
-    return float(pure.loss(weights, x, y, config))
-
-
-same = abs(on_devices(by_jax, weights, *arrays[0], devices=1) - GPT(config)(*batches[0]).item())
-print(f"the two losses are equal to 1e-5: {same < 1e-5}")
+results = {"y": ROWS, "dx": ROWS, "dw1": GIVEN["w1"], "dw2": GIVEN["w2"]}
+arguments = [(SHAPES[name], layout) for name, layout in GIVEN.items()]
+in_jax = partial(two_products, t=lambda matrix: matrix.T)
+xla = train.by_xla(in_jax, SIZES, arguments, [*results.values()])
+small = gspmd.trace(two_products, *map(torch.ones, SHAPES.values()))
+ends = dict(zip(small.arguments + small.results, GIVEN | results, strict=True))
+between = dict(zip((op.outputs[0] for op in small.operations[:2]), ("h", "dh"), strict=True))
+known = {value: (GIVEN | results)[name] for value, name in ends.items()}
+words = ", ".join(f"{kind} × {number}" for kind, number in counted(xla).items())
+words = f"XLA sends {sum(each.sent for each in xla):,} bytes for the same program: {words}."
+play.propagation(small, SIZES, known, ends | between, words)
 
 # %% [markdown]
-# ## One program, many layouts
+# Each row is a product, with its letters. Begin at slider position 0, and go on step by step. A coloured line is a cut;
+# the tinted matrix is the one whose layout was worked out last. `dp` passes from the rows of x to those of h, and `tp`
+# from the columns of w1 to those of h.
 #
-# Now train it. The layouts are these five lines, the head of
-# [labs/gspmd/annotated.py](../labs/gspmd/annotated.py):
-
-# %%
-print(*gspmd.annotated.__doc__.splitlines()[2:8], sep="\n")
-
-# %% [markdown]
-# The axis `tp` cuts the outputs of q, k, v, gate and up, and the inputs of o and down; `dp` cuts the other dim of each
-# matrix, and the batch. An axis that the mesh does not have cuts nothing. So the *mesh* chooses: with `dp` alone this
-# is FSDP, with `tp` alone tensor parallelism, and with both each matrix is tiled. No line of the program changes.
-
-# %%
-MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}}
-MESHES["4 × 8"] = {"dp": 4, "tp": 8}
-
-
-def trainings(meshes):
-    from labs.xla.annotations import train
-
-    return [train(config, weights, arrays, sizes, strategies.ADAMW) for sizes in meshes]
-
-
-print("compiling four programs …")
-*first_three, last = MESHES.values()
-trained = on_devices(trainings, first_three, devices=8)
-trained += on_devices(trainings, [last], devices=32)
-one, alone = strategies.ONE_DEVICE, {"ranks": 1, "device": "cpu"}
-[(reference, _)] = run(strategies.train, one, lambda: GPT(config), [batches], **alone)
-
-# %% [markdown]
-# The collectives are read from the compiled program, which is text: an operation a line, with the groups of devices
-# that take part ([labs/xla/hlo.py](../labs/xla/hlo.py)). `held` is what a device keeps of weights and optimizer state.
-
-
-# %%
-def row(job):
-    numbers = max(abs(a - b) for a, b in zip(job.losses, reference, strict=True))
-    counts = sorted(counted(job.collectives()).items())
-    return {
-        "collectives in a step": ", ".join(f"{count} {kind}" for kind, count in counts),
-        "held, bytes": job.held,
-        "one device's curve": numbers < 1e-5,
-    }
-
-
-draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=True)])
-
-# %% [markdown]
-# Here is such a line of the program for `TP`: an all-reduce, with the shape of its result and its group. The names of
-# its inputs are left out.
-
-# %%
-line = next(line for line in trained[1].text.splitlines() if " all-reduce(" in line)
-result = line.split(" = ")[1].split("(")[0]
-print(f"{result}(…), replica_groups={line.split('replica_groups=')[1].split(', use')[0]}")
-
-# %% [markdown]
-# Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both.
+# The last frame shows what the layouts cost. A product that sums over a cut letter leaves each device with a partial
+# sum. Along `tp` these are y and dx, the two all-reduces of tensor parallelism; along `dp` they are the gradients of
+# the weights, the all-reduces of DDP. Below is what XLA has compiled for the same layouts: as many bytes, in two calls,
+# since it packs arrays with the same group together.
 #
-# - FSDP's 15 all-gathers are those of eight matrices; of the three norms, in forward and once more in backward; and of
-#   the tokens. The embedding stays where it is: what it looks up comes cut along its width, and is wanted cut along the
-#   batch, so there are two all-to-alls.
-# - TP's 8 all-reduces stand behind embedding, o and down, two in the loss, and in backward before head, before gate and
-#   up together, and before q, k and v together.
+# ## Build: a layout passes along a letter
 #
-# But something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA does not make
-# one of its own accord: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
-#
-# XLA gathers a matrix once a step and keeps it for the backward. If it then *all-reduces* the gradient, how many times
-# as much does a device send as it would with a reduce-scatter?
-
-# %%
-guess_more = 1.5  # your number
-
-N = 8
-gather, scatter, all_reduce = (N - 1) / N, (N - 1) / N, 2 * (N - 1) / N
-check.predict("Times as much:", guess_more, (gather + all_reduce) / (gather + scatter))
-
-# %% [markdown]
-# ## When does anything travel?
-#
-# You may read that *if you multiply a sharded matrix by a replicated one, XLA inserts an all-gather*. Is it true? Take
-# x @ w on four devices. Each of x and w is whole, or cut along its rows or columns, and so is the result, as it is
-# wanted: 27 cases. In how many does XLA send nothing?
-
-# %%
-guess_nothing = 5  # your number
-
-SHAPES = (32, 64), (64, 128)
-LAYOUTS = list(product((Replicate(), Shard(0), Shard(1)), repeat=3))
-
-
-def multiply(x, w):
-    return (x @ w,)
-
-
-def by_xla():
-    from labs.xla.placed import communication
-
-    (x, w), axes = SHAPES, {"tp": 4}
-    return [communication(multiply, axes, [(x, [a]), (w, [b])], [[y]]) for a, b, y in LAYOUTS]
-
-
-compiled = on_devices(by_xla, devices=4)
-nothing = sum(found == [] for found in compiled)
-check.predict("XLA sends nothing in", guess_nothing, nothing, unit="cases", tolerance=0)
-
-# %% [markdown]
-# The sentence is wrong as a rule. Where x is cut along its rows and w is whole, nothing has to travel, if the result is
-# wanted in rows. It depends on which dim is cut, and on what is wanted.
-#
-# Now the same products by the course's own DTensor and by PyTorch's, on four real ranks, and by a small GSPMD that you
-# will build in a moment. Of each, what the first rank sends is counted.
-
-
-# %%
-def as_it_is(value):
-    return value
-
-
-def by_dtensor(kind, on=as_it_is, said=as_it_is):
-    mesh = Mesh((4,), ("tp",))
-    grid = on(mesh)
-    for *factors, wanted in LAYOUTS:
-        specs = [Spec(shape, (4,), (p,)) for shape, p in zip(SHAPES, factors, strict=True)]
-        blocks = [torch.ones(s.block((mesh.rank,)).shape) for s in specs]
-        pairs = zip(blocks, factors, strict=True)
-        x, w = (kind.from_local(block, grid, [said(p)]) for block, p in pairs)
-        mark("step")
-        (x @ w).redistribute(placements=[said(wanted)])
-        mark("end")
-
-
-# %%
-def by_torchs():
-    import logging
-
-    from torch.distributed import tensor
-
-    logger = logging.getLogger("torch.distributed.tensor")
-    logger.setLevel(logging.ERROR)  # it tells of each gather
-    by_dtensor(tensor.DTensor, native.device_mesh, native.parallelized.layout)
-
-
-def by_gspmd(layouts):
-    graph = gspmd.trace(multiply, *map(torch.ones, SHAPES))
-    given = {v: [p] for v, p in zip((*graph.arguments, *graph.results), layouts, strict=True)}
-    return gspmd.lower(graph, gspmd.propagate(graph, (4,), given))
-
-
-# %%
-recording = run(by_dtensor, DTensor, ranks=4, device="cpu", record="communication").recording
-torchs = run(by_torchs, ranks=4, device="cpu", record="communication").recording
-sent = [
-    {
-        "x": repr(layouts[0]), "w": repr(layouts[1]), "wanted": repr(layouts[2]),
-        "XLA": sum(one.sent for one in found),
-        "torch's DTensor": torchs.sent(rank=0, step=step),
-        "labs.dtensor": recording.sent(rank=0, step=step),
-        "labs.gspmd": by_gspmd(layouts).sent,
-    }
-    for step, (layouts, found) in enumerate(zip(LAYOUTS, compiled, strict=True))
-]  # fmt: skip
-draw.table([row for row in sent if row["XLA"]])
-
-# %%
-ours, theirs = (sum(row[name] for row in sent) for name in ("labs.gspmd", "XLA"))
-assert all(row["labs.gspmd"] <= min(row["XLA"], row["labs.dtensor"]) for row in sent)
-print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
-
-# %% [markdown]
-# Why do they differ? DTensor decides as each operation is called: to multiply where nothing moves costs nothing, and
-# what comes after is not known yet. Where the cut goes from one dim to another, PyTorch's gathers on CPUs, and ours
-# exchanges pieces. XLA knows the whole program, but in none of these 27 does it turn an all-reduce into a
-# reduce-scatter, and in most of them it gathers where an all-to-all would do (in four rows it makes one). The last
-# column looks at both ends, and has all collectives.
-#
-# ## Build: a layout goes along a letter
-#
-# How can a compiler know how *every* tensor lies? Write an operation with letters: x @ w is `ik,kj->ij`. If the rows of
-# x are cut, `i` is cut, and then the rows of the result are. And it goes the other way as well: if somebody wants the
-# *result* in columns, then `j` is cut, so w should be.
+# How can a compiler know the layout of *every* tensor? Write an operation with letters: x @ w is `ik,kj->ij`. If the
+# rows of x are cut, `i` is cut, and then the rows of the result are. It also works the other way: if somebody wants the
+# *result* cut in columns, `j` is cut, so w should be.
 #
 # ### Exercise 1: pass it on (10 minutes)
 #
-# `dims` has the letters of each tensor, inputs first and the result last. `cut` says for each of them which dim is cut,
-# by number; None where nothing is known. One letter is cut. Fill in what follows for the tensors that have it, in the
-# list that you are given or in a new one.
+# `dims` has the letters of each tensor, inputs first and the result last. `cut` has the number of the dim that is cut
+# for each tensor, or None where nothing is known yet. One letter is cut. Fill in its dim for all other tensors that
+# have this letter, in the list that you are given or in a new one.
 
 
 # %%
@@ -307,10 +164,10 @@ def pass_on(dims, cut):
 check.pass_on(pass_on)
 
 # %% [markdown]
-# ## Build: where two layouts meet
+# ## Build: two letters, one axis
 #
 # Under FSDP, x is cut along `i`, its batch, and w along `j`. Both letters are cut along the same axis of the mesh, and
-# a product can follow only one of them. What is cut along the other one has to move. Which one should that be?
+# a product can follow only one of them. The tensor that is cut along the other one has to move. Which one should it be?
 #
 # ### Exercise 2: the choice (10 minutes)
 #
@@ -338,154 +195,179 @@ def meet(dims, cut, sizes):
 check.meet(meet)
 
 # %% [markdown]
-# With many tokens, x stays and w is gathered, and that is FSDP. With few, w stays and the tokens move: by this rule a
-# small batch turns FSDP into something else. To prevent that, people annotate activations, too;
-# [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
+# ### The answer to the question
 #
-# ## A mesh axis travels
-#
-# Apply the two rules to a small program: y = x @ w1 @ w2, forward and backward, on 2 × 2 devices. Somebody wrote down
-# how x, w1 and w2 are cut, and that y and each gradient (`d` stands for "gradient of") has the layout of its tensor.
-# Nobody said anything about h, the tensor between the products, or about its gradient dh.
+# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py) applies these two rules over and over, until every layout is
+# known. Here it decides the four products of the beginning:
 
-
-# %% tags=["subject"]
-def two_products(x, dy, w1, w2):
-    h, dh = x @ w1, dy @ w2.t()
-    return h @ w2, dh @ w1.t(), x.t() @ dh, h.t() @ dy
-
-
-SIZES, WHOLE = {"dp": 2, "tp": 2}, Replicate()
-LAID_OUT = {"x": [Shard(0), WHOLE], "w1": [WHOLE, Shard(1)], "w2": [WHOLE, Shard(0)]}
-small = gspmd.trace(two_products, *map(torch.ones, [(64, 32), (64, 32), (32, 128), (128, 32)]))
-NAMES = ("x", "dy", "w1", "w2", "y", "dx", "dw1", "dw2")
-ends = dict(zip(NAMES, small.arguments + small.results, strict=True))
-between = dict(zip(("h", "dh"), (op.outputs[0] for op in small.operations[:2]), strict=True))
-written = {v: LAID_OUT[name.removeprefix("d").replace("y", "x")] for name, v in ends.items()}
-play.propagation(small, SIZES, written, {v: name for name, v in (ends | between).items()})
+# %%
+rows = []
+for tokens, shape in zip(BATCHES, shapes, strict=True):
+    graph = gspmd.trace(lambda x, w: (x @ w,), torch.ones(tokens, 256), torch.ones(256, 256))
+    x, w = graph.arguments
+    layouts = gspmd.propagate(graph, (4,), {x: [Shard(0)], w: [Shard(1)]})
+    follows = "i" if layouts[graph.results[0]].placements == (Shard(0),) else "j"
+    row = {"tokens": tokens, "numbers in x": tokens * 256, "in w": 256 * 256}
+    row |= {"the rule follows": follows, "so it gathers": {"i": "w", "j": "x"}[follows]}
+    rows.append(row | {"XLA gathers": {"[256,256]": "w"}.get(shape, "x")})
+draw.table(rows)
 
 # %% [markdown]
-# Each row is a product, with its letters. Begin at slider position 0, and go on step by step. A coloured line is a cut;
-# the tinted tensor is the one whose layout was worked out last. `dp` passes from the rows of x to those of h, and `tp`
-# from the columns of w1 to those of h. The last frame shows what the layouts cost: the product that sums over a cut
-# letter leaves each device with a partial sum. Along `tp` these are y and dx, the two all-reduces of tensor
-# parallelism; along `dp` they are the gradients of the weights, the all-reduces of DDP.
+# The compiler moves the smaller tensor. With many tokens that is the weight, which is FSDP. With few, the tokens move,
+# and the weight stays cut: a small batch turns FSDP into something else. To prevent that, annotate *activations*, too:
+# if the result must be cut along its rows, only w can move.
+# [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
+#
+# ## What is sent?
+#
+# Take three products in which the result is annotated. In A, x is cut along its rows and w is whole. B is FSDP. In C,
+# x is cut along its columns and w along its rows, so that each device has a partial sum. For how many of the three does
+# XLA send nothing?
+
+# %%
+guess_nothing = 1  # your number
+
+LARGE = (4096, 64), (64, 128)
+PRODUCTS = {
+    "A": (LARGE, (Shard(0), Replicate(), Shard(0))),
+    "B": (LARGE, (Shard(0), Shard(1), Shard(0))),
+    "C": (LARGE, (Shard(1), Shard(0), Shard(0))),
+}
+sent = train.products(PRODUCTS)
+nothing = sum(each["XLA"][0] == 0 for each in sent.values())
+check.predict("XLA sends nothing for", guess_nothing, nothing, unit="product", tolerance=0)
+
+# %%
+draw.products(PRODUCTS, sent)
+
+# %% [markdown]
+# A sharded tensor need not be gathered: in A, the rows of the result are where the rows of x are. In B all three agree.
+# In C they do not. XLA all-reduces 4,096 × 128 partial sums, and each device then keeps a quarter of the rows.
+# `labs.dtensor` (notebook 05) reduce-scatters them, for half of the bytes. It decides as each operation is called, and
+# to multiply without moving anything costs nothing at that moment. `labs.gspmd` knows the whole program before it runs:
+# it moves the small inputs, and never has a partial sum.
 #
 # ## A layer, forward and backward
 #
-# These two rules, over and over, from the few layouts that are given to all others, are
-# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py). Backward needs nothing of its own: it is made of products,
-# too. The next cell traces all operations of a layer's forward and backward, and counts them. How many all-reduces will
-# there be, if the matrices are cut as in tensor parallelism?
+# Now a whole layer of the course's GPT. These layouts are given
+# ([labs/gspmd/annotated.py](../labs/gspmd/annotated.py)), and all others follow. A gradient has the layout of its
+# tensor.
+#
+# | the weight of | the axis that cuts its outputs | its inputs | because |
+# |---|---|---|---|
+# | q, k, v, gate, up | `tp` | `dp` | each rank along `tp` has its own heads, and columns of the MLP |
+# | o, down | `dp` | `tp` | each rank takes the outputs of its own heads, or columns |
+# | a norm | `dp` | | it has one dim |
+# | tokens and activations | `dp`: the batch | | |
+#
+# An axis that the mesh does not have cuts nothing. So the *mesh* chooses: `dp` alone is FSDP, `tp` alone is tensor
+# parallelism, and with both each matrix is tiled. Backward needs no rules of its own: it is made of products, too. How
+# many all-reduces will there be in forward and backward, if the matrices are cut as in tensor parallelism?
 
 # %%
 guess_reduces = 4  # your number
 
+config = replace(PRESETS["tiny"], depth=1, heads=8, kv_heads=8)  # a head for each device
 layer = Layer(config)
-names = [name for name, _ in layer.named_parameters()]
+names, fn = [name for name, _ in layer.named_parameters()], gspmd.forward_and_backward(layer)
 tensors = [torch.randn(16, config.context, config.dim) for _ in "xg"]
 tensors += [p.detach() for p in layer.parameters()]
-graph = gspmd.trace(gspmd.forward_and_backward(layer), *tensors)
+graph = gspmd.trace(fn, *tensors)
 
 
+# %% tags=["subject"]
 def laid_out(sizes):
     given = gspmd.given(graph, names, tuple(sizes))
     return gspmd.lower(graph, gspmd.propagate(graph, tuple(sizes.values()), given))
 
 
-program = laid_out({"tp": 4})
-given = gspmd.given(graph, names, ("tp",))
-print(f"{len(graph.operations)} operations, of which {len(given)} values were given a layout")
-check.predict("All-reduces:", guess_reduces, program.counts["all_reduce"], tolerance=0)
-
-# %% [markdown]
-# Those are Megatron's: two in forward, two in backward, and nobody wrote them. Here are the operations with which
-# something moves:
-
-# %%
-heading, *lines = repr(program).splitlines()
-print(heading, *(line for line in lines if line.endswith("bytes")), sep="\n")
-
-# %% [markdown]
-# Is it right? The same program runs on four real ranks, on their blocks; and XLA compiles the same layer in the same
-# layouts.
-
-
-# %%
-def on_blocks(program, sizes):
-    """How far this rank's results are from those of one process, at most."""
-    mesh, place = Mesh(tuple(sizes.values()), tuple(sizes)), program.layouts
-
-    def blocks(values, wholes):
-        pairs = zip(values, wholes, strict=True)
-        return [whole[place[v].block(mesh.get_coordinate()).slices] for v, whole in pairs]
-
-    results = gspmd.execute(program, mesh, *blocks(graph.arguments, tensors))
-    due = blocks(graph.results, gspmd.forward_and_backward(layer)(*tensors))
-    return max((a - b).abs().max().item() for a, b in zip(results, due, strict=True))
-
-
-# %%
-def layer_by_xla(all_sizes, layouts):
-    import jax
-
-    from labs.xla import placed, pure
-
-    def both_ways(x, gradient, *weights):
-        def forward(x, *weights):
-            return pure.layer(dict(zip(names, weights, strict=True)), x, config)
-
-        y, back = jax.vjp(forward, x, *weights)
-        return y, *back(gradient)
-
-    pairs = zip(all_sizes, layouts, strict=True)
-    return [placed.communication(both_ways, sizes, *known) for sizes, known in pairs]
-
-
-# %%
 LAYER = {"TP": {"tp": 4}, "FSDP": {"dp": 4}, "FSDP × TP": {"dp": 2, "tp": 2}}
 programs = {name: laid_out(sizes) for name, sizes in LAYER.items()}
-known = []
-for sizes in LAYER.values():
-    given = gspmd.given(graph, names, tuple(sizes))
-    arguments = [(v.shape, given[v]) for v in graph.arguments]
-    known.append((arguments, [given[v] for v in graph.results]))
-found = on_devices(layer_by_xla, list(LAYER.values()), known, devices=4)
-for name, sizes in LAYER.items():
-    worst = max(run(on_blocks, programs[name], sizes, ranks=4, device="cpu"))
-    print(f"{name}: equal to one process to 1e-4: {worst < 1e-4}")
-
-# %%
-draw.table(
-    [
-        {
-            "": name, "labs.gspmd": str(programs[name].counts), "XLA": str(counted(xla)),
-            "bytes, labs.gspmd": programs[name].sent,
-            "bytes, XLA": sum(one.sent for one in xla),
-        }
-        for name, xla in zip(LAYER, found, strict=True)
-    ]
-)  # fmt: skip
+given = gspmd.given(graph, names, ("tp",))
+print(f"{len(graph.operations)} operations; {len(given)} values were given a layout")
+reduces = programs["TP"].counts["all_reduce"]
+check.predict("All-reduces:", guess_reduces, reduces, tolerance=0)
 
 # %% [markdown]
-# FSDP: XLA sends one and a half times as much, as you predicted: it all-reduces where we reduce-scatter. TP: of q, k
-# and v, each gives a summand of the gradient of x. We add the three up and all-reduce their sum. XLA all-reduces each
-# of them, and each of gate's and up's: two in forward and five in backward, where two would do. It packs them together,
-# which is why you see fewer. (On GPUs and TPUs, XLA has further passes. No figure here comes from one.)
+# Those are Megatron's: two in forward, two in backward, and nobody wrote them. Is it right? Each program also runs on
+# four real ranks, on their blocks, and is compared with one process. And XLA compiles the same layer in the same
+# layouts.
+
+# %%
+cases, rows = [], []
+for sizes in LAYER.values():
+    given = gspmd.given(graph, names, tuple(sizes))
+    arguments = [(value.shape, given[value]) for value in graph.arguments]
+    cases.append((sizes, arguments, [given[value] for value in graph.results]))
+compiled = train.layers_by_xla(config, names, cases)
+for (name, program), xla in zip(programs.items(), compiled, strict=True):
+    error = train.largest_error(program, fn, tensors, LAYER[name])
+    row = {"": name, "off by at most": "below 1e-4" if error < 1e-4 else f"{error:.1e}"}
+    for who, counts in {"labs.gspmd": program.counts, "XLA": counted(xla)}.items():
+        row[who] = ", ".join(f"{n} {kind.replace('_', '-')}" for kind, n in counts.items())
+    row["labs.gspmd, bytes"], row["XLA, bytes"] = program.sent, sum(each.sent for each in xla)
+    rows.append(row)
+draw.table(rows)
+
+# %% [markdown]
+# * **FSDP**: XLA sends one and a half times as many bytes. We all-gather each weight once, and reduce-scatter its
+#   gradient. XLA gathers it, and all-reduces the gradient, which is twice a reduce-scatter: (1 + 2)/(1 + 1).
+# * **TP**: q, k and v each give a partial sum of the gradient of x. We add the three up, and all-reduce their sum. XLA
+#   all-reduces each of them before it adds, and does the same for gate and up. That is 5 arrays in backward, where 2
+#   would do. It packs several arrays into one call, so you see fewer calls than arrays.
 #
-# ## The other way in JAX: by hand
+# All of this is XLA's compiler for CPUs. For GPUs and TPUs it has further passes, which can turn an all-reduce into a
+# reduce-scatter; no figure of this page comes from one.
 #
-# You may also write the collectives yourself, with `shard_map`: a function that each device runs on its own piece. You
-# need four of them: `lax.all_gather(x, "dp", tiled=True)` along the first dim, `lax.psum_scatter` with the same
-# arguments, `lax.psum(x, "dp")`, and `lax.ppermute(x, "dp", pairs)`, which sends from one device to another. And
-# `lax.axis_size("dp")` is N.
+# ## One program, many layouts
+#
+# [labs/xla/pure.py](../labs/xla/pure.py) is the course's GPT in JAX, as functions of arrays. It is written for one
+# device, and loads the weights of the PyTorch model that you know. Does it train the same, whatever the mesh is?
+
+# %% tags=["subject"]
+loader = Batches(corpus().tokens, 16, config.context)
+batches = [loader[step] for step in range(6)]
+weights = {name: p.detach().numpy() for name, p in GPT(config).named_parameters()}
+arrays = [(x.numpy(), y.numpy()) for x, y in batches]
+MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}}
+
+
+def trainings():
+    from labs.xla.annotations import train as train_by_xla
+
+    given = config, weights, arrays
+    return [train_by_xla(*given, sizes, train.ADAMW) for sizes in MESHES.values()]
+
+
+# %%
+print("compiling three programs …")
+jobs, one = on_devices(trainings, devices=8), train.strategies.ONE_DEVICE
+one_device = partial(run, train.strategies.train, one, partial(GPT, config), [batches])
+[(expected, _)] = one_device(ranks=1, device="cpu")
+rows = []
+for name, job in zip(MESHES, jobs, strict=True):
+    off = max(abs(a - b) for a, b in zip(job.losses, expected, strict=True))
+    row = {"": name, "a loss is off by at most": "below 1e-5" if off < 1e-5 else f"{off:.1e}"}
+    counts = sorted(counted(job.collectives()).items())
+    row["collectives in a step"] = ", ".join(f"{count} {kind}" for kind, count in counts)
+    rows.append(row | {"a device holds of P and S, bytes": job.held})
+draw.table(rows)
+
+# %% [markdown]
+# Three layouts, one program, one curve. No line of the program changed.
+#
+# ## By hand: the collectives in JAX
+#
+# You may also write the collectives yourself, with `shard_map`: a function that each device runs on its own piece.
+# `lax.all_gather(x, "dp", tiled=True)` gathers along the first dim, `lax.psum_scatter` with the same arguments is a
+# reduce-scatter, `lax.psum(x, "dp")` an all-reduce, and `lax.axis_size("dp")` is N.
 #
 # ### Exercise 3: ZeRO 3 (10 minutes)
 #
 # In notebook 04 it took a class. Here each device has its rows of every weight, and its part of the batch; you return
-# its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather when it goes
-# backward? You may leave that to it, or write it yourself. Budget, by what XLA has compiled: each weight is gathered
-# once, so a device sends (N − 1)/N of their bytes; and to add up gradients it all-reduces no more than their bytes.
+# its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather in backward? You
+# may leave that to JAX, or write it yourself. Budget: each weight is gathered once, so a device sends (N − 1)/N of
+# their bytes; and the gradients that it all-reduces have at most the weights' bytes.
 
 
 # %%
@@ -510,35 +392,112 @@ def sharded_gradients(loss, shards, x, y):
 check.sharded_gradients(sharded_gradients)
 
 # %% [markdown]
-# JAX derives the backward, and the transpose of an all-gather *is* a reduce-scatter. On the GPT, with 8 devices:
+# JAX derives the backward, and the transpose of an all-gather *is* a reduce-scatter. Here is a step of the whole GPT,
+# written in this way, on 8 devices:
+
+# %%
+counted(train.zero_3_by_hand(config, weights, arrays[0]))
+
+# %% [markdown]
+# There is one all-gather and one reduce-scatter for each of the 12 weights, on CPUs as well; the all-reduce is that of
+# the loss. What you write is what is sent.
+#
+# ## Why, and why not
+#
+# * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
+# * **Why not**: what is sent is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
+#   nothing in your program says so. The issue of the beginning is a case of it. So read the compiled text, annotate
+#   activations as well as weights, or write the collectives yourself.
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Which annotations make the compiler train a program as FSDP would?</summary>
+#
+# Weights and optimizer state are cut along one mesh axis, and the batch along the same one. The activations between the
+# layers must be annotated, too: with a small batch the compiler would otherwise move the tokens and not the weights.
+# </details>
+#
+# <details><summary>DTensor and GSPMD have the same letters. What does GSPMD know that DTensor does not?</summary>
+#
+# It knows the later operations. DTensor decides as an operation is called, and knows only its inputs. GSPMD has the
+# whole program, so it can use a layout that is needed at the end from the beginning.
+# </details>
+#
+# <details><summary>Why does nobody have to write ZeRO 3's reduce-scatter in shard_map?</summary>
+#
+# JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
+# </details>
+#
+# On N ranks, for a weight of n bytes under FSDP, and activations of a bytes under TP:
+#
+# | a layer sends | predicted | ours | XLA, on CPUs |
+# |---|---|---|---|
+# | FSDP, for each weight | 2 (N − 1)/N n | exactly | 3 (N − 1)/N n: an all-reduce in place of a reduce-scatter |
+# | TP, forward | 2 × 2 (N − 1)/N a | exactly | exactly |
+# | TP, backward | 2 × 2 (N − 1)/N a | exactly | 5 × 2 (N − 1)/N a: one for each of q, k, v, gate and up |
+# | numbers | one process's | within rounding | within rounding |
+#
+# ## Beat it: annotate two layers so that XLA sends the fewest bytes (20 minutes)
+#
+# Optional, and open: no answer is the last one. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
+# devices, with axes `a`, `b` and `c`. The weights are 128 × 128, and there are 64, 128 or 256 tokens. A device has room
+# for an eighth of each array, so every array is *kept* in a layout that all three axes cut. You choose that layout, and
+# the one in which the array is *used* in its product. XLA adds the collectives.
+#
+# **The bound.** Let N = 8 devices share a layer of T tokens and width D. One device does V = T·D²/N of the
+# multiplications of each product, and keeps K = (2·T·D + D²)/N of the numbers of its three arrays.
+#
+# bytes that a device sends ≥ 2 layers × 4 bytes × (5.67 V^⅔ − 2 K)
+#
+# Nothing can beat it: with X numbers of x and W of w, for Y sums, nobody can do more than √(X·W·Y) multiplications
+# (Loomis and Whitney, 1949), so the three products of forward and backward take at least 5.67 V^⅔ numbers of the six
+# arrays, and all but the 2 K that a device keeps must be sent.
+#
+# A point is a hundredth of bound / bytes, and the score is the mean of the three cases. `measured` compiles one case
+# for you to try. FSDP cuts all arrays along their rows, and uses whole weights:
+
+# %%
+FSDP = [(("abc", ""), ("", ""))] * 2, [(("abc", ""), ("abc", ""))] * 3
+challenge = beat.fewest_bytes
+tried = {"FSDP": challenge.measured(256, *FSDP), "the bound": challenge.bound(256)}
+draw.chart(tried, caption="256 tokens: bytes that a device sends in a step")
 
 
 # %%
-def compiled_by_hand():
-    import jax
-    from jax.sharding import PartitionSpec
+def annotate(tokens, width):
+    """Return the layouts of the two weights, and of the three activations: the input x, the
+    array between the layers, and the output.
 
-    from labs.xla import annotations, hlo, mapped
+    Give a pair for each array: the layout in which it is kept, and the one in which it is used.
+    A layout has the axes that cut dim 0, and those that cut dim 1: ("ab", "c"); ("", "") is a
+    whole array.  All three axes cut an array that is kept.  FSDP, above, is an example.
+    """
+    ### BEGIN SOLUTION
+    dp, tp = ("a", "bc") if tokens <= width else ("ab", "c")
+    weights = [((dp, tp), ("", tp)), ((tp, dp), (tp, ""))]
+    rows = "abc", ""
+    return weights, [(rows, (dp, "")), ((dp, tp), (dp, tp)), (rows, rows)]
+    ### END SOLUTION
 
-    step = mapped.zero_3(annotations.mesh_of({"dp": 8}), "dp", config, strategies.ADAMW)
-    cut = jax.NamedSharding(annotations.mesh_of({"dp": 8}), PartitionSpec("dp"))
-    now = jax.device_put(weights, cut)
-    moments = jax.tree.map(lambda w: (0 * w, 0 * w), now)
-    program = jax.jit(step).lower(now, moments, 1.0, *arrays[0]).compile()
-    return hlo.collectives(program.as_text())
 
-
-counted(on_devices(compiled_by_hand, devices=8))
+beat.fewest_bytes(annotate)
 
 # %% [markdown]
-# One gather and one reduce-scatter for each of the weights, on CPUs as well (and an all-reduce: of the loss). What is
-# written is what is sent.
+# The course takes FSDP × TP, with more devices along TP where there are few tokens.
 #
-# ### Optional, exercise 4: a pipeline (15 minutes)
+# Here the notebook ends. **What follows is optional**: a pipeline by hand, layouts as types, and several processes.
 #
-# Each device is a stage. In each tick it takes what has arrived, the first one a fresh micro-batch, and hands on what
-# it made. There are M + N − 1 ticks, and every device computes in all of them; at the ends, what it makes is of no use.
-# You write forward alone. `jnp.where(condition, a, b)` chooses, and `lax.axis_index("pp")` is the stage's number.
+# ## Optional: a pipeline by hand
+#
+# ### Exercise 4 (optional): a pipeline (15 minutes)
+#
+# Each device is a stage. In each tick it takes the array that has arrived, the first stage a fresh micro-batch, and
+# sends its result on with `lax.ppermute(x, "pp", pairs)`. There are M + N − 1 ticks, and every device computes in all
+# of them; at the ends, nobody uses its result. You write only the forward. `jnp.where(condition, a, b)` chooses, and
+# `lax.axis_index("pp")` is the stage's number.
 
 
 # %%
@@ -566,15 +525,16 @@ def pipelined(stage, own, x):
 check.pipelined(pipelined)
 
 # %% [markdown]
-# It trains, too: backward, the permutation goes the other way. [labs/xla/mapped.py](../labs/xla/mapped.py) has both.
+# JAX derives its backward, too: there the permutation goes the other way.
+# [labs/xla/mapped.py](../labs/xla/mapped.py) has a training with it.
 #
-# ## The third way: layouts in the types
+# ## Optional: layouts in the types
 #
-# In JAX's **explicit** mode a layout is part of an array's type. Nothing is guessed: what follows from the layouts is
-# done, and where two do not agree, it refuses before anything runs.
+# In JAX's **explicit** mode a layout is part of an array's type. Nothing is guessed: where two layouts do not agree,
+# JAX refuses before anything runs.
 
 
-# %%
+# %% tags=["subject"]
 def explicit():
     import jax
     import jax.numpy as jnp
@@ -594,111 +554,26 @@ def explicit():
 on_devices(explicit, devices=4)
 
 # %% [markdown]
-# Each device has a summand of x @ w. All-reduce, or reduce-scatter? The compiler would choose; here *you* say
-# `out_sharding`, and the type of the result tells you what you have: 8 rows, cut along `dp`.
+# Each device has a partial sum of x @ w. All-reduce, or reduce-scatter? The compiler would choose; here *you* say
+# `out_sharding`, and the type of the result shows what you have: 8 rows, cut along `dp`.
 #
-# ## In several processes
+# ## Optional: several processes
 #
 # So far, the devices were virtual ones of one process. On a cluster, each host has a process with its devices, and
-# `jax.distributed.initialize` lets them know of each other. Then the program stays as it is: FSDP on four devices, of
-# which two real processes have two each.
+# `jax.distributed.initialize` connects them. The program stays as it is: here is FSDP on four devices, two in each of
+# two real processes.
 
 
-# %%
+# %% tags=["subject"]
 def two_steps():
-    from labs.xla.annotations import train
+    from labs.xla.annotations import train as train_by_xla
 
-    return train(config, weights, arrays[:2], {"dp": 4}, strategies.ADAMW).losses
+    return train_by_xla(config, weights, arrays[:2], {"dp": 4}, train.ADAMW).losses
 
 
 for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)):
-    far = max(abs(a - b) for a, b in zip(losses, reference, strict=False))
-    print(f"process {process}: one device's curve: {far < 1e-5}")
-
-# %% [markdown]
-# ## Why, and why not
-#
-# * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
-# * **Why not**: what travels is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
-#   nothing in your program tells you. You can see it in the text of the compiled program, or say it yourself, as
-#   in the two sections before.
-
-# %% [markdown]
-# ## Say it back
-#
-# Answer each aloud before you unfold it.
-#
-# <details><summary>What must be said, so that a program is trained as by FSDP?</summary>
-#
-# That weights and state are cut along an axis, and the batch along the same one. With a small batch also that
-# activations stay cut along it; else the compiler may leave the weights where they are and move the tokens.
-# </details>
-#
-# <details><summary>DTensor and GSPMD have the same letters. What does GSPMD know that DTensor does not?</summary>
-#
-# What comes after. DTensor decides as an operation is called, and can only ask what its inputs cost. GSPMD has the
-# whole program, so a layout that is wanted at the end can be had from the beginning.
-# </details>
-#
-# <details><summary>Why does nobody have to write ZeRO 3's reduce-scatter in shard_map?</summary>
-#
-# Because JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
-# </details>
-#
-# On N ranks, for a weight of n bytes under FSDP, and activations of a bytes under TP:
-#
-# | a layer sends | predicted | ours | XLA, on CPUs |
-# |---|---|---|---|
-# | FSDP, for each weight | 2 (N − 1)/N n | exactly | 3 (N − 1)/N n: an all-reduce in its place |
-# | TP, forward | 2 × 2 (N − 1)/N a | exactly | exactly |
-# | TP, backward | 2 × 2 (N − 1)/N a | exactly | 5 × 2 (N − 1)/N a: one for each of q, k, v, gate and up |
-# | numbers | one process's | to rounding | to rounding |
-#
-# ## Beat it: the annotations with which XLA sends least (20 minutes)
-#
-# Optional, and open: no answer is the last one. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
-# devices, with axes `a`, `b` and `c`. The weights are 128 × 128, and there are 64, 128 or 256 tokens. A device has room
-# for an eighth of each array, so every array is *kept* in a layout that all three axes cut. You choose that one, and
-# the layout in which the array is *used* in its product. XLA does the rest, and what a device sends is read from the
-# compiled program, forward and backward.
-#
-# **The bound**, for a layer of T × D by D × H: one of N devices makes V = TDH/N of the multiplications. With X numbers
-# of x and W of w, for Y sums, it can make no more than √(XWY) of them (Loomis and Whitney, 1949), so X W Y ≥ V². The
-# two products of the backward are like it, with gradients in place of y, of x and of w. The six numbers are least
-# together where x, w and the gradient of y, which are in two products each, have twice as many as the others: 5.67 V to
-# the power of 2/3. An Nth of each array is there. All else must come, or is a summand that must go.
-# A score is 100 × bound / bytes.
-#
-# FSDP cuts all arrays along their rows, and uses weights that are whole. It scores 26.2.
-
-# %%
-challenge, rows = beat.fewest_bytes, []
-for tokens in challenge.cases:
-    rows.append({"tokens": tokens, "bytes at least": round(challenge.bound(tokens))})
-draw.table(rows)
-
-
-# %%
-def annotate(tokens, width):
-    """Returns the layouts of the two weights, and of the three activations: x, what is between
-    the layers, and what comes out.
-
-    For each array a pair: as it is kept, and as it is used.  A layout says which axes cut dim
-    0, and which dim 1: ("ab", "c"); whole is ("", "").  All three axes cut what is kept.
-    FSDP: [(("abc", ""), ("", ""))] * 2, [(("abc", ""), ("abc", ""))] * 3
-    """
-    ### BEGIN SOLUTION
-    dp, tp = ("a", "bc") if tokens <= width else ("ab", "c")
-    weights = [((dp, tp), ("", tp)), ((tp, dp), (tp, ""))]
-    rows = "abc", ""
-    return weights, [(rows, (dp, "")), ((dp, tp), (dp, tp)), (rows, rows)]
-    ### END SOLUTION
-
-
-beat.fewest_bytes(annotate)
-
-# %% [markdown]
-# The course takes FSDP × TP, with more devices along TP where there are few tokens.
+    off = max(abs(a - b) for a, b in zip(losses, expected, strict=False))
+    print(f"process {process}: a loss is off by {'less than 1e-5' if off < 1e-5 else off}")
 
 # %% [markdown]
 # **Read on**: [labs/gspmd/tracing.py](../labs/gspmd/tracing.py),

@@ -15,6 +15,7 @@
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     speeds, lost, parallelism         published runs beside forecasts, as SVG                   runs_and_forecasts.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
+    products                          products of cut matrices, and the bytes that they send, as SVG  cut_products.py
     blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
     schedule                          a pipeline schedule, simulated and recorded               pipeline_gantt.py
     plan                              a tensor-parallel plan on its model, as SVG               tensor_parallel_plan.py
@@ -31,6 +32,7 @@ from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.checkpoint_files import folder, reads
 from labs.kit.drawing.collective_messages import messages, sends, step
 from labs.kit.drawing.crossing_lines import crossings
+from labs.kit.drawing.cut_products import products
 from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
@@ -54,6 +56,6 @@ from labs.kit.drawing.wire_between_nodes import wire
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
     "bars", "blocks", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "lost",
-    "memory", "mesh", "messages", "nodes", "parallelism", "plan", "reads", "scatter", "schedule", "sends", "size",
-    "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
+    "memory", "mesh", "messages", "nodes", "parallelism", "plan", "products", "reads", "scatter", "schedule", "sends",
+    "size", "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
 ]  # fmt: skip

@@ -304,7 +304,9 @@ def tensor_parallel(**begin: Any) -> Explorer:
     return Explorer(split.picture, set_controls("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
 
 
-def propagation(graph: Graph, sizes: Mapping[str, int], given: Given, names: Mapping[Value, str]) -> Explorer:
+def propagation(
+    graph: Graph, sizes: Mapping[str, int], given: Given, names: Mapping[Value, str], beside: str = ""
+) -> Explorer:
     """Return a film of products, with a frame for each layout that labs.gspmd works out.
 
     The last frame has the collectives of each product.  A saved notebook shows that frame.
@@ -312,8 +314,9 @@ def propagation(graph: Graph, sizes: Mapping[str, int], given: Given, names: Map
     graph, given: products as labs.gspmd.trace records them, and the arguments' and results' layouts.
     sizes: the mesh, as {axis: size}, with one axis or two.
     names: {value: its name in the picture}.
+    beside: a sentence below the last frame, such as what XLA sends in these layouts.
     """
-    film = Film(graph, sizes, given, names)
+    film = Film(graph, sizes, given, names, beside)
     return frames(film.picture, "change", film.frames, film.picture(film.frames - 1))
 
 

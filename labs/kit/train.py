@@ -15,6 +15,9 @@
     largest_difference  how far norms and parameters are from those of one process
     paced         run functions whose matrix products take longer, as recorded steps
     calibrated    the seconds of a computation, of Python and of an all-reduce here, beside steps of strategies
+    by_xla, layers_by_xla, zero_3_by_hand   collectives that XLA has compiled, for a function, layers, a step of ZeRO 3
+    products      the bytes that a rank sends for products in given layouts, by XLA and by the course
+    largest_error  how far a labs.gspmd program on real ranks is from one process
     unshard_with  a learner's own functions in `labs.fsdp`, in place of its gather and drop
 
 The tour, the contract test and the benchmarks read the same table: a strategy with one row (rows/) is in all three.
@@ -25,10 +28,12 @@ from labs.kit.training.calibration import calibrated
 from labs.kit.training.clipped_steps import clipped, largest_difference, my_sequences, predicted
 from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
+from labs.kit.training.sent_by_layout import by_xla, largest_error, layers_by_xla, products, zero_3_by_hand
 from labs.kit.training.side_by_side import in_turn, recorded
 from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
 
 __all__ = [
-    "ADAMW", "Training", "backward", "calibrated", "clipped", "in_turn", "largest_difference", "my_sequences",
-    "paced", "predicted", "recorded", "step", "strategies", "take_step", "trainable", "unshard_with",
+    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "in_turn", "largest_difference",
+    "largest_error", "layers_by_xla", "my_sequences", "paced", "predicted", "products", "recorded", "step",
+    "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from labs.model import Config
+from labs.xla.annotations import mesh_of
+from labs.xla.hlo import Collective, collectives
 from labs.xla.pure import Weights, adamw, layer, loss, part
 
 EVERYWHERE = PartitionSpec()
@@ -53,6 +55,17 @@ def zero_3(
         return {n: w for n, (w, _) in new.items()}, {n: m for n, (_, m) in new.items()}, lax.psum(value, axis)
 
     return step
+
+
+def zero_3_collectives(
+    config: Config, settings: Mapping[str, Any], weights: Weights, tokens_BT: Any, targets_BT: Any
+) -> list[Collective]:
+    """Compile a step of zero_3 on all devices, and return its collectives."""
+    mesh = mesh_of({"dp": len(jax.devices())})
+    shards = jax.device_put(weights, jax.NamedSharding(mesh, PartitionSpec("dp")))
+    moments = jax.tree.map(lambda w: (0 * w, 0 * w), shards)
+    step = jax.jit(zero_3(mesh, "dp", config, settings))
+    return collectives(step.lower(shards, moments, 1.0, tokens_BT, targets_BT).compile().as_text())
 
 
 def stacked(weights: Weights, config: Config) -> Weights:

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from labs.dtensor.placement import Placement
+from labs.model import Config
 from labs.xla.annotations import mesh_of, partition_spec
 from labs.xla.hlo import Collective, collectives
+from labs.xla.pure import layer
 
 
 def communication(
@@ -38,3 +40,16 @@ def communication(
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=on_mesh(p)) for shape, p in arguments]
     outputs = tuple(map(on_mesh, results))
     return collectives(jax.jit(lambda *x: tuple(fn(*x)), out_shardings=outputs).lower(*arrays).compile().as_text())
+
+
+def forward_and_backward(config: Config, names: Sequence[str]) -> Callable[..., Any]:
+    """Return what labs.gspmd.forward_and_backward returns for a layer of the GPT, as a function of JAX arrays.
+
+    names: the names of the layer's weights, in the order in which the function takes them
+    """
+
+    def both_ways(x: Any, gradient: Any, *weights: Any) -> Any:
+        y, back = jax.vjp(lambda x, *own: layer(dict(zip(names, own, strict=True)), x, config), x, *weights)
+        return y, *back(gradient)
+
+    return both_ways

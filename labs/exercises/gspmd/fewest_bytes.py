@@ -41,14 +41,18 @@ def on_a_rank(fn: Function) -> list[tuple[Layouts, Layouts]]:
     found = []
     for tokens in TOKENS:
         chosen = fn(tokens, WIDTH)
-        if not isinstance(chosen, tuple | list) or [*map(len, chosen)] != [LAYERS, LAYERS + 1]:
-            raise ValueError(f"it returned {show(chosen)}: {LAYERS} pairs of layouts are needed, and {LAYERS + 1}")
-        for layouts in chosen:
-            for kept, used in layouts:
-                require_layout(kept, by_all=True)
-                require_layout(used, by_all=False)
+        require_layouts(chosen)
         found.append(chosen)
     return found
+
+
+def require_layouts(chosen: Any) -> None:
+    if not isinstance(chosen, tuple | list) or [*map(len, chosen)] != [LAYERS, LAYERS + 1]:
+        raise ValueError(f"it returned {show(chosen)}: {LAYERS} pairs of layouts are needed, and {LAYERS + 1}")
+    for layouts in chosen:
+        for kept, used in layouts:
+            require_layout(kept, by_all=True)
+            require_layout(used, by_all=False)
 
 
 def require_layout(layout: Any, by_all: bool) -> None:
@@ -93,12 +97,23 @@ def compiled(cases: Sequence[Any], chosen: Sequence[Any]) -> list[tuple[int, lis
     return [one(case, *layouts) for case, layouts in zip(cases, chosen, strict=True)]
 
 
+def measured(tokens: int, weights: Layouts, activations: Layouts) -> int:
+    """Return the bytes that a device sends in one case, read from the compiled program.
+
+    Raises ValueError for layouts that are not allowed.
+    """
+    require_layouts((weights, activations))
+    *ws, x = (w.numpy() for w in tensors(tokens, chance()))
+    return jax_devices.on_devices(compiled, [(ws, x)], [(weights, activations)], devices=DEVICES)[0][0]
+
+
+def tensors(tokens: int, generator: torch.Generator) -> list[Tensor]:
+    return [torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (*[WIDTH] * LAYERS, tokens)]
+
+
 def judge(fn: Function) -> Judged:
     generator, scores = chance(), {}
-    cases = [
-        [torch.randn(size, WIDTH, generator=generator) / WIDTH**0.5 for size in (*[WIDTH] * LAYERS, tokens)]
-        for tokens in TOKENS
-    ]
+    cases = [tensors(tokens, generator) for tokens in TOKENS]
     (chosen,) = job(on_a_rank, fn, ranks=1, record=None)
     if reason := jax_devices.jax_missing():
         raise Wrong(reason)
@@ -122,7 +137,7 @@ def alone(*case: Tensor) -> Sequence[Tensor]:
 fewest_bytes = Challenge(
     "fewest_bytes",
     "13",
-    "The annotations with which XLA sends least",
+    "Annotate two layers so that XLA sends the fewest bytes",
     "Two layers on 2 × 2 × 2 devices, with few tokens and with many. Say how each array is kept, an eighth of it on "
     "each device, and how it enters a product; XLA adds the collectives, which are read from what it has compiled.",
     judge,
@@ -131,4 +146,5 @@ fewest_bytes = Challenge(
     possible=55.0,
     cases=TOKENS,
     bound=bound,
+    measured=measured,
 )

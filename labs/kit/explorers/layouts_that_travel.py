@@ -12,12 +12,12 @@ from labs.dtensor.placement import Placement, Shard
 from labs.gspmd.lowering import lower
 from labs.gspmd.propagation import along_one, propagate
 from labs.gspmd.tracing import Graph, Operation, Value
-from labs.kit.drawing.palette import INK, KINDS, MUTED, PAPER, RANKS, SOFT
+from labs.kit.drawing.cut_products import COLOURS, HIGH, WIDE, matrix
+from labs.kit.drawing.palette import INK, MUTED, PAPER, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 
-COLOURS = KINDS["P"], KINDS["comm"]  # one for each axis of the mesh
-WIDE, HIGH, TOP, ROW, LEFT = 84, 44, 88, 74, (96, 216, 336)
+TOP, ROW, LEFT = 88, 74, (96, 216, 336)
 Given = Mapping[Value, Sequence[Placement]]
 
 
@@ -39,10 +39,16 @@ class Watched(dict):
 
 
 class Film:
-    """The frames of a propagation; names: {value: its name in the picture}."""
+    """The frames of a propagation.
 
-    def __init__(self, graph: Graph, sizes: Mapping[str, int], given: Given, names: Mapping[Value, str]) -> None:
-        self.graph, self.axes, self.names = graph, tuple(sizes), names
+    names: {value: its name in the picture}.
+    beside: a sentence below the last frame, such as what XLA sends in these layouts.
+    """
+
+    def __init__(
+        self, graph: Graph, sizes: Mapping[str, int], given: Given, names: Mapping[Value, str], beside: str = ""
+    ) -> None:
+        self.graph, self.axes, self.names, self.beside = graph, tuple(sizes), names, beside
         mesh = tuple(sizes.values())
         layouts = propagate(graph, mesh, given)
         self.program = lower(graph, layouts)
@@ -83,9 +89,12 @@ class Film:
         title, operations = self.heading(frame), self.graph.operations
         sent = "; ".join(self.collectives(number) for number in range(len(operations)))
         words = f"{len(operations)} products." + (
-            f" Collectives, product by product: {sent}." if self.is_last(frame) else ""
+            f" Collectives, product by product: {sent}. {self.beside}".rstrip() if self.is_last(frame) else ""
         )
-        canvas = Canvas(780, TOP + ROW * len(operations), title, words)
+        foot = TOP + ROW * len(operations)
+        canvas = Canvas(780, foot + (30 if self.beside else 0), title, words)
+        if self.is_last(frame):
+            canvas.text(16, foot + 6, self.beside, anchor="start", weight="bold")
         canvas.text(16, 22, title, anchor="start", weight="bold")
         for number, axis in enumerate(self.axes):
             canvas.line((16 + 150 * number, 50), (40 + 150 * number, 50), stroke=COLOURS[number], line=4)
@@ -102,15 +111,7 @@ class Film:
         for x, value, sign in zip(LEFT, operation.values, ("×", "=", ""), strict=True):
             placements = [known.get((value, axis)) for axis in range(len(self.axes))]
             fill = RANKS[4] if value == new else PAPER if None not in placements else SOFT
-            canvas.rect(
-                x, y, WIDE, HIGH, fill, dash="4 3" if None in placements else "", line=2.5 if value == new else 1
-            )
-            for colour, placement in zip(COLOURS, placements, strict=False):
-                if isinstance(placement, Shard):
-                    across = placement.dim == 0
-                    ends = ((x, y + 10), (x + WIDE, y + 10)) if across else ((x + 10, y), (x + 10, y + HIGH))
-                    canvas.line(*ends, stroke=colour, line=4)
-            canvas.text(x + WIDE / 2 + 4, y + HIGH / 2 + 4, self.names[value], 13, weight="bold")
+            matrix(canvas, x, y, self.names[value], placements, fill, value == new)
             canvas.text(x + WIDE + 18, y + HIGH / 2, sign, 16, fill=INK)
 
     def is_last(self, frame: int) -> bool:
@@ -119,4 +120,5 @@ class Film:
     def collectives(self, number: int) -> str:
         step = self.program.steps[number]
         moves = [move for move in (*step.before, *step.after) if move.collectives]
-        return ", ".join(f"{' + '.join(m.collectives)} of {self.names[m.value]}" for m in moves) or "none"
+        words = ", ".join(f"{' + '.join(m.collectives)} of {self.names[m.value]}" for m in moves)
+        return words.replace("_", "-") or "none"

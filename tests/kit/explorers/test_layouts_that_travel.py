@@ -28,7 +28,9 @@ def test_film_ends_in_the_layouts_and_the_bytes_of_gspmd():
         f"tp passes along j of {letters}: dim 1 of h is cut.",
     ]
     assert film.heading(3) == f"All layouts are known. Each rank sends {film.program.sent:,} bytes."
-    assert "all_reduce of y" in film.picture(3).svg
-    assert "all_reduce" not in film.picture(2).svg
+    assert "all-reduce of y" in film.picture(3).svg
+    assert "all-reduce" not in film.picture(2).svg
+    beside = Film(graph, {"dp": 2, "tp": 2}, given, names, "XLA sends as much.")
+    assert "XLA sends as much." in beside.picture(3).svg and "XLA sends" not in beside.picture(2).svg
     widget = play.propagation(graph, {"dp": 2, "tp": 2}, given, names)
     assert film.picture(3).html in widget._repr_mimebundle_()[0]["text/html"]
