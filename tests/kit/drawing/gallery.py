@@ -61,7 +61,6 @@ def summed(gradient, kind, mesh):
     gradient /= mesh.size("dp")
 
 
-<<<<<<< HEAD
 LINES = {"flat": [(1, 4.0), (6, 4.0)], "rising": [(1, 1.5), (6, 9.0)]}
 ON_TWO_NODES = Fake(
     ranks=4,
@@ -71,7 +70,6 @@ ON_TWO_NODES = Fake(
         Fake(to={rank ^ (2 - step): 900_000}, group="mesh_dp"),
     ],
 )
-=======
 PRODUCTS = {
     "A": (((8, 4), (4, 2)), (Shard(0), Replicate(), Shard(0))),
     "C": (((8, 4), (4, 2)), (Shard(1), Shard(0), Shard(0))),
@@ -80,7 +78,6 @@ SENT = {
     "A": {"XLA": (0, "nothing"), "ours": (0, "nothing")},
     "C": {"XLA": (48, "all-reduce"), "ours": (30, "all-to-all + all-gather")},
 }
->>>>>>> e8a1c420 (13: opens with a real run's question, three products in place of 27 rows, the film beside what XLA sends; the helpers move to the kit; the bound and a case to try)
 
 DRAWINGS = {
     "products": partial(draw.products, PRODUCTS, SENT),
