@@ -9,6 +9,8 @@
     mesh, chart                       ranks as a grid; the values of a formula as bars, as SVG  charts.py
     nodes                             the process groups of a mesh on its nodes, as SVG         mesh_on_nodes.py
     who_combines                      mean, sum or nothing, by kind of parameter, as SVG        gradients_combined.py
+    apart                             loss curves, and each one's distance from the first, PNG  curves_apart.py
+    buckets                           buckets of gradients, and the ranks that need them, SVG   gradient_buckets.py
     crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
@@ -32,10 +34,12 @@ from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.checkpoint_files import folder, reads
 from labs.kit.drawing.collective_messages import messages, sends, step
 from labs.kit.drawing.crossing_lines import crossings
+from labs.kit.drawing.curves_apart import apart
 from labs.kit.drawing.cut_products import products
 from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
+from labs.kit.drawing.gradient_buckets import buckets
 from labs.kit.drawing.gradients_combined import who_combines
 from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.memory_over_time import memory
@@ -55,7 +59,8 @@ from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "bars", "blocks", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "lost",
-    "memory", "mesh", "messages", "nodes", "parallelism", "plan", "products", "reads", "scatter", "schedule", "sends",
-    "size", "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut", "who_combines", "wire",
+    "apart", "bars", "blocks", "buckets", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts",
+    "ledger", "lost", "memory", "mesh", "messages", "nodes", "parallelism", "plan", "products", "reads", "scatter",
+    "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut",
+    "who_combines", "wire",
 ]  # fmt: skip

@@ -13,6 +13,8 @@
     crashes(moments)                        the files of a checkpoint during a save, and what a crash would leave
     placements()                            a tensor before and after a redistribution, and the bytes sent
     propagation(graph, sizes, given, names) the layouts of a program, as they follow from the given ones
+    to_deepspeed()                          settings of fully_shard, and the configuration of DeepSpeed for them
+    to_fsdp()                               a configuration of DeepSpeed, and the settings of fully_shard for it
     planner()                               the layout that labs.plan chooses for a model on a cluster, and others
     tensor_parallel()                       each rank's slice of each matrix, and the bytes that a rank sends and holds
 
@@ -34,6 +36,7 @@ from labs.kit.drawing.collective_messages import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
 from labs.kit.explorers import all_reduce_algorithms, redistribution
+from labs.kit.explorers import deepspeed_words as words
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import pipeline_schedule as pipeline
@@ -50,6 +53,7 @@ from labs.pp.simulation import Cost, simulate
 __all__ = [
     "all_reduce_times", "collective", "crashes", "explore", "frames", "links", "memory", "microbatches", "placements",
     "planner", "prefetch", "propagation", "replay", "schedule", "tensor_parallel",
+    "to_deepspeed", "to_fsdp",
 ]  # fmt: skip
 
 WORDS = {  # {name of a control in code: its label, if the name does not say enough}
@@ -318,6 +322,16 @@ def propagation(
     """
     film = Film(graph, sizes, given, names, beside)
     return frames(film.picture, "change", film.frames, film.picture(film.frames - 1))
+
+
+def to_deepspeed() -> Explorer:
+    """Return an explorer of settings of PyTorch's `fully_shard`, and of the file with which DeepSpeed does the same."""
+    return explore(words.in_its_words, **words.FSDPS)
+
+
+def to_fsdp() -> Explorer:
+    """Return an explorer of DeepSpeed's files for a model of 7 billion parameters, and `fully_shard`'s settings."""
+    return explore(words.in_fsdps_words, **words.ITS)
 
 
 def planner(**begin: Any) -> Explorer:

@@ -3,6 +3,7 @@
     strategies    the table of strategies, strategies.ROWS["fsdp"], and their training loop, strategies.train
     in_turn       train with several strategies in one job, on the same batches
     recorded      run such a job, and return the bytes that each strategy sends
+    ledgers       run such jobs, and return the losses of each strategy, and what it sends and holds
     Training      a model under a strategy, with everything that a training loop needs
     step          take a step of a Training, and return its loss
     take_step     take a step of a Training without waiting for a GPU
@@ -29,11 +30,11 @@ from labs.kit.training.clipped_steps import clipped, largest_difference, my_sequ
 from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
 from labs.kit.training.sent_by_layout import by_xla, largest_error, layers_by_xla, products, zero_3_by_hand
-from labs.kit.training.side_by_side import in_turn, recorded
+from labs.kit.training.side_by_side import in_turn, ledgers, recorded
 from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
 
 __all__ = [
     "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "in_turn", "largest_difference",
-    "largest_error", "layers_by_xla", "my_sequences", "paced", "predicted", "products", "recorded", "step",
+    "largest_error", "layers_by_xla", "ledgers", "my_sequences", "paced", "predicted", "products", "recorded", "step",
     "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
 ]  # fmt: skip

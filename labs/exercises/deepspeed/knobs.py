@@ -190,5 +190,6 @@ knobs = Challenge(
     course=57.2,
     possible=69.5,
     cases=SETUPS,
+    bound=bound,
     measured=measured,
 )

@@ -20,14 +20,17 @@ WIDE = 7.5  # inches; in a window of 1024 pixels with an open sidebar, every let
 LEGEND = {"columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5, "fontsize": 9, "frameon": False}
 
 
-def axes(width: float, height: float, rows: int = 1, columns: int = 1):
-    """Return a matplotlib figure of this size in inches, and its axes, without pyplot and its global state."""
+def axes(width: float, height: float, rows: int = 1, columns: int = 1, one_scale: bool = True):
+    """Return a matplotlib figure of this size in inches, and its axes, without pyplot and its global state.
+
+    one_scale: whether all axes have the same vertical scale.
+    """
     # Matplotlib reports on stderr at its first use that it builds a list of fonts: keep that line out of the cell.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.figure import Figure as Canvas
 
     canvas = Canvas(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    grid = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    grid = canvas.subplots(rows, columns, sharex=True, sharey=one_scale, squeeze=False)
     for each in grid.flat:
         each.spines[["top", "right"]].set_visible(False)
         each.tick_params(labelsize=9)

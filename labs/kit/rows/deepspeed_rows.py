@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,12 +28,12 @@ class Steps:
         pass
 
 
-def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
+def deepspeed(settings: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
     """Return the training of a model by DeepSpeed's engine.
 
     `backward` cuts the batch into micro-batches, so DeepSpeed's configuration has one micro-batch of one sequence.
     """
-    config = configuration.like_zero(stage) | {configuration.MICRO: 1}
+    config = {**settings, configuration.MICRO: 1}
     made = engine.initialize(model, config, partial(torch.optim.AdamW, **ADAMW))
     return Training(partial(backward, made), Steps(made), (), partial(engine.full, made), divided=True)
 
@@ -63,7 +64,7 @@ def of_stage(stage: int, note: str, bitwise: tuple[int, ...] = ()) -> Strategy:
     return Strategy(
         f"deepspeed-{stage}",
         "native",
-        partial(deepspeed, stage),
+        partial(deepspeed, configuration.like_zero(stage)),
         partial(cost.deepspeed, stage=stage, bucket=configuration.BUCKET),
         sent,
         axes=there,
@@ -79,3 +80,8 @@ DEEPSPEED = (
     of_stage(2, f"all-reduces G, as DeepSpeed's stage 1 does; {SPARE}", (2,)),
     of_stage(3, f"gathers each parameter by itself; {SPARE}"),
 )
+
+
+def by_file(settings: Mapping[str, Any]) -> Strategy:
+    """Return the row of a training by DeepSpeed under a configuration without batch sizes; nothing predicts it."""
+    return replace(DEEPSPEED[-1], apply=partial(deepspeed, settings))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from labs.kit.record import mark
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
-from labs.kit.rows.deepspeed_rows import DEEPSPEED
+from labs.kit.rows.deepspeed_rows import DEEPSPEED, by_file
 from labs.kit.rows.fsdp_rows import FSDP
 from labs.kit.rows.gspmd_rows import GSPMD, Compiled
 from labs.kit.rows.parallel_rows import PARALLEL
@@ -28,7 +28,7 @@ from labs.mesh import Mesh
 
 __all__ = [
     "ADAMW", "COMPILED", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Compiled", "Strategy",
-    "Training", "average_with", "backward", "by_plan", "replicated", "set_up", "step", "train", "trainable",
+    "Training", "average_with", "backward", "by_file", "by_plan", "replicated", "set_up", "step", "train", "trainable",
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)

@@ -93,6 +93,7 @@ DRAWINGS = {
     "groups of one axis": lambda: draw.mesh({"data": 3}, along="data"),
     "nodes": lambda: draw.nodes({"pp": 4, "shard": 2, "tp": 8}, node=8),
     "weight cut": lambda: draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5),
+    "buckets": lambda: draw.buckets({"first": 900, "middle": 300, "last": 600}, capacity=1000, ranks=2),
     "crossings": lambda: draw.crossings(LINES, {"flat": "G", "rising": "A"}, "tokens", "MB", {"rising": [(2, 3)]}),
     "wire": lambda: draw.wire(ON_TWO_NODES, {"dp × tp": 0, "tp × dp": 1}, {"dp": "P", "tp": "A"}),
     "who combines": lambda: draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, summed),
@@ -154,6 +155,7 @@ FIGURES = {
     "a little less": (draw.memory, [recording(), less(share=0.97)], NAMED),
     "more": (draw.memory, [recording(), less(share=1.4)], NAMED),
     "bars": (draw.bars, [{name: KINDS for name in ("one", "two")}], {}),
+    "apart": (draw.apart, [{"yours": [5.5, 4.0, 3.5], "the file": [5.5, 4.1, 3.52], "mended": [5.5, 4.0, 3.5]}], {}),
     "curves": (draw.curves, [{"one process": [5.5, 4.0], "DDP": [5.5, 4.1]}], {"marks": {"entropy": 3.1}}),
 }
 
