@@ -61,7 +61,7 @@ def recorded(
 
 @dataclass(frozen=True)
 class Ledgers:
-    """What rank 0 did under a strategy.
+    """The losses of a training, and what rank 0 sent and held in it.
 
     losses: the mean loss of all ranks in each step.
     sent: bytes sent in the third step.
