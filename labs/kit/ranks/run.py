@@ -102,7 +102,7 @@ def run(
     ranks = 4 if ranks is None else ranks
     what_is_set = settings()
     if on:
-        say(f"{tell}, {ranks} ranks:\n" if tell else "")
+        say(f"{tell}:\n" if tell else "")
         values = slurm.run_on(on, pickled(fn, args, kwargs), ranks, device, timeout, record, what_is_set)
         return to_results(values, record)
     devices = devices_for("cpu" if link and device == "auto" else device, ranks)

@@ -48,6 +48,7 @@ RUNS = {"RUNNING", "COMPLETING"}
 LAST = 10  # lines of the log that an error shows
 DIED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 CANCELLED = re.compile(r"\*\*\* JOB \d+ (ON \S+ CANCELLED AT .+?) \*\*\*")
+UNITS = {"nodes": "nodes", "time": "whole minutes", "queue": "seconds"}
 COURSE = Path(__file__).parents[3]
 
 
@@ -77,10 +78,10 @@ class Slurm:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what in ("nodes", "time", "queue"):
+        for what, kind in (("nodes", int), ("time", int), ("queue", int | float)):
             value = getattr(self, what)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-                raise ValueError(f"Slurm({what}={value!r}): give 1 or more")
+            if isinstance(value, bool) or not isinstance(value, kind) or not value >= 1:
+                raise ValueError(f"Slurm({what}={value!r}): give a number of {UNITS[what]}, 1 or more")
 
     def share(self, ranks: int) -> int:
         """Return the number of ranks per node.  Raises ValueError if the nodes do not divide the ranks."""
@@ -186,32 +187,25 @@ class Following:
         self.hosts: dict[int, str] = {}
         self.problems: dict[int, Problem] = {}
         self.state, self.reason, self.first_host, self.shown = "PENDING", "", "the first host", ""
-        self.began = time.monotonic()
+        self.began, self.asked = time.monotonic(), 0.0
 
     def to_the_end(self) -> list[tuple[Any, Any]]:
-        asked, wrong = 0.0, None
+        """Return the values of all ranks, by rank, once they are there.  Raises RankError for the first failure."""
+        wrong = None
         while len(self.values) < self.ranks:
             time.sleep(POLL)
-            now = time.monotonic()
             self.show_output()
             self.take_answers()
-            waited = now - self.began
-            late = self.state in WAITS and waited > self.on.queue
-            if late or now - asked > min(SELDOM, waited / 5):
-                self.ask_squeue()
-                asked = now
-            if late and self.state in WAITS:
-                why = f"it is {self.state} ({self.reason}), and is cancelled"
-                text = f"Slurm job {self.job.job_id} has not started within {self.on.queue:g} s: {why}"
-                raise RankError("refused", (), text, [])
+            self.watch_queue()
             log = self.log()
             if refused := re.search(REFUSED + "(.*)", log):
                 raise RankError("refused", (), refused[1], [])
-            if not wrong and (self.failures or self.problems or DIED.search(log) or self.state not in WAITS | RUNS):
-                wrong = now
-            answered = len(self.values) + len(self.failures) == self.ranks or len(self.problems) == self.on.nodes
-            if wrong and (answered or now > wrong + GRACE) and len(self.values) < self.ranks:
-                raise self.error(log)
+            if self.failures or self.problems or DIED.search(log) or self.state not in WAITS | RUNS:
+                wrong = wrong or time.monotonic()
+                all_said = len(self.values) + len(self.failures) == self.ranks or len(self.problems) == self.on.nodes
+                if len(self.values) < self.ranks and (all_said or time.monotonic() > wrong + GRACE):
+                    self.show_output(last=True)
+                    raise self.error(log)
         self.show_output(last=True)
         return [self.values[rank] for rank in range(self.ranks)]
 
@@ -263,8 +257,20 @@ class Following:
 
     # ---- what the queue says --------------------------------------------------------------
 
+    def watch_queue(self) -> None:
+        """Ask squeue now and then; raise RankError if the job has waited for too long."""
+        now = time.monotonic()
+        late = self.state in WAITS and now - self.began > self.on.queue
+        if late or now - self.asked > min(SELDOM, (now - self.began) / 5):
+            self.ask_squeue()
+        if late and self.state in WAITS:
+            why = f"it is {self.state} ({self.reason}), and is cancelled"
+            text = f"Slurm job {self.job.job_id} has not started within {self.on.queue:g} s: {why}"
+            raise RankError("refused", (), text, [])
+
     def ask_squeue(self) -> None:
         """Ask for the job's state, and show it: one line that changes while the job waits, and one when it runs."""
+        self.asked = time.monotonic()
         command = ["squeue", "--noheader", "--states=all", f"--jobs={self.job.job_id}", "--format=%T|%r|%N|%B"]
         done = subprocess.run(command, capture_output=True, text=True)
         if "Invalid job id" in done.stderr:  # Slurm forgets a job some minutes after its end

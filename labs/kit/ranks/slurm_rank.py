@@ -62,6 +62,23 @@ def work(payload: bytes, task: Task) -> tuple[str, Any]:
 
 
 def value_of(payload: bytes, task: Task) -> bytes:
+    me, store = join(task)
+    function, args, kwargs = cloudpickle.loads(payload)
+    with Patrol(task.timeout, report) as patrol:
+        with patrol.recorder.listening():
+            value = worker.watched(task.record, function, args, kwargs)
+        try:
+            answer = dumps(value)
+        except BaseException as error:  # the class of the value may raise any exception
+            raise worker.unsendable(value[0], error) from error
+        stay(store, me)
+    if "nccl" in dist.get_backend_config():
+        dist.destroy_process_group()  # releases the GPU's memory in order; gloo has nothing to release
+    return answer
+
+
+def join(task: Task) -> tuple[Any, dist.TCPStore]:
+    """Make this process a rank of the process group; return what it is told of its place, and the ranks' store."""
     from submitit.helpers import TorchDistributedEnvironment  # not installed with the course
 
     me = TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
@@ -76,18 +93,7 @@ def value_of(payload: bytes, task: Task) -> bytes:
     if first != devices.backend:
         raise ValueError(f'{devices.backend} fits here, and {first} on another host: give run() device="cpu" or "cuda"')
     dist.init_process_group(devices.backend, store=store, rank=me.rank, world_size=me.world_size, timeout=limit)
-    function, args, kwargs = cloudpickle.loads(payload)
-    with Patrol(task.timeout, report) as patrol:
-        with patrol.recorder.listening():
-            value = worker.watched(task.record, function, args, kwargs)
-        try:
-            answer = dumps(value)
-        except BaseException as error:  # the class of the value may raise any exception
-            raise worker.unsendable(value[0], error) from error
-        stay(store, me)
-    if "nccl" in devices.backend:
-        dist.destroy_process_group()
-    return answer
+    return me, store
 
 
 def meet(me: Any) -> dist.TCPStore:

@@ -2,8 +2,8 @@
 
     join    runs the function in this process, and returns every rank's value to every rank
     Patrol  on the first rank of each machine, compares the flight records of that machine's ranks, and watches the
-    time;
-            after a failure it reports on stderr and exits, whereupon torchrun ends all other ranks
+            time; ranks that Slurm has started have one, too (slurm_rank.py)
+    end     reports a failure on stderr and exits, whereupon torchrun ends all other ranks
 
 torchrun itself reports and restarts a rank that raises or dies, even a rank that the backend aborts over different
 sizes.

@@ -130,6 +130,19 @@ def test_a_host_that_does_not_see_the_folder_is_named(cluster):
     refused("no log: n1 does not see .*; name a folder that all hosts share", folder=cluster.unshared["n1"])
 
 
+@pytest.mark.depth
+def test_a_host_with_another_course_is_named_with_both_versions(cluster, monkeypatch):
+    here = shared_folder.versions()
+    monkeypatch.setattr(shared_folder, "versions", lambda: {**here, "the course (digest of labs)": "another"})
+    digest = here["the course (digest of labs)"]
+    refused(
+        f"^n1 has the course .*{digest}, and {socket.gethostname()}, .* another: use one",
+        ranks=1,
+        nodes=1,
+        folder=cluster.folder,
+    )
+
+
 def test_a_queue_that_refuses_or_never_starts_is_quoted(cluster):
     error = refused("sbatch does not accept the job: ", folder=cluster.folder, partition="nowhere")
     assert str(error).endswith("Batch job submission failed: Invalid partition name specified")
@@ -151,8 +164,8 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(tmp_path, monk
     refused(r"Slurm\(folder='/nowhere'\): No such file or directory", ValueError, folder="/nowhere")
     if Path("/proc/self").exists():
         refused(r"Slurm\(folder='/proc'\): .*: name a folder", ValueError, folder="/proc")
-    for fields in ({"nodes": 0}, {"time": 0.5}, {"queue": float("nan")}, {"nodes": True}):
-        refused(r"Slurm\(\w+=.*\): give 1 or more", ValueError, folder=tmp_path, **fields)
+    for fields in ({"nodes": 0}, {"time": 1.5}, {"queue": float("nan")}, {"nodes": True}):
+        refused(r"Slurm\(\w+=.*\): give a number of .*, 1 or more", ValueError, folder=tmp_path, **fields)
     on = Slurm(2, tmp_path)
     with pytest.raises(ValueError, match="link= with on="):
         run(os.getpid, ranks=2, on=on, link=slurm_link())
@@ -188,12 +201,18 @@ def test_another_version_on_the_host_is_named(tmp_path, monkeypatch):
 
 
 def test_a_first_host_that_cannot_be_found_or_reached_is_named(monkeypatch):
-    me = SimpleNamespace(master_addr="nowhere.invalid", master_port=9, world_size=2, rank=1)
-    with pytest.raises(ConnectionError, match=f"^{socket.gethostname()} cannot resolve nowhere.invalid, "):
-        slurm_rank.meet(me)
+    me = SimpleNamespace(master_addr="localhost", master_port=9, world_size=2, rank=1)
     monkeypatch.setattr(slurm_rank, "MEETING", 0.3)
-    me.master_addr = "localhost"
     with pytest.raises(ConnectionError, match=f"^{socket.gethostname()} has not met all 2 ranks at localhost: "):
+        slurm_rank.meet(me)
+
+    def unknown(host, port):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(slurm_rank.socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        ConnectionError, match=f"^{socket.gethostname()} cannot resolve localhost, the job's first host: "
+    ):
         slurm_rank.meet(me)
 
 
