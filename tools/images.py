@@ -16,7 +16,7 @@
     tp_pair, tp_borders, sp_borders, split_loss                         09, 09b (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
     three_axes                                                          11 (tools/mesh_images.py)
-    plan_sieves, plan_forecast                                          15 (tools/plan_images.py)
+    plan_sieves, plan_exposed, plan_forecast                            15 (tools/plan_images.py)
 
 Each is drawn from data (tools/sketch.py), in the same palette as the figures in the cells, so the same sources give
 the same bytes. To add a notebook, add a line to COURSE; to add a picture, add a function to PICTURES.
@@ -42,7 +42,7 @@ from tools.memory_images import (
     zero_step,
 )  # fmt: skip
 from tools.mesh_images import three_axes
-from tools.plan_images import plan_forecast, plan_sieves
+from tools.plan_images import plan_exposed, plan_forecast, plan_sieves
 from tools.pp_images import pp_flow
 from tools.sketch import Sketch
 from tools.tp_images import sp_borders, split_loss, tp_borders, tp_pair
@@ -314,7 +314,7 @@ PICTURES: list[Callable[[], Drawing]] = [
     course_map, front, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, cheap_save,
     resume, async_save, fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, sp_borders, split_loss, pp_flow,
-    three_axes, plan_sieves, plan_forecast,
+    three_axes, plan_sieves, plan_exposed, plan_forecast,
 ]  # fmt: skip
 
 

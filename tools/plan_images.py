@@ -1,6 +1,7 @@
 """The picture of planning.
 
 plan_sieves    from all layouts to one: which can be run, which fit, which is fastest              15
+plan_exposed   the backwards of four layers, and their all-reduces on one link                  15
 plan_forecast  the six rules of a forecast, as arrows at the parts of a step                    15
 """
 
@@ -11,9 +12,9 @@ from labs.model import PRESETS
 from tools.sketch import Sketch
 
 SIEVES = (  # the question, and how it is answered
-    ("Can it be run?", "arithmetic: sizes that multiply out,", "heads, layers, sequences to deal out"),
+    ("Can it be run?", "sizes that multiply to the GPUs;", "whole heads, layers and sequences"),
     ("Does it fit?", "bytes by kind: P, G, S and A", "on the fullest rank"),
-    ("Is it quick?", "seconds: computation, what waits", "for a wire, and the bubble"),
+    ("Is it quick?", "seconds: computation, exposed", "communication, and the bubble"),
 )
 
 
@@ -27,19 +28,42 @@ def plan_sieves() -> Drawing:
     )  # fmt: skip
     canvas.rect(16, 104, 150, 92, fill=RANKS[0], radius=6)
     canvas.lines(91, 130, ["a model", "machines", "a batch"], size=14, leading=1.6)
-    high = 220.0
+    heights = (236.0, 160.0, 96.0, 10.0)
     for number, ((question, *how), count) in enumerate(zip(SIEVES, left, strict=True)):
+        high, lower = heights[number : number + 2]
         x, top = 214 + 250 * number, 150 - high / 2
-        lower = max(72.0, high - 84)
         canvas.area(
             (x, top), (x + 214, 150 - lower / 2), (x + 214, 150 + lower / 2), (x, 150 + high / 2), fill=RANKS[3]
         )
         canvas.arrow((x - 32, 150), (x - 4, 150), stroke=MUTED)
-        canvas.column(x + 100, 138, question)
-        canvas.text(x + 100, 162, f"{count:,} left", size=14, fill=INK)
+        middle = x + (80 if count == 1 else 100)
+        canvas.column(middle, 138, question)
+        canvas.text(middle, 162, f"{count:,} left", size=14, fill=INK)
         canvas.lines(x + 107, 284, how, size=12.5, fill=MUTED)
-        high = lower
-    canvas.text(16, 24, "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step", anchor="start", size=14)
+    canvas.text(16, 16, "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step", anchor="start", size=14)
+    return canvas.drawing()
+
+
+def plan_exposed() -> Drawing:
+    canvas = Sketch(
+        960, 168, "The exposed part of four all-reduces",
+        "Left, each all-reduce takes 0.9 of a backward: each is over before the next begins, and only the last one is "
+        "exposed. Right, each takes 1.4 of a backward: they take turns on the link, and the exposed part grows with "
+        "each layer.",
+    )  # fmt: skip
+    unit, layers = 52, 4
+    for left, takes in ((110, 0.9), (570, 1.4)):
+        canvas.heading(left, 18, f"an all-reduce takes {takes} of a backward")
+        for words, y in (("GPU", 58), ("link", 104)):
+            canvas.text(left - 12, y, words, anchor="end", size=13)
+        free = 0.0
+        for layer in range(layers):
+            canvas.box(left + unit * layer, 40, unit, 36, f"B{layers - layer}", TIMELINE["compute"])
+            free = max(layer + 1.0, free)
+            canvas.box(left + unit * free, 86, unit * takes, 36, f"g{layers - layer}", KINDS["comm"])
+            free += takes
+        canvas.box(left + unit * layers, 40, unit * (free - layers), 36, "exposed", TIMELINE["waiting"], size=10)
+    canvas.note(110, 150, "B4 is the backward of layer 4, and g4 the all-reduce of its gradients.")
     return canvas.drawing()
 
 

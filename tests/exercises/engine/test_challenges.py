@@ -7,10 +7,12 @@ A judge decides here as in a learner's notebook: each answer runs in the same jo
 import functools
 import importlib
 import json
+import math
 import re
 
 import pytest
 
+from labs import plan
 from labs.__main__ import main
 from labs.exercises.engine import scores
 from labs.exercises.engine.answer import Wrong
@@ -72,6 +74,15 @@ STRAIGHTFORWARD = {
 def test_there_is_room_below_the_courses_own_answer(challenge):
     NEEDS.get(challenge.name, int)()
     assert said(challenge(STRAIGHTFORWARD[challenge.name])) == challenge.floor < challenge.course
+
+
+def test_the_layouts_that_an_answer_asks_about_are_told():
+    setup = beat.five_questions.cases[0]
+    small, large = (poor.sharded(setup, recompute=each) for each in ("full", "none"))
+    told = beat.five_questions.measured(lambda setup, ask: [ask(small), ask(large)], setup)
+    assert told == {str(small): plan.plan(setup, small).seconds, str(large): math.inf}  # the large one does not fit
+    with pytest.raises(RuntimeError, match="has asked 5 times, and asks once more"):
+        beat.five_questions.measured(poor.one_question_too_many, setup)
 
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
