@@ -184,8 +184,8 @@ draw.table(rows)
 # computation that could hide it. An all-reduce of a layer's gradients can start as soon as the layer's backward is
 # over, while earlier layers still compute. All of them use one link, so they take turns.
 #
-# ![The backwards of four layers and their all-reduces on one link. If an all-reduce is shorter than a backward, only the
-# last one is exposed. If it is longer, the exposed part grows with each layer.](../images/plan_exposed.svg)
+# ![The backwards of four layers and their all-reduces on one link. If an all-reduce is shorter than a backward, only
+# the last one is exposed. If it is longer, the exposed part grows with each layer.](../images/plan_exposed.svg)
 #
 # ### Exercise 3: exposed (5 minutes)
 
