@@ -148,7 +148,7 @@ play.propagation(small, SIZES, known, ends | between, words)
 # have this letter, in the list that you are given or in a new one.
 
 
-# %%
+# %% tags=["exercise"]
 def pass_on(dims, cut):
     """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0].
 
@@ -174,7 +174,7 @@ check.pass_on(pass_on)
 # `sizes` has the elements of each tensor.
 
 
-# %%
+# %% tags=["exercise"]
 def meet(dims, cut, sizes):
     """Return the letter to follow; of equals, that of the tensor that comes first.
 
@@ -370,7 +370,7 @@ draw.table(rows)
 # their bytes; and the gradients that it all-reduces have at most the weights' bytes.
 
 
-# %%
+# %% tags=["exercise"]
 def sharded_gradients(loss, shards, x, y):
     """Returns {name: its rows of the gradient of the mean over the whole batch}.
 
@@ -466,7 +466,7 @@ tried = {"FSDP": challenge.measured(256, *FSDP), "the bound": challenge.bound(25
 draw.chart(tried, caption="256 tokens: bytes that a device sends in a step")
 
 
-# %%
+# %% tags=["exercise"]
 def annotate(tokens, width):
     """Return the layouts of the two weights, and of the three activations: the input x, the
     array between the layers, and the output.
@@ -500,7 +500,7 @@ beat.fewest_bytes(annotate)
 # `lax.axis_index("pp")` is the stage's number.
 
 
-# %%
+# %% tags=["exercise"]
 def pipelined(stage, own, x):
     """What the last stage makes of all micro-batches; what the others return is not looked at.
 
