@@ -350,7 +350,7 @@ draw.wire(found, {"dp × tp": 1, "tp × dp": 3}, {"dp": "P", "tp": "A"})
 
 # %%
 inside, between = (found.across(0, step) for step in (1, 3))
-why = "TP sends activations in every layer; FSDP sends a parameter three times at most."
+why = "TP sends activations in every layer; FSDP gathers twice and reduces once."
 check.predict("Times as much?", guess_order, round(between / inside, 1), reason=why)
 
 # %% [markdown]

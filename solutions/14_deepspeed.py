@@ -2,7 +2,7 @@
 # # DeepSpeed: a configuration file communicates
 #
 # *You wrote ZeRO in code. In DeepSpeed, the library of its inventors, a stage of ZeRO is a number in a file. You move a
-# training run there with a file of three lines. It runs. But the curve is not yours, it sends more, and its memory is
+# training run there with a short file. It runs. But the curve is not yours, it sends more, and its memory is
 # not the estimate's. Which line is missing?*
 #
 # You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb).
@@ -150,13 +150,16 @@ def culprit(column):
     return 1 + changed.index(True)
 
 
-check.predict("The curve:", guess_curve, culprit("same curve"))
+why = "It is gradient_clipping."
+check.predict("The curve:", guess_curve, culprit("same curve"), reason=why)
 
 # %%
-check.predict("The bytes sent:", guess_sent, culprit("sent, × Ψ"))
+why = "It is use_multi_rank_bucket_allreduce."
+check.predict("The bytes sent:", guess_sent, culprit("sent, × Ψ"), reason=why)
 
 # %%
-check.predict("The memory:", guess_held, culprit("peak, kB"))
+why = "It is reduce_bucket_size; S stays larger."
+check.predict("The memory:", guess_held, culprit("peak, kB"), reason=why)
 
 # %% [markdown]
 # ### The curve
@@ -534,7 +537,7 @@ play.to_fsdp()
 #
 # FSDP2 takes any of PyTorch's optimizers, and `torch.compile` of each layer before `fully_shard`. DeepSpeed takes them,
 # too, but its own are compiled at first use, and in stage 3 its hooks on every module are traced as well, until PyTorch
-# stops to recompile (release 0.19.8, October 2026).
+# stops recompiling (release 0.19.8, October 2026).
 # </details>
 #
 # <details><summary>A paper's authors publish their DeepSpeed file, and you want their curve.</summary>
