@@ -6,7 +6,8 @@ forkserver        a process that forks the ranks, and ends them and every proces
 course            the course's modules, imported before the fork, and again after an edit
 worker            the code of one rank, from the fork to its exit
 torchrun          the code of a rank that torchrun has started
-slurm             jobs in the queue of a Slurm cluster, as their caller sees them
+slurm             jobs in the queue of a Slurm cluster: what is asked of it, and the submission
+slurm_job         a submitted job, as its caller follows it to the end
 slurm_rank        the code of a rank that Slurm has started
 shared_folder     the folder that caller and ranks on other hosts share: who may write there, and who has what version
 payload           the serialization of functions and values between the caller and its ranks

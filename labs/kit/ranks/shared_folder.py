@@ -16,11 +16,13 @@ import platform
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 REFUSED = "labs refuses: "  # begins the line by which a rank says that it cannot take part
 TICKET = "ticket.json"  # never unpickled
+LAG = 60.0  # seconds that the function may arrive later than its ticket
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -55,12 +57,18 @@ def write_ticket(folder: Path) -> None:
     (folder / TICKET).write_text(json.dumps({"host": socket.gethostname(), "versions": versions()}))
 
 
-def refusal(folder: Path) -> str:
-    """Return a sentence that says why this host cannot work with the caller's folder, or ""."""
+def refusal(folder: Path, task: str) -> str:
+    """Return a sentence that says why this host cannot work with the caller's folder, or "".
+
+    task: the name of the file that would be unpickled next, which the caller may be about to write
+    """
     host = socket.gethostname()
     try:
         ticket = json.loads((folder / TICKET).read_text())
-        check_ours(folder / TICKET)
+        deadline = time.monotonic() + LAG
+        while not (folder / task).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        check_ours(folder / task)
     except PermissionError as error:
         return f"{host} does not trust the shared folder: {error}"
     except OSError as error:
@@ -81,7 +89,7 @@ def main() -> NoReturn:
     Until a rank has seen the folder, its output goes through srun to the log of the batch script.
     """
     folder = Path(sys.argv[-1])
-    if problem := refusal(folder):
+    if problem := refusal(folder, f"{os.environ['SLURM_JOB_ID']}_submitted.pkl"):
         print(REFUSED + problem, flush=True)
         sys.exit(1)
     os.environ |= {"SUBMITIT_LOG_LEVEL": "CRITICAL", "LABS_RANK": os.environ["SLURM_PROCID"]}

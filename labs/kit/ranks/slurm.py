@@ -1,7 +1,7 @@
 """Jobs in the queue of a Slurm cluster: run(train, ranks=16, on=Slurm(nodes=2, folder="~/jobs")).
 
 submitit writes the batch script and submits it, and `srun` starts the ranks (slurm_rank.py).  The caller follows the
-job through squeue and through files in a folder of the job's own, in the shared folder:
+job (slurm_job.py) through squeue and through files in a folder of the job's own, in the shared folder:
 
     ticket.json        what the caller's host has, which each rank compares first (shared_folder.py)
     N_submitted.pkl    the function and its arguments
@@ -9,8 +9,9 @@ job through squeue and through files in a folder of the job's own, in the shared
     output-3           what rank 3 prints
     N_3_result.pkl     the value of rank 3, or its failure
 
-Whoever can write there could run any code here, so owner and mode of each file and of the folders above it are checked
-before it is unpickled.  When the cell ends, however it ends, the job has ended or is cancelled, and its folder is gone.
+Whoever can write there could run any code here, so owner and mode of each pickle, and of the folders above it, are
+checked before it is read.  When the cell ends, however it ends, the job has ended or is cancelled, and its folder is
+gone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
-import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -33,21 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.ranks import slurm_rank
-from labs.kit.ranks.diagnosis import Problem, RankError, make_error, name
-from labs.kit.ranks.output import Lines, say
-from labs.kit.ranks.payload import Unpickler, cell_sources
-from labs.kit.ranks.shared_folder import REFUSED, check_ours, write_ticket
+from labs.kit.ranks.diagnosis import RankError
+from labs.kit.ranks.output import say
+from labs.kit.ranks.payload import cell_sources
+from labs.kit.ranks.shared_folder import check_ours, write_ticket
+from labs.kit.ranks.slurm_job import Following
 from labs.kit.ranks.slurm_rank import Task
-from labs.kit.ranks.team import Failure, caused, interruption
+from labs.kit.ranks.team import interruption
 
-POLL = 0.1  # seconds between two looks into the job's folder
-GRACE = 0.5  # seconds after the first failure in which other ranks may still report theirs
-SELDOM = 10.0  # seconds between two calls of squeue, at most
-WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
-RUNS = {"RUNNING", "COMPLETING"}
-LAST = 10  # lines of the log that an error shows
-DIED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
-CANCELLED = re.compile(r"\*\*\* JOB \d+ (ON \S+ CANCELLED AT .+?) \*\*\*")
 UNITS = {"nodes": "nodes", "time": "whole minutes", "queue": "seconds"}
 COURSE = Path(__file__).parents[3]
 
@@ -115,7 +105,7 @@ def run_on(
             job = submit(on, folder, per_node, payload, task)
         finally:
             os.umask(before)
-        following = Following(job, on, ranks, folder)
+        following = Following(job, folder, ranks, on.nodes, on.time, on.queue)
         try:
             return following.to_the_end()
         except BaseException as error:
@@ -174,143 +164,3 @@ def submit(on: Slurm, folder: Path, per_node: int, payload: bytes, task: Task) -
     except (FailedJobError, FailedSubmissionError) as error:
         words = "; ".join(line.removeprefix("sbatch: error: ") for line in str(error).splitlines())
         raise RankError("refused", (), f"sbatch does not accept the job: {words}", []) from None
-
-
-class Following:
-    """A submitted job as its caller sees it: its state in the queue, the ranks' output, values and failures."""
-
-    def __init__(self, job: Any, on: Slurm, ranks: int, folder: Path) -> None:
-        self.job, self.on, self.ranks, self.folder = job, on, ranks, folder
-        self.lines, self.read = Lines(ranks), [0] * ranks
-        self.values: dict[int, Any] = {}
-        self.failures: dict[int, Failure] = {}
-        self.hosts: dict[int, str] = {}
-        self.problems: dict[int, Problem] = {}
-        self.state, self.reason, self.first_host, self.shown = "PENDING", "", "the first host", ""
-        self.began, self.asked = time.monotonic(), 0.0
-
-    def to_the_end(self) -> list[tuple[Any, Any]]:
-        """Return the values of all ranks, by rank, once they are there.  Raises RankError for the first failure."""
-        wrong = None
-        while len(self.values) < self.ranks:
-            time.sleep(POLL)
-            self.show_output()
-            self.take_answers()
-            self.watch_queue()
-            log = self.log()
-            if refused := re.search(REFUSED + "(.*)", log):
-                raise RankError("refused", (), refused[1], [])
-            if self.failures or self.problems or DIED.search(log) or self.state not in WAITS | RUNS:
-                wrong = wrong or time.monotonic()
-                all_said = len(self.values) + len(self.failures) == self.ranks or len(self.problems) == self.on.nodes
-                if len(self.values) < self.ranks and (all_said or time.monotonic() > wrong + GRACE):
-                    self.show_output(last=True)
-                    raise self.error(log)
-        self.show_output(last=True)
-        return [self.values[rank] for rank in range(self.ranks)]
-
-    # ---- what the job's folder has --------------------------------------------------------
-
-    def show_output(self, last: bool = False) -> None:
-        for rank in range(self.ranks):
-            with contextlib.suppress(FileNotFoundError), open(self.folder / f"output-{rank}", "rb") as file:
-                file.seek(self.read[rank])
-                data = file.read()
-                self.read[rank] += len(data)
-                if data and "runs" not in self.shown:
-                    self.ask_squeue()
-                if data or last:
-                    self.lines.feed(rank, data, last)
-
-    def take_answers(self) -> None:
-        self.folder.chmod(0o700)  # on NFS, this refreshes what is known of the folder
-        for rank in set(range(self.ranks)) - self.values.keys() - self.failures.keys() - self.problems.keys():
-            path = self.job.task(rank).paths.result_pickle if self.ranks > 1 else self.job.paths.result_pickle
-            if not path.exists():
-                continue
-            check_ours(path)
-            outcome, answer = pickle.loads(path.read_bytes())
-            if outcome == "error":  # submitit's own: the task cannot be unpickled there
-                self.failures[rank] = Failure(time.time(), outcome, answer.splitlines()[-1], answer)
-                continue
-            kind, content = answer
-            if kind == "problem":
-                self.problems[rank] = content
-            elif kind == "error":
-                *failure, self.hosts[rank] = content
-                self.failures[rank] = Failure(*failure)
-            else:
-                self.take_value(rank, content)
-
-    def take_value(self, rank: int, content: bytes) -> None:
-        try:
-            self.values[rank] = Unpickler(io.BytesIO(content)).load()
-        except (Exception, SystemExit) as error:  # the class of the value may fail to load here
-            sentence = f"its value cannot be read here: {error}"
-            self.failures[rank] = Failure(time.time(), type(error).__name__, sentence, "")
-
-    def log(self) -> str:
-        try:
-            return self.job.paths.stdout.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-
-    # ---- what the queue says --------------------------------------------------------------
-
-    def watch_queue(self) -> None:
-        """Ask squeue now and then; raise RankError if the job has waited for too long."""
-        now = time.monotonic()
-        late = self.state in WAITS and now - self.began > self.on.queue
-        if late or now - self.asked > min(SELDOM, (now - self.began) / 5):
-            self.ask_squeue()
-        if late and self.state in WAITS:
-            why = f"it is {self.state} ({self.reason}), and is cancelled"
-            text = f"Slurm job {self.job.job_id} has not started within {self.on.queue:g} s: {why}"
-            raise RankError("refused", (), text, [])
-
-    def ask_squeue(self) -> None:
-        """Ask for the job's state, and show it: one line that changes while the job waits, and one when it runs."""
-        self.asked = time.monotonic()
-        command = ["squeue", "--noheader", "--states=all", f"--jobs={self.job.job_id}", "--format=%T|%r|%N|%B"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if "Invalid job id" in done.stderr:  # Slurm forgets a job some minutes after its end
-            self.state = "ENDED"
-        if done.returncode:  # slurmctld is busy: ask again later
-            return
-        self.state, self.reason, nodes, self.first_host = done.stdout.strip().split("|")
-        waited = f"({self.reason}) … {time.monotonic() - self.began:.0f} s"
-        what = f"is queued {waited}" if self.state in WAITS else f"runs on {nodes}"
-        if "runs" not in self.shown and what != self.shown:
-            say(f"\rSlurm job {self.job.job_id} {what:<{len(self.shown)}}" + "\n" * ("runs" in what))
-            self.shown = what
-
-    def error(self, log: str) -> RankError:
-        """Return the first cause: a diagnosis, Slurm's end of the job, a rank's failure, or how the job ended."""
-        if self.problems:
-            first, *others = self.problems.values()
-            alike = [first, *(other for other in others if other.kind == first.kind)]  # each host sees its own ranks
-            sentence = "; ".join(dict.fromkeys(problem.sentence for problem in alike))
-            where = sorted((each for problem in alike for each in problem.where), key=lambda each: each.rank)
-            return make_error(Problem(first.kind, sentence, sum((each.ranks for each in alike), ()), where))
-        if ended := CANCELLED.search(log):
-            limit = f" (Slurm(time={self.on.time}), in minutes)" if "TIME LIMIT" in ended[1] else ""
-            return RankError("died", (), f"Slurm ended job {self.job.job_id}: {ended[1]}{limit}", [])
-        if died := DIED.search(log):  # srun itself ends the other ranks
-            said = "".join(f"\n  {line}" for line in log[: died.start()].splitlines()[-LAST:])  # before its own output
-            sentence = f"ended before it returned: {died[3]}{said}"
-            for rank in numbers_in(died[2]):
-                self.hosts[rank] = died[1]
-                self.failures.setdefault(rank, Failure(time.time(), "died", sentence, ""))
-        if self.failures:
-            error = caused(self.failures, self.ranks, self.lines.aborts)
-            hosts = " and ".join(sorted({self.hosts[rank] for rank in error.ranks if rank in self.hosts}))
-            return RankError(error.kind, error.ranks, f"{error}\n{name(error.ranks)} ran on {hosts}.", error.where)
-        unseen = f"no log: {self.first_host} does not see {self.folder}; name a folder that all hosts share"
-        end = "\n".join(log.splitlines()[-LAST:]) or unseen
-        return RankError("died", (), f"Slurm job {self.job.job_id} ended ({self.state}, {self.reason}): {end}", [])
-
-
-def numbers_in(tasks: str) -> list[int]:
-    """Return [0, 1, 3] for "0-1,3", as srun writes numbers of tasks."""
-    spans = [part.partition("-")[::2] for part in tasks.split(",")]
-    return [number for first, last in spans for number in range(int(first), int(last or first) + 1)]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from labs.kit.launch import RankError, Slurm, run
-from labs.kit.ranks import shared_folder, slurm, slurm_rank
+from labs.kit.ranks import shared_folder, slurm, slurm_job, slurm_rank
 from labs.kit.ranks.diagnosis import Problem, Where
 from tests.clusters import small_slurm
 from tests.kit.ranks import slurm_jobs as jobs
@@ -191,11 +191,11 @@ def test_another_version_on_the_host_is_named(tmp_path, monkeypatch):
     assert here["PyTorch"] == torch.__version__
     tmp_path.chmod(0o700)
     shared_folder.write_ticket(tmp_path)
-    assert shared_folder.refusal(tmp_path) == ""
+    assert shared_folder.refusal(tmp_path, shared_folder.TICKET) == ""
     host = socket.gethostname()
     for name in here:
         monkeypatch.setattr(shared_folder, "versions", lambda name=name: {**here, name: "0.1"})
-        assert shared_folder.refusal(tmp_path) == (
+        assert shared_folder.refusal(tmp_path, shared_folder.TICKET) == (
             f"{host} has {name} 0.1, and {host}, which has called run(), {here[name]}: use one"
         )
 
@@ -228,7 +228,7 @@ def test_a_file_or_folder_of_another_user_is_not_trusted(tmp_path):
         os.chown(place, 12345, -1)
         with pytest.raises(PermissionError, match=f"{place} belongs to user 12345"):
             shared_folder.check_ours(folder / shared_folder.TICKET)
-        assert "does not trust the shared folder" in shared_folder.refusal(folder)
+        assert "does not trust the shared folder" in shared_folder.refusal(folder, shared_folder.TICKET)
         os.chown(place, 0, -1)
     os.chown(folder.parent, 12345, -1)
     with (
@@ -259,11 +259,19 @@ def test_what_others_can_write_is_not_trusted(tmp_path):
 
 
 def test_an_answer_is_not_read_before_its_file_is_trusted(tmp_path, monkeypatch):
-    following = slurm.Following(FakeJob(tmp_path / "answer"), Slurm(1, tmp_path), 1, tmp_path)
+    following = slurm_job.Following(FakeJob(tmp_path / "answer"), tmp_path, ranks=1, nodes=1, minutes=3, queue=9)
     (tmp_path / "answer").write_bytes(b"not a pickle")
     (tmp_path / "answer").chmod(0o666)
     with pytest.raises(PermissionError, match="could put any code there"):
         following.take_answers()
+
+
+def test_a_rank_does_not_read_a_function_that_others_could_have_written(cluster, monkeypatch):
+    monkeypatch.setattr(slurm_rank, "OURS", 0)  # the mask of the files that the caller writes
+    error = refused(
+        "n1 does not trust the shared folder: .*_submitted.pkl is -rw-rw-rw-", nodes=1, folder=cluster.folder
+    )
+    assert error.kind == "refused"
 
 
 # ---- what the log and the hosts say ----------------------------------------------------------------------
@@ -280,7 +288,7 @@ class FakeJob:
 
 def test_the_cause_of_a_failure_is_found(tmp_path):
     def cause(log, **state):
-        following = slurm.Following(FakeJob(tmp_path / "none"), Slurm(2, tmp_path, time=3), 4, tmp_path)
+        following = slurm_job.Following(FakeJob(tmp_path / "none"), tmp_path, ranks=4, nodes=2, minutes=3, queue=9)
         for name, value in state.items():
             setattr(following, name, value)
         return following.error(log)
@@ -304,4 +312,4 @@ def test_the_cause_of_a_failure_is_found(tmp_path):
     )
     error = cause("python: not found\n", state="FAILED", reason="NonZeroExitCode")
     assert str(error) == "Slurm job 7 ended (FAILED, NonZeroExitCode): python: not found"
-    assert slurm.numbers_in("0-2,5") == [0, 1, 2, 5]
+    assert slurm_job.numbers_in("0-2,5") == [0, 1, 2, 5]
