@@ -34,5 +34,6 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     xla          the same strategies in JAX: annotate arrays' layouts, and the compiler communicates (extra gspmd)
 
 labs/kit is the laboratory around these chapters, which runs and measures them; labs/kit/__init__.py has a map of it.
+labs/clusters has the trainer, `python -m labs train`, and what joins it to torchrun, Slurm and Kubernetes.
 labs/exercises has the exercises and challenges of the notebooks, one file each.
 """

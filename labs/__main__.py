@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "challenges": ("labs.kit.commands.challenges", "list the challenges, your best scores and the bounds"),
     "dryrun": ("labs.kit.commands.dryrun", "predict what one rank of a large job would hold and send"),
+    "train": ("labs.clusters.command", "train a model, here, under torchrun, Slurm or Kubernetes"),
     "plan": ("labs.kit.commands.plan", "list every layout that fits in memory, the fastest first, and say why"),
 }
 

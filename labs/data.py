@@ -154,7 +154,8 @@ class Batches:
     The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  A step beyond the
     first epoch belongs to a later epoch; iterating over `batches` gives the steps of the first epoch.
 
-    tokens: the corpus' tokens, 1-D, of any integer dtype
+    tokens: the corpus' tokens, 1-D, of any integer dtype; or an object with a length and `windows(size)`, which has a
+        length, and rows [n, size] for n indices
     batch: number of windows in a step, on all ranks together
     context: number of tokens in a sequence
     seed: seed of the order in which windows are read
@@ -175,13 +176,12 @@ class Batches:
                 f"batch {batch} is not divisible by {ranks} ranks: take {near + ranks}"
                 + (f" or {near}" if near else "")
             )
-        windows = len(tokens) // (context + 1)
-        if windows < batch:
+        self.windows = tokens.windows(context + 1) if hasattr(tokens, "windows") else windows(tokens, context + 1)
+        if len(self.windows) < batch:
             raise ValueError(
                 f"a corpus of {len(tokens)} tokens is shorter than one batch of {batch} windows "
                 f"of {context + 1}: take more text, or a smaller batch or context"
             )
-        self.windows = tokens[: windows * (context + 1)].view(windows, context + 1)
         self.batch, self.seed, self.rank, self.ranks = batch, seed, rank, ranks
 
     def __len__(self) -> int:
@@ -199,6 +199,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return (self[step] for step in range(len(self)))
+
+
+def windows(tokens: Tensor, size: int) -> Tensor:
+    count = len(tokens) // size
+    return tokens[: count * size].view(count, size)
 
 
 @lru_cache(maxsize=4)

@@ -33,18 +33,19 @@ def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, s
             stage.set_reshard_after_forward(False)
 
 
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float, group: ProcessGroup) -> Tensor:
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float, group: ProcessGroup | None = None) -> Tensor:
     """Clip gradients by their norm over all stages, as `labs.parallel.Parallel.clip_gradients` does; return that norm.
 
     `nn.utils.clip_grad_norm_` would clip each stage by its own norm, and it fails for parameters on several meshes.
 
-    group: the ranks along pp
+    group: the ranks along pp; left out without a pipeline
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms = [gradient.norm() for gradient in gradients]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     squares = sum(norm.double() ** 2 for norm in whole)
-    dist.all_reduce(squares, group=group)
+    if group is not None:
+        dist.all_reduce(squares, group=group)
     for gradient in gradients:
         gradient.mul_((max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0).to(gradient.dtype))
     return squares.sqrt()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from labs import cost, dtensor, fsdp, native
+from labs.checkpoint import Held, HeldByZero
+from labs.clip import clip_gradients
 from labs.fsdp import MixedPrecisionPolicy
 from labs.kit.rows.row import Layers, Strategy, sizes_of
 from labs.kit.training.training_step import ADAMW, Training, backward, trainable
@@ -21,13 +23,23 @@ from labs.zero import Zero
 
 def zero(stage: int, model: nn.Module, mesh: Mesh) -> Training:
     sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW), group=mesh.get_group("dp"))
-    return Training(partial(backward, model), sharded, sharded.shards, sharded.full_state_dict, sharded.sync)
+    return Training(
+        partial(backward, model),
+        sharded,
+        sharded.shards,
+        sharded.full_state_dict,
+        sharded.sync,
+        clip=partial(clip_gradients, sharded.shards, groups=(mesh.get_group("dp"),)),
+        held=partial(HeldByZero, sharded),
+    )
 
 
 def torch_zero1(model: nn.Module, mesh: Mesh) -> Training:
     module, optimizer = native.zero1(model, torch.optim.AdamW, mesh.get_group("dp"), **ADAMW)
     steps = partial(backward, module, no_sync=module.no_sync)
-    return Training(steps, optimizer, trainable(model), lambda: dict(model.named_parameters()))
+    trained = trainable(model)
+    full = lambda: dict(model.named_parameters())  # noqa: E731
+    return Training(steps, optimizer, trained, full, clip=partial(clip_gradients, trained), held=refuse_to_save)
 
 
 def our_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
@@ -55,7 +67,13 @@ def sharded(model: nn.Module) -> Training:
         optimizer,
         trained,
         lambda: {name: whole(p) for name, p in model.named_parameters()},
+        clip=partial(clip_gradients, trained),
+        held=partial(Held, model, optimizer=optimizer),
     )
+
+
+def refuse_to_save() -> Held:
+    raise ValueError("torch-zero-1 keeps its optimizer's state in a form that only PyTorch reads: save under zero-1")
 
 
 def whole(p: Tensor) -> Tensor:

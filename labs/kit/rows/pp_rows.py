@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labs import cost, native, pp
 from labs.agree import everybodys
+from labs.checkpoint import Held
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
 from labs.kit.training.training_step import ADAMW, Training
@@ -31,7 +32,7 @@ def our_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
         mark("pipeline")
         return pipeline.forward_backward(x, y, over)
 
-    return piped(backward, pipeline.stages, stages * ranks, group)
+    return piped(backward, pipeline.stages, stages * ranks, group, pipeline.clip_gradients)
 
 
 def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
@@ -72,11 +73,17 @@ def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
 
 
 def piped(
-    backward: Callable[..., list[Tensor]], mine: Mapping[int, nn.Module], stages: int, group: dist.ProcessGroup
+    backward: Callable[..., list[Tensor]],
+    mine: Mapping[int, nn.Module],
+    stages: int,
+    group: dist.ProcessGroup,
+    clip: Callable[[float], Tensor] | None = None,
 ) -> Training:
     """Return the training of a rank of a pipeline, which holds and updates only its own stages.
 
     The rank's parameters have the names that they have in the whole model.
+
+    clip: the function that clips the gradients of all ranks; by default, one for PyTorch's pipelines.
     """
     own = {name: p for stage in mine.values() for name, p in stage.named_parameters()}
     trained = [p for p in dict.fromkeys(own.values()) if p.requires_grad]
@@ -86,7 +93,10 @@ def piped(
         return {name: p for part in parts.values() for name, p in part.items()}
 
     reads = 0 in mine, stages - 1 in mine
-    return Training(backward, torch.optim.AdamW(trained, **ADAMW), trained, full, reads=reads, divided=True)
+    optimizer = torch.optim.AdamW(trained, **ADAMW)
+    clip = clip or partial(native.clip_gradients, trained, group=group)
+    held = partial(Held, *mine.values(), optimizer=optimizer)
+    return Training(backward, optimizer, trained, full, reads=reads, divided=True, clip=clip, held=held)
 
 
 def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:

@@ -16,13 +16,14 @@ from labs.kit.rows.row import Strategy
 from labs.kit.training.training_step import Training, backward, replicated
 from labs.mesh import Mesh
 from labs.model import GPT
-from labs.tp import full_parameters, gpt_plan, parallelize
+from labs.tp import clip_gradients, full_parameters, gpt_plan, parallelize
 from labs.tp.styles import Style
 
 
 def split_by(plan: Mapping[str, Style], model: nn.Module, mesh: Mesh) -> Training:
     parallelize(model, mesh, plan)
-    return replace(replicated(model, partial(backward, model)), full=partial(full_parameters, model))
+    clip = partial(clip_gradients, model)
+    return replace(replicated(model, partial(backward, model), clip=clip), full=partial(full_parameters, model))
 
 
 def our_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
@@ -31,19 +32,26 @@ def our_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
 
 def torch_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
     native.tp(model, native.device_mesh(mesh), gpt_plan(model.config, sequence_parallel))
-    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+    return of_split_logits(model)
 
 
 def our_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
     parallelize(model, mesh["tp"], gpt_plan(model.config))
-    return replace(our_fsdp(True, {}, model, mesh["dp"]), full=partial(full_parameters, model))
+    clip = partial(clip_gradients, model, groups=(mesh.get_group("dp"),))
+    return replace(our_fsdp(True, {}, model, mesh["dp"]), full=partial(full_parameters, model), clip=clip)
 
 
 def torch_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
     grid = native.device_mesh(mesh)
     native.tp(model, grid["tp"], gpt_plan(model.config))
     native.fsdp(model, layers_of(model), grid["dp"])
-    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+    return of_split_logits(model)
+
+
+def of_split_logits(model: GPT) -> Training:
+    own = sharded(model)
+    clip = partial(native.clip_gradients, own.trained)
+    return replace(own, backward=partial(backward_of_split_logits, model), clip=clip)
 
 
 def backward_of_split_logits(

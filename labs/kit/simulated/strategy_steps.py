@@ -53,8 +53,8 @@ def rehearse(
     mark("end")
 
 
-def model_of(config: Config, dtype: torch.dtype, recompute: str) -> GPT:
-    model = GPT(config)
+def model_of(config: Config, dtype: torch.dtype, recompute: str, seed: int = 0) -> GPT:
+    model = GPT(config, seed)
     if dtype != torch.float32:  # converting allocates new memory
         model.to(dtype)
     if recompute != "none":

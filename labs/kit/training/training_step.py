@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from labs.checkpoint import Held
+from labs.checkpoint.parts import Savable
+from labs.clip import clip_gradients
 from labs.kit.record import mark
 from labs.model import counted
 
@@ -40,6 +44,9 @@ class Training:
     reads: whether this rank reads x, and whether it reads y; backward gets None in place of what the rank does not
         read.
     divided: whether backward has divided the gradients by the number of micro-batches.
+    clip: a function (largest norm) that clips the gradients by their norm over all ranks, and returns the norm before;
+        every rank calls it after `finish`.
+    held: a function that returns the state of this rank, as `labs.checkpoint.save` takes it, or raises ValueError.
     """
 
     backward: Callable[[Tensor | None, Tensor | None, int, float | None], list[Tensor]]
@@ -49,6 +56,8 @@ class Training:
     finish: Callable[[], Any] = lambda: None
     reads: tuple[bool, bool] = (True, True)
     divided: bool = False
+    clip: Callable[[float], Tensor] | None = None
+    held: Callable[[], Savable] | None = None
 
 
 def replicated(model: nn.Module, backward: Callable[..., list[Tensor]], **others: Any) -> Training:
@@ -58,6 +67,8 @@ def replicated(model: nn.Module, backward: Callable[..., list[Tensor]], **others
     """
     trained = trainable(model)
     optimizer = torch.optim.AdamW(trained, **ADAMW)
+    others.setdefault("clip", partial(clip_gradients, trained))
+    others.setdefault("held", partial(Held, model, optimizer=optimizer))
     return Training(backward, optimizer, trained, lambda: dict(model.named_parameters()), **others)
 
 
@@ -83,15 +94,23 @@ def take_step(
 
     x, y: inputs and targets, [batch, time].
     """
+    losses = compute_gradients(training, x, y, micro_batches, over)
+    mark("optimizer")
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return losses
+
+
+def compute_gradients(
+    training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1, over: float | None = None
+) -> list[Tensor]:
+    """Compute the gradients of one training step; return the mean loss of each micro-batch (0-dim)."""
     losses = training.backward(x, y, micro_batches, over)
     mark("sync")
     training.finish()
     # Gradients are divided once, after their sum, as in data parallelism: both sums then round in the same way.
     for p in training.trained if micro_batches > 1 and not training.divided else ():
         p.grad /= micro_batches
-    mark("optimizer")
-    training.optimizer.step()
-    training.optimizer.zero_grad()
     return losses
 
 

@@ -22,7 +22,8 @@ def test_without_a_command_the_commands_are_listed(capsys):
 
 def test_an_unknown_command_names_the_nearest(capsys):
     assert main(["plant"]) == 2
-    said = "command 'plant' is not known: the nearest is 'plan', of tour, doctor, progress, challenges, dryrun, plan\n"
+    names = "tour, doctor, progress, challenges, dryrun, train, plan"
+    said = f"command 'plant' is not known: the nearest is 'plan', of {names}\n"
     assert capsys.readouterr().err == said
 
 

@@ -1,0 +1,92 @@
+"""Tests of the trainer: every kind of strategy is the same training, which stops, is saved and goes on exactly."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from labs.clusters.report import flops_per_token, peak_flops
+from labs.clusters.settings import Checkpoints, Optimizer, Settings
+from labs.clusters.trainer import STOP, learning_rate, train
+from labs.kit.launch import RankError, run
+from labs.kit.training.strategies import ROWS
+from labs.model import GPT, PRESETS
+
+SHORT = Settings(steps=4, sample=0, evaluate=4, evaluations=1, optimizer=Optimizer(warmup=2, decay="cosine", clip=0.5))
+FOUR = ["ddp-overlapped", "zero-2", "fsdp", "torch-fsdp", "hsdp", "fsdp-tp", "pp-1f1b", "pp-fsdp", "torch-pp-fsdp"]
+REST = sorted(ROWS.keys() - {*FOUR, "one device"})
+
+
+def told(logs: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (logs / "steps.jsonl").read_text().splitlines()]
+
+
+def trained(settings: Settings, folder: Path, ranks: int) -> list[dict[str, float]]:
+    """Train; return what the report says of each step, and of the evaluation at the end."""
+    own = replace(settings, logs=folder / "logs", checkpoints=Checkpoints(folder / "saved"))
+    run(train, own, ranks=ranks, timeout=200)
+    return told(folder / "logs")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[dict[str, float]]:
+    return trained(replace(SHORT, strategy="one device"), tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.mark.parametrize("name", [*FOUR, *(pytest.param(name, marks=pytest.mark.depth) for name in REST)])
+def test_losses_norms_and_the_evaluation_are_those_of_one_device(name, alone, tmp_path):
+    row = ROWS[name]
+    ranks = row.ranks(4) if row.fits(4) else 2
+    found = trained(replace(SHORT, strategy=name), tmp_path, ranks)
+    close = 1e-4 if row.computes == torch.float32 else 2e-2
+    assert len(found) == len(alone) == 5  # four steps and an evaluation
+    for ours, theirs in zip(found, alone, strict=True):
+        for key in theirs.keys() & {"loss", "norm", "held_out_loss", "learning_rate"}:
+            assert ours[key] == pytest.approx(theirs[key], rel=close), (name, key)
+    assert list((tmp_path / "logs").glob("events.out.tfevents.*"))
+
+
+def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been_on_any_mesh(tmp_path):
+    base = replace(SHORT, evaluate=0, micro_batches=2, checkpoints=Checkpoints(tmp_path / "whole"))
+    whole = run(train, replace(base, strategy="fsdp", sample=4), ranks=2, timeout=200)[0]
+    assert whole.text.startswith("def ") and whole.step == 4
+    own = replace(base, checkpoints=Checkpoints(tmp_path / "parts"))
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / STOP).touch()
+    losses = []
+    for name, ranks in (("fsdp", 2), ("fsdp", 2), ("zero-3", 4)):
+        stopped = run(train, replace(own, strategy=name), ranks=ranks, timeout=200)[0]
+        losses += stopped.losses
+        assert stopped.step == len(losses)
+    (tmp_path / "parts" / STOP).unlink()
+    last = run(train, replace(own, strategy="fsdp"), ranks=2, timeout=200)[0]
+    losses += last.losses
+    assert losses[:2] == whole.losses[:2]  # bit for bit: the same layout
+    assert losses == pytest.approx(whole.losses, rel=1e-6)
+    with pytest.raises(RankError, match=r"is of a training with seed 0, and this one has 1: give it a folder"):
+        run(train, replace(own, strategy="fsdp", seed=1), ranks=2, timeout=200)
+
+
+def test_a_strategy_that_cannot_be_saved_is_refused_before_it_trains(tmp_path):
+    settings = replace(SHORT, strategy="torch-fsdp", checkpoints=Checkpoints(tmp_path, every=1))
+    with pytest.raises(RankError, match=r"torch.distributed.checkpoint saves those"):
+        run(train, settings, ranks=2, timeout=200)
+    assert not list(tmp_path.iterdir())
+
+
+def test_learning_rates_rise_and_fall():
+    chosen = Optimizer(lr=1.0, warmup=2, decay="cosine", last=0.2)
+    assert [learning_rate(chosen, step, 5) for step in range(5)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2])
+    assert [learning_rate(Optimizer(lr=1.0, decay="linear", last=0.5), n, 3) for n in range(3)] == [1.0, 0.75, 0.5]
+    assert learning_rate(Optimizer(lr=1.0), 7, 9) == 1.0
+
+
+def test_flops_are_counted_as_the_head_of_the_file_says():
+    config = PRESETS["tiny"]
+    model = GPT(config)
+    numbers = sum(p.numel() for name, p in model.named_parameters() if name != "embed.weight")
+    assert flops_per_token(config, 64) == 6 * numbers + 6 * 4 * 64 * 64
+    assert peak_flops("NVIDIA GB200") == 2500e12 and peak_flops("NVIDIA B200") == 2250e12
+    assert peak_flops("") is None or torch.cuda.is_available()
