@@ -33,6 +33,7 @@ FLAGS = {
     "progress": "[FOLDER",
     "challenges": "[FOLDER --no-names",
     "dryrun": "--model --mesh --ranks --rank --strategy --batch --node --dtype --recompute",
+    "train": "--strategy --mesh --schedule --model --data --batch --steps --ranks --ledger --dry --plan --job",
     "plan": "[MODEL] --config --gpus --cluster --node --card --software --batch --context --layout --list",
 }
 
