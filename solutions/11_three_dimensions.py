@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 25 without exercises, 65 with them, 5 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -31,7 +31,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play, train
-from labs.kit.dry import dry, our_neighbours
 from labs.kit.launch import Link, run
 from labs.kit.record import by_axis, mark
 from labs.mesh import Mesh
@@ -49,30 +48,23 @@ on_cpu = partial(run, device="cpu")
 #
 # Take a smaller case: Llama 3 70B on four nodes of eight GPUs with 80 GB each. You know four ways to divide a training
 # by 32. If you take each of them alone, what stands in its way? The table counts 16 bytes per parameter, as in notebook
-# 04, and no activations yet.
+# 04, and no activations yet. A step has 512 sequences of 4,096 tokens.
 
 # %%
-llama, gpus = PRESETS["llama3-70b"], 32
-WIRE, SPEED, BATCH = 50, 400e3, 512  # GB/s and GFLOP/s of a GPU; sequences of 4,096 tokens
+llama, gpus, bandwidth = PRESETS["llama3-70b"], 32, 50  # GB/s of a GPU
 parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
 once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of them, in 16 bits
-x = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB sent to add up a sequence's x
-reduces = 4 * llama.depth * BATCH * x / WIRE
-computes = 6 * parameters * 4096 * BATCH / 1e9 / gpus / SPEED  # seconds of a step
-
-# %%
+reduced = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB to add up x of a sequence
+reduces = 4 * llama.depth * 512 * reduced
 walls = {
-    "copies (DDP)": "a card has 80 GB",
-    "shards (FSDP)": f"sends 3 × {once:,.0f} GB: {3 * once / WIRE:.0f} s, for any batch",
-    "parts of matrices (TP)": f"{llama.kv_heads} key heads; all-reduces: {reduces:.0f} s",
-    "some layers each (PP)": f"{llama.depth} layers, {gpus} stages; bubble {gpus - 1}/m",
+    "32 replicas (DDP)": (1, "a card has 80 GB"),
+    "32 shards (FSDP)": (32, f"sends 3 × {once:,.0f} GB: {3 * once / bandwidth:.0f} s a step"),
+    "TP 32": (32, f"{llama.kv_heads} key heads; all-reduces: {reduces / bandwidth:.0f} s"),
+    "PP 32": (32, f"{llama.depth} layers, 32 stages; bubble 31/m"),
 }
-print(f"{BATCH} sequences: each GPU computes for {computes:.0f} s in a step")
-rows = []
-for (name, wall), parts in zip(walls.items(), (1, gpus, gpus, gpus), strict=True):
-    held = f"{16 * parameters / parts / 1e9:,.0f} GB"
-    rows.append({"32 of them": name, "a GPU holds": held, "its wall": wall})
-draw.table(rows)
+print(f"at 400 TFLOP/s, a GPU computes for {6 * parameters * 4096 * 512 / gpus / 400e12:.0f} s")
+held = {name: f"{16 * parameters / parts / 1e9:,.0f} GB" for name, (parts, _) in walls.items()}
+draw.table([{"": key, "a GPU holds": held[key], "its wall": walls[key][1]} for key in walls])
 
 # %% [markdown]
 # These are four *different* walls: the memory of a card, the wire between nodes, the heads and the all-reduces of every
@@ -93,21 +85,12 @@ draw.table(rows)
 # Nothing in it is new. A rank is a member of one group along each axis, and in each group it does what it did when that
 # was the only one.
 #
-# ## Predict
-#
-# On 64 ranks, with pp 2, replicate 2, shard 4 and tp 4: how many read the sequences that rank 5 reads, including rank
-# 5? Replicas, as in notebook 06, have copies of the shards, and read different sequences.
-
-# %%
-guess_readers = 8  # your number
-
-# %% [markdown]
 # ## Build: a place in four axes
 #
 # The course's mesh has four axes, in this order: `pp`, `replicate`, `shard`, `tp`. The two in the middle are those of
 # HSDP (notebook 06): ranks along both of them read different sequences. An axis that is not wanted has size 1. Here are
-# eight ranks on two nodes. In each row, ranks with one letter and tint are a
-# group. Choose a rank: with whom does it communicate, and over which wire?
+# eight ranks on two nodes. In each row, ranks with the same letter and tint are a group. Choose a rank: with which
+# ranks does it communicate, and over which wire?
 
 # %%
 EIGHT = {"pp": 2, "replicate": 1, "shard": 2, "tp": 2}
@@ -122,9 +105,9 @@ play.explore(partial(draw.nodes, EIGHT, 4), rank=ranks)
 # along `shard`, so replicas have the same one. Budget: no messages.
 
 
-# %%
+# %% tags=["exercise"]
 def my_part(sizes, rank, layers, sequences, heads):
-    """What a rank works on.
+    """Return what a rank works on, as
 
     {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}
     end: one past the last, as in range
@@ -152,10 +135,14 @@ def my_part(sizes, rank, layers, sequences, heads):
 check.my_part(my_part)
 
 # %% [markdown]
-# Only the axes of the data divide the batch. Ranks along `tp` work on one matrix together, and ranks along `pp` on one
-# sequence, one after the other: they must all read the same. So of the 64 ranks:
+# ## Predict
+#
+# On 64 ranks, with pp 2, replicate 2, shard 4 and tp 4: how many read the sequences that rank 5 reads, including rank
+# 5? Replicas, as in notebook 06, have copies of the shards, and read different sequences.
 
 # %%
+guess_readers = 8  # your number
+
 grid = Mesh((2, 2, 4, 4), AXES).mesh
 parts = grid.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # a row for each part of the batch
 [readers] = [ranks for ranks in parts.tolist() if 5 in ranks]
@@ -163,6 +150,9 @@ why = f"They are {readers}."
 check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers), reason=why)
 
 # %% [markdown]
+# Only the axes of the data divide the batch. Ranks along `tp` work on one matrix together, and ranks along `pp` on one
+# sequence, one after the other: they must all read the same.
+#
 # ## Build: who averages what
 #
 # After its backward, a rank has a gradient for each of its parameters. The optimizer needs that of the whole batch.
@@ -182,9 +172,9 @@ check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers),
 # ranks along `pp` have it. Budget: nothing travels along an axis where nothing has to be added.
 
 
-# %%
+# %% tags=["exercise"]
 def combine(gradient, kind, mesh):
-    """Make it what the optimizer of this rank needs, in place.
+    """Turn the gradient into the one that the optimizer of this rank needs, in place.
 
     kind: "split", "whole", "summand" or "tied"
     mesh: axes "pp", "dp", "tp"; it has get_group(axis) and size(axis)
@@ -226,17 +216,17 @@ draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5)
 # vectors (1-D). For y use `dist.all_reduce`. Budget: along `dp` what FSDP sends for this part, along `tp` one
 # all-reduce of y.
 
-# %%
+# %% tags=["exercise"]
 from labs.group import all_gather, reduce_scatter
 
 
 def two_dimensions(x, piece, dy, mesh):
-    """(y, the gradient of the piece), for the loss that is the mean over the ranks along dp.
+    """Return y and the gradient of the piece, for the mean of the losses along dp.
 
     x: this rank's sequences, only the columns that its part of w multiplies
     piece: this rank's rows of its part of w
     dy: the gradient of this rank's loss by y, the same along tp
-    mesh: axes "dp" and "tp".  What is given stays as it is.
+    mesh: axes "dp" and "tp"; no argument may change
     """
     ### BEGIN SOLUTION
     dp = mesh.get_group("dp")
@@ -276,25 +266,6 @@ def parallel_of(sizes, microbatches=2, config=CONFIG, order=AXES):
     return Parallel(stages, pp.one_f_one_b(of["pp"], microbatches), mesh, tp.gpt_plan(config))
 
 
-# %% tags=["subject"]
-def one_process():
-    model, clip = GPT(CONFIG), torch.nn.utils.clip_grad_norm_
-    norms = train.clipped(
-        model.parameters(),
-        lambda x, y: model(x, y).backward(),
-        lambda most: clip(model.parameters(), most),
-        [loader[0], loader[1]],
-    )
-    return norms, {name: p.detach() for name, p in model.named_parameters()}
-
-
-# %% [markdown]
-# Is that the training of one process? Each row below is a real job: two dimensions at a time on four ranks, then three
-# on eight. Look at the norms of the gradients in both steps, and at how far any parameter is from that of one process
-# after two steps of AdamW.
-
-
-# %% tags=["subject"]
 def ours(sizes):
     """The norms of two steps, and this rank's parameters, whole."""
     parallel = parallel_of(sizes)
@@ -304,8 +275,13 @@ def ours(sizes):
     return norms, {name: p.detach() for name, p in parallel.full_parameters().items()}
 
 
+# %% [markdown]
+# Is that the training of one process? Each row below is a real job: two dimensions at a time on four ranks, then three
+# on eight. Look at the norms of the gradients in both steps, and at how far any parameter is from that of one process
+# after two steps of AdamW.
+
 # %%
-[alone] = on_cpu(one_process, ranks=1)
+[alone] = on_cpu(train.one_process, GPT(CONFIG), [loader[0], loader[1]], ranks=1)
 jobs, rows = {}, []
 norms = {f"norm, step {n}": f"{norm:.4f}" for n, norm in enumerate(alone[0])}
 rows.append({"training": "one process"} | norms | {"a parameter is off by at most": "0"})
@@ -375,10 +351,8 @@ draw.by_rank(said, *sides, names=names)
 #
 # What a rank holds is a product: a half of the layers, of these a half of each matrix, and of that a half of the state.
 # What it sends is a sum over the axes. Here is a step in more micro-batches, and one with a larger batch. If it is
-# twice as large, by what factor do the bytes along `shard` grow?
-
-# %%
-guess_factor = 1  # your number
+# twice as large, by what factor do the bytes along `shard` grow? Below the table is the last of these steps on rank 0,
+# as it was recorded, with a colour for each axis.
 
 # %% tags=["subject"]
 CASES = {
@@ -400,6 +374,8 @@ def steps(sizes, cases, order=AXES):
 
 
 # %%
+guess_factor = 1  # your number
+
 rows, job = [], on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication")
 recording = job.recording
 for number, name in enumerate(CASES):
@@ -409,41 +385,40 @@ for number, name in enumerate(CASES):
     rows.append({"rank 0 sends": name} | sends | {"calls": calls})
 once, twice = (by_axis(recording, 0, step)["shard"] for step in (3, 5))
 why = "They are parameters and gradients."
-display(draw.table(rows))
+display(draw.table(rows), draw.rank_by_axis(recording, rank=0, step=5))
 check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
 
 # %% [markdown]
+# In the timeline, `shard` has calls only at the beginning and at the end of a step, around all micro-batches; `tp` has
+# some in every layer of every micro-batch. A bar along `pp` begins when a message is posted, and ends when it arrives.
+#
 # Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
 # gradients do, once a step. More micro-batches of the same batch change no bytes, but make more calls, each of which
 # has its latency.
 #
 # One thing multiplies that should not. The bubble is (p − 1)/m, and m is the number of micro-batches of *one* rank's
-# part of the batch: twice the data-parallel ranks, with the same batch, is twice the bubble.
+# part of the batch. With twice as many data-parallel ranks, and the same batch and size of a micro-batch, m is half,
+# and the bubble is twice as long.
 #
 # ## Build: which axis on which wire
 #
 # Two nodes of four ranks, and a slow wire between them (notebook 05's `Link`). The first axis of a mesh crosses from
 # node to node, the others stay inside. In any order a rank sends the same bytes; what changes is who sits where. Look
-# at the first row above: if `tp` comes first instead of `pp`, how many times as long is the wire busy?
+# at the first row of the table above: if `tp` comes first instead of `pp`, how many times as long is the wire busy?
 
 # %%
 guess_busy = 9  # your number
 
-# %%
-wire, rows = Link(nodes=2, bandwidth="10 Mbit/s"), []
+wire, found, busy = Link(nodes=2, bandwidth="10 Mbit/s"), {}, []
 job = partial(on_cpu, steps, sizes, [(8, 2)], ranks=8, link=wire, record="communication")
 for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
     name = " × ".join(axis for axis in order if axis != "replicate")
-    seen = job(order, tell=name).recording
-    leaves = sum(seen.across(rank, 1) for rank in range(4))
+    seen = found[name] = job(order, tell=name).recording
+    busy.append(8 * sum(seen.across(rank, 1) for rank in range(4)) / wire.bandwidth)
     took = [span.end - span.start for span in seen.step_spans(0)][1]
-    busy = f"{8 * leaves / wire.bandwidth:.2f} s"
-    rows.append({"order": name, "leaves a node": f"{leaves:,} B", "wire busy": busy})
-    rows[-1] |= {"a step took": f"{took:.2f} s"}
-display(draw.table(rows))
-first, last = (int(rows[n]["leaves a node"][:-2].replace(",", "")) for n in (0, 2))
-why = f"{last:,} / {first:,} B."
-check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), reason=why)
+    print(f"{name}: the wire is busy for {busy[-1]:.2f} s, a step took {took:.2f} s")
+display(draw.orders(found, step=1))
+check.predict("The wire is busy, times:", guess_busy, round(busy[2] / busy[0], 1))
 
 # %% [markdown]
 # So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
@@ -455,9 +430,9 @@ check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), re
 # To clip gradients, every rank needs the norm of *all* of them (notebook 04). Each adds up its squares, and one number
 # travels. Two things can go wrong, and both have:
 #
-# * **Not everything counts.** torchtitan, PyTorch's own, clipped each stage of a pipeline by its own norm
+# * **Some gradients do not count.** torchtitan, PyTorch's own trainer, clipped each stage of a pipeline by its own norm
 #   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
-# * **Something counts twice**: both copies of a tied embedding, in two stages
+# * **Some gradients count twice**: both copies of a tied embedding, in two stages
 #   ([Megatron-LM#7227](https://github.com/NVIDIA/Megatron-LM/pull/7227), September 2026), or what is whole along `tp`,
 #   which made one model's norm 1.52 times too large
 #   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
@@ -468,9 +443,9 @@ check.predict("The wire is busy, times:", guess_busy, round(last / first, 1), re
 # axes all ranks have the same. Use float64 for the sum. Budget: 64 bytes, whatever the gradients' size.
 
 
-# %%
+# %% tags=["exercise"]
 def mesh_norm(gradients, mesh):
-    """The norm of all gradients of all ranks: the same number on each, a float or a tensor.
+    """Return the norm of all gradients of all ranks: the same on each, a float or a tensor.
 
     gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along
         (each stage has its own, or none)
@@ -496,8 +471,8 @@ check.mesh_norm(mesh_norm)
 
 # %%
 def wrong_norms(sizes):
-    """Each rank's own, and that of all ranks if copies count: × the right one.  The embedding
-    is tied to the head."""
+    """Return a rank's own norm, and that of all ranks if copies count, as multiples of the
+    right norm.  The embedding is tied to the head."""
     parallel = parallel_of(sizes, 2, replace(CONFIG, tied=True))
     words = torch.randint(256, (2, 8, 32), generator=torch.Generator().manual_seed(1))
     parallel.forward_backward(*train.my_sequences(parallel.mesh, words))
@@ -536,9 +511,9 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 # ### Exercise 5: by which factor? (5 minutes)
 
 
-# %%
+# %% tags=["exercise"]
 def wrong_by(sizes, microbatches):
-    """{"A": …, "B": …, "C": …}: what comes out, × what is due.
+    """Return {"A": …, "B": …, "C": …}: the wrong value as a multiple of the right one.
 
     sizes: a tuple, of pp, replicate, shard and tp
     """
@@ -611,25 +586,26 @@ draw.table(rows)
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>For each axis: what do its ranks have in common, what travels, and on which wire?</summary>
+# <details><summary>For each axis: what do its ranks have in common, what do they send, and on which wire?</summary>
 #
-# Along tp the layers and the sequences; activations, in each layer; inside a node. Along pp the sequences; activations
-# at the cut; between nodes. Along shard and replicate the layers and the part of each matrix; parameters and gradients,
-# once a step; shards inside or between nodes, replicas between them.
+# Ranks along tp hold the same layers and read the same sequences. They send activations in every layer, so keep them
+# inside a node. Ranks along pp read the same sequences, and send activations at each cut; they may be on different
+# nodes. Ranks along shard and replicate hold the same layers and the same part of each matrix. They send parameters and
+# gradients once a step: shards inside a node or between nodes, replicas between nodes.
 # </details>
 #
 # <details><summary>Twice the batch: which bytes double? Twice the micro-batches of it: what
 # changes?</summary>
 #
-# Along pp and tp, all of them; along the data's axes, none. With more micro-batches no bytes change; there are more
-# calls, and the bubble is smaller.
+# With twice the batch, all bytes along pp and tp double, and none along the data's axes. With more micro-batches no
+# bytes change; there are more calls, and the bubble is shorter.
 # </details>
 #
 # <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you
 # look for?</summary>
 #
-# For what is copied and counts several times: what is whole along tp, what is tied along pp, and everything along
-# replicate.
+# Some gradients have copies and count several times: those of norms along tp, of tied embeddings along pp, and all
+# gradients along replicate.
 # </details>
 #
 # For a rank with a p-th of the layers, a t-th of each matrix and an s-th of the state, in a step with m micro-batches:
@@ -643,11 +619,11 @@ draw.table(rows)
 # | numbers | one process's | within rounding | within rounding |
 
 # %% [markdown]
-# ## Beat it: the mesh from whose nodes least leaves (20 minutes)
+# ## Beat it: find the mesh that sends the fewest bytes between nodes (20 minutes)
 #
-# Here it is open. Eight ranks on two nodes or on four, four models and batches. You choose the axes, their sizes and
-# their order. A step is run for real, and what leaves the busiest node, or comes into it, is counted. A rank has room
-# for one of so many `pieces` of the state, so replicas must be few enough.
+# Here it is open. Eight ranks on two nodes or on four train four models with different batches. You choose the axes,
+# their sizes and their order. A step is run for real, and the bytes that leave the busiest node, or come into it, are
+# counted. A rank has room for one of so many `pieces` of the state, so there cannot be many replicas.
 #
 # **The bound.** Let each node hold a fraction f of the layers, and read a fraction g of the sequences. Together the n
 # nodes do all the work once, so f·g = 1/n. Let G be the bytes of all gradients, and X those of the batch's activations
@@ -656,9 +632,15 @@ draw.table(rows)
 # bytes of the busiest node ≥ 2 (1 − g) f G + e g X, at the best f and g
 #
 # Nothing can beat it: 1/g nodes must add up their gradients of the same layers, which takes 2 (1 − g) of them per node,
-# and the activations of g of the batch, or their gradients, must cross each end. In the table, "bytes" has both arrows
-# out of a node for each f. A point is a hundredth of bound / bytes, and the score is the mean of the four cases;
-# `pp 2 × shard 2 × tp 2` scores 51.3.
+# and the activations of g of the batch, or their gradients, must cross each end. Here are the two arrows out of one of
+# four nodes:
+
+# %%
+draw.node_bound(nodes=4, stages=2)
+
+# %% [markdown]
+# The table has both arrows for each f. `measured` runs one case on one mesh for you to try. A point is a hundredth of
+# bound / bytes, and the score is the mean of the four cases; `pp 2 × shard 2 × tp 2` scores 51.3.
 
 # %%
 rows = []
@@ -671,12 +653,14 @@ for name, case in beat.best_mesh.cases.items():
         gradients, cuts = 2 * (1 - g) * G / stages, min(stages - 1, 2) * g * X
         row[f"f = 1/{stages}"] = f"{gradients:,.0f} + {cuts:,.0f}" if g <= 1 else "–"
     rows.append(row | {"bound": f"{beat.best_mesh.bound(case):,.0f}"})
-draw.table(rows)
+display(draw.table(rows))
+cube = beat.best_mesh.measured("few tokens", {"pp": 2, "shard": 2, "tp": 2})
+print(f"few tokens, pp 2 × shard 2 × tp 2: {cube:,} bytes leave the busiest node")
 
 
-# %%
+# %% tags=["exercise"]
 def mesh_for(config, batch, nodes, pieces):
-    """Sizes by axis, outermost first, such as {"pp": 2, "tp": 4}; replicate comes before shard.
+    """Return {axis: size}, outermost first: {"pp": 2, "tp": 4}; replicate comes before shard.
 
     config: dim, depth, context, ...; batch: sequences of a step; pieces: see above
     """
@@ -706,36 +690,19 @@ beat.best_mesh(mesh_for)
 # without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost` tells about all of
 # them:
 
-# %% tags=["subject"]
-LLAMA = replace(PRESETS["llama3-70b"], context=4096)
+# %%
+LLAMA, rows = replace(PRESETS["llama3-70b"], context=4096), []
 # dense, some 690 billion parameters
 GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)
-
-
-def pretend(config, sizes, microbatches):
-    """Two steps, with micro-batches of one sequence."""
-    lists, plan = pp.one_f_one_b(sizes[0], microbatches), tp.gpt_plan(config, True)
-    parallel = Parallel(pp.cut(GPT(config), sizes[0]), lists, Mesh(sizes, AXES), plan)
-    x = torch.zeros(microbatches, config.context, dtype=torch.long)
-    with our_neighbours(torch.empty(1, config.context, config.dim, device="meta")):
-        backward, clip = parallel.forward_backward, lambda most: torch.zeros((), device="cpu")
-        train.clipped(parallel.parameters(), backward, clip, [(x, x)] * 2)
-
-
-# %%
-SCENARIOS = {
-    "70B, TP 8 × shards 4": (LLAMA, (1, 1, 4, 8), 1),
-    "GPT-4 class, PP 4 × TP 8": (GPT4_CLASS, (4, 1, 1, 8), 4),
-}
-rows = []
-for name, (config, sizes, microbatches) in SCENARIOS.items():
-    short, whole = replace(config, depth=4), microbatches * sizes[2]
-    said = train.predicted(short, sizes, 0, microbatches, whole, sequence_parallel=True)
-    rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
-    peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
-    own = {"sends, predicted": said["pp"] + said["shard"] + said["tp"]}
-    own |= {"sends": sends.sent(0, 1), "peak, predicted": said["peak"], "peak": peak}
-    rows.append({"rank 0, 4 layers": name} | {k: f"{n / 1e9:,.2f} GB" for k, n in own.items()})
+both = ("TP 8 × shards 4", LLAMA, (1, 1, 4, 8), 1), ("PP 4 × TP 8", GPT4_CLASS, (4, 1, 1, 8), 4)
+for name, config, sizes, m in both:
+    short = replace(config, depth=4)
+    said = train.predicted(short, sizes, 0, m, m * sizes[2], sequence_parallel=True)
+    rank_0 = train.dry_step(short, sizes, m)
+    sent = said["pp"] + said["shard"] + said["tp"]
+    own = {"sends, predicted": sent, "peak, predicted": said["peak"]}
+    own |= {"sends": rank_0.communication.sent(0, 1), "peak": rank_0.memory.steady(0)["peak"]}
+    rows.append({"4 layers": name} | {k: f"{n / 1e9:.2f} GB" for k, n in sorted(own.items())})
 draw.table(rows)
 
 # %%

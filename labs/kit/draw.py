@@ -13,6 +13,8 @@
     buckets                           buckets of gradients, and the ranks that need them, SVG   gradient_buckets.py
     crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
+    orders, rank_by_axis              bytes out of a node, and a rank's step, by mesh axis      bytes_of_axes.py
+    node_bound                        a node's layers and sequences, and what must leave it     node_bound.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     speeds, lost, parallelism         published runs beside forecasts, as SVG                   runs_and_forecasts.py
@@ -30,6 +32,7 @@
 These functions neither measure nor predict: they draw the numbers of a recording or of a formula.
 """
 
+from labs.kit.drawing.bytes_of_axes import orders, rank_by_axis
 from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.checkpoint_files import folder, reads
 from labs.kit.drawing.collective_messages import messages, sends, step
@@ -44,6 +47,7 @@ from labs.kit.drawing.gradients_combined import who_combines
 from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.memory_over_time import memory
 from labs.kit.drawing.mesh_on_nodes import nodes
+from labs.kit.drawing.node_bound import node_bound
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
@@ -60,7 +64,7 @@ from labs.kit.drawing.wire_between_nodes import wire
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
     "apart", "bars", "blocks", "buckets", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts",
-    "ledger", "lost", "memory", "mesh", "messages", "nodes", "parallelism", "plan", "products", "reads", "scatter",
-    "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "weight_cut",
-    "who_combines", "wire",
+    "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "orders", "parallelism", "plan", "products",
+    "rank_by_axis", "reads", "scatter", "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline",
+    "traffic", "weight_cut", "who_combines", "wire",
 ]  # fmt: skip

@@ -11,6 +11,8 @@
     trainable     the parameters that are not frozen
     ADAMW         the settings of AdamW in every training of the course
     clipped       train with clipped gradients, and return their norms
+    one_process   train in one process with clipped gradients; return the norms and the parameters
+    dry_step      pretend to be rank 0 of a mesh of three dimensions, for two steps
     my_sequences  the sequences of a batch that a rank of a mesh reads
     predicted     the bytes that a rank sends along each axis of a mesh, and holds
     largest_difference  how far norms and parameters are from those of one process
@@ -26,7 +28,7 @@ The tour, the contract test and the benchmarks read the same table: a strategy w
 
 from labs.kit.training import strategies
 from labs.kit.training.calibration import calibrated
-from labs.kit.training.clipped_steps import clipped, largest_difference, my_sequences, predicted
+from labs.kit.training.clipped_steps import clipped, dry_step, largest_difference, my_sequences, one_process, predicted
 from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
 from labs.kit.training.sent_by_layout import by_xla, largest_error, layers_by_xla, products, zero_3_by_hand
@@ -34,7 +36,7 @@ from labs.kit.training.side_by_side import in_turn, ledgers, recorded
 from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
 
 __all__ = [
-    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "in_turn", "largest_difference",
-    "largest_error", "layers_by_xla", "ledgers", "my_sequences", "paced", "predicted", "products", "recorded", "step",
-    "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
+    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "dry_step", "in_turn", "largest_difference",
+    "largest_error", "layers_by_xla", "ledgers", "my_sequences", "one_process", "paced", "predicted", "products",
+    "recorded", "step", "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
 ]  # fmt: skip

@@ -1,11 +1,13 @@
 """Tests of labs.kit.train's steps with clipping, and of the ledger by ranks. Notebook 11 runs them in real jobs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from labs import cost, pp
-from labs.kit import draw, train
-from labs.model import PRESETS
+from labs.kit import beat, draw, train
+from labs.model import GPT, PRESETS
 
 ONE = torch.ones(2)
 
@@ -43,3 +45,25 @@ def test_ranks_with_the_same_numbers_share_a_row():
     said = [{"pp": 1}, {"pp": 1}, {"pp": 1}, {"pp": 2}]
     table = draw.by_rank(said, said, names={"pp": "sent along pp"}).table()
     assert [row[0] for row in table.rows] == ["ranks 0 to 2 sent along pp", "rank 3 sent along pp"]
+
+
+def test_a_dry_step_sends_what_is_predicted():
+    config, sizes = replace(PRESETS["tiny"], depth=2), (2, 1, 1, 2)
+    said = train.predicted(config, sizes, 0, 2, 2, sequence_parallel=True)
+    found = train.dry_step(config, sizes, 2).communication.sent(0, 1)
+    assert found == said["pp"] + said["shard"] + said["tp"]
+
+
+def test_one_process_returns_norms_and_parameters():
+    model = GPT(PRESETS["tiny"])
+    x = torch.zeros(1, 8, dtype=torch.long)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    (norm,), after = train.one_process(model, [(x, x)])
+    assert norm > 0 and any(not torch.equal(p, before[name]) for name, p in after.items())
+
+
+def test_one_mesh_of_the_challenge_is_measured():
+    fewest = beat.best_mesh.bound(beat.best_mesh.cases["few tokens"])
+    assert beat.best_mesh.measured("few tokens", {"pp": 2, "shard": 4}) == fewest
+    with pytest.raises(ValueError, match="there are 8 ranks"):
+        beat.best_mesh.measured("few tokens", {"pp": 2})

@@ -12,7 +12,7 @@ of its sequences, or their gradients.  Splitting matrices between nodes would se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -63,9 +63,9 @@ def bound(case: ModelOnNodes) -> float:
     return min(2 * (1 - n / case.nodes) * gradients / n + min(n - 1, 2) * cut * n / case.nodes for n in stages)
 
 
-def on_a_rank(fn: Function, batches: list[Any]) -> list[list[float]]:
+def on_a_rank(fn: Function, batches: list[Any], cases: Sequence[ModelOnNodes]) -> list[list[float]]:
     found = []
-    for case, (x, y) in zip(CASES.values(), batches, strict=True):
+    for case, (x, y) in zip(cases, batches, strict=True):
         axes = fn(*case)
         require_mesh(axes, case)
         whole = dict.fromkeys(AXES, 1) | axes
@@ -93,13 +93,25 @@ def require_mesh(axes: Any, case: ModelOnNodes) -> None:
         raise ValueError(f"{axes}: replicate stands before shard")
 
 
-def judge(fn: Function) -> Judged:
-    generator = chance()
-    batches = [
-        torch.randint(case.config.vocab, (2, case.batch, case.config.context), generator=generator)
-        for case in CASES.values()
+def measured(name: str, axes: Mapping[str, int]) -> int:
+    """Return the most bytes that leave one node, or come into it, in a step of one case on this mesh.
+
+    Raises ValueError for a mesh that is not allowed.
+    """
+    require_mesh(axes, case := CASES[name])
+    results = job(on_a_rank, lambda *case: axes, batches_of([case], chance()), [case], ranks=RANKS)
+    return busiest(results, 0, RANKS // case.nodes)
+
+
+def batches_of(cases: Iterable[ModelOnNodes], generator: torch.Generator) -> list[Any]:
+    return [
+        torch.randint(case.config.vocab, (2, case.batch, case.config.context), generator=generator) for case in cases
     ]
-    results, scores = job(on_a_rank, fn, batches, ranks=RANKS), {}
+
+
+def judge(fn: Function) -> Judged:
+    batches = batches_of(CASES.values(), chance())
+    results, scores = job(on_a_rank, fn, batches, list(CASES.values()), ranks=RANKS), {}
     for number, (name, case) in enumerate(CASES.items()):
         losses = [loss for found in results for loss in found[number]]
         expected = GPT(case.config)(*batches[number]).item()
@@ -127,7 +139,7 @@ def busiest(results: Results, step: int, node: int) -> int:
 best_mesh = Challenge(
     "best_mesh",
     "11",
-    "The mesh from whose nodes least leaves",
+    "Find the mesh that sends the fewest bytes between nodes",
     "Eight ranks on two or four nodes, and so much room on a rank. Choose the sizes of the axes and their order, for "
     "four models and batches; a step is run for real, and what leaves the busiest node is counted.",
     judge,
@@ -136,4 +148,5 @@ best_mesh = Challenge(
     possible=100.0,
     cases=CASES,
     bound=bound,
+    measured=measured,
 )

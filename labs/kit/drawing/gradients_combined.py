@@ -26,7 +26,7 @@ KINDS_OF_PARAMETERS = {  # {kind: (an example, what tells ranks along tp apart, 
     "tied": ("an embedding that is also the head", ("words 0–127", "words 128–255"), False),
 }
 MEAN, SUM, SAME = KINDS["P"], KINDS["comm"], MUTED
-WIDE, TALL, GAP, PANEL, HIGH = 104, 36, 36, 620, 216
+WIDE, TALL, GAP, PANEL, HIGH = 116, 42, 32, 690, 218
 
 
 def who_combines(sizes: Mapping[str, int], combine: Callable[[Any, str, Any], Any]) -> Drawing:
@@ -39,15 +39,15 @@ def who_combines(sizes: Mapping[str, int], combine: Callable[[Any, str, Any], An
     words = ". ".join(
         f"{kind}: {', '.join(f'{how} along {axis}' for axis, how in added[kind].items())}" for kind in added
     )
-    canvas = Canvas(2 * PANEL + 10, 2 * HIGH + 50, "Gradients on 2 × 2 × 2 ranks: mean, sum, or nothing", words)
+    canvas = Canvas(PANEL, 4 * HIGH + 90, "Gradients on 2 × 2 × 2 ranks: mean, sum, or nothing", words)
     for number, (kind, how) in enumerate(added.items()):
-        panel(canvas, 16 + number % 2 * PANEL, 22 + number // 2 * HIGH, kind, how)
-    y = 2 * HIGH + 28
+        panel(canvas, 16, 22 + number * HIGH, kind, how)
+    y = 4 * HIGH + 44
     legend = (("mean", "other sequences: average"), ("Σ", "a part of the sum: add up"), ("=", "already the same"))
     for number, (sign, meaning) in enumerate(legend):
-        badge(canvas, 60 + 270 * number, y, sign)
-        canvas.text(92 + 270 * number, y, meaning, anchor="start")
-    canvas.text(880, y, "no sign, other tint: another parameter", anchor="start", fill=MUTED)
+        badge(canvas, 40 + 240 * number, y, sign)
+        canvas.text(70 + 240 * number, y, meaning, anchor="start")
+    canvas.text(16, y + 28, "no sign, other tint: another parameter", anchor="start", fill=MUTED)
     return canvas.drawing()
 
 
@@ -78,14 +78,14 @@ def panel(canvas: Canvas, x0: float, y0: float, kind: str, how: Mapping[str, str
         return x0 + 70 + pp * (stage + 44) + tp * (WIDE + GAP)
 
     for dp in (0, 1):
-        canvas.text(x0, top + dp * (TALL + GAP) + TALL / 2, f"dp {dp}", 12, "start", "bold")
+        canvas.text(x0, top + dp * (TALL + GAP) + TALL / 2, f"dp {dp}", 13.5, "start", "bold")
         for pp in (0, 1):
             for tp in (0, 1):
                 x, y = left(pp, tp), top + dp * (TALL + GAP)
                 tint = RANKS[2 * pp * differs + tp * (sides[0] != sides[1] and kind != "summand")]
                 canvas.rect(x, y, WIDE, TALL, fill=tint)
                 part = f"layer {pp}" if differs else ("embedding", "head")[pp]
-                canvas.lines(x + WIDE / 2, y + 11, [part, sides[tp]], 11.5, leading=1.3)
+                canvas.lines(x + WIDE / 2, y + 12, [part, sides[tp]], 13, leading=1.3)
             if kind == "whole" or "tp" in how:
                 badge(
                     canvas,
@@ -94,9 +94,9 @@ def panel(canvas: Canvas, x0: float, y0: float, kind: str, how: Mapping[str, str
                     "Σ" if "tp" in how else "=",
                 )
     for pp in (0, 1):
-        canvas.text(left(pp, 0) + stage / 2, y0 + 22, f"pp {pp}", 12, weight="bold")
+        canvas.text(left(pp, 0) + stage / 2, y0 + 22, f"pp {pp}", 13.5, weight="bold")
         for tp in (0, 1):
-            canvas.text(left(pp, tp) + WIDE / 2, y0 + 46, f"tp {tp}", 11, fill=MUTED)
+            canvas.text(left(pp, tp) + WIDE / 2, y0 + 46, f"tp {tp}", 13, fill=MUTED)
             if "dp" in how:
                 badge(canvas, left(pp, tp) + WIDE / 2, top + TALL + GAP / 2, "mean" if how["dp"] == "mean" else "Σ")
     for tp, lift in ((0, 20), (1, 40)) if "pp" in how else ():

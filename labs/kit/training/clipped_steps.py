@@ -2,6 +2,8 @@
 
 clipped(parameters, backward, clip, batches)      train, and return the norm of the gradients in each step
 my_sequences(mesh, batch)                         the sequences of a batch that a rank reads
+one_process(model, batches)                       train in one process; return the norms and the parameters
+dry_step(config, sizes, microbatches)             pretend to be rank 0 of a mesh, and record two steps
 largest_difference(results, expected)             compare the norms and parameters of all ranks with one process's
 predicted(config, sizes, rank, microbatches)      the bytes that a rank sends along each axis, and holds
 """
@@ -9,19 +11,21 @@ predicted(config, sizes, rank, microbatches)      the bytes that a rank sends al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labs import cost, pp
+from labs import cost, pp, tp
 from labs.cost.on_a_mesh import along_data, along_pp, along_tp, on_mesh
+from labs.kit.dry import dry, our_neighbours
 from labs.kit.record import mark
 from labs.kit.training.training_step import ADAMW, Batch
 from labs.mesh import Mesh
-from labs.model import Config
-from labs.parallel import AXES
+from labs.model import GPT, Config
+from labs.parallel import AXES, Parallel
 
 Trained = tuple[Sequence[float], Mapping[str, Tensor]]  # the norms, and {name: full parameter}
 
@@ -46,6 +50,35 @@ def clipped(
         optimizer.zero_grad()
     mark("end")
     return norms
+
+
+def one_process(model: nn.Module, batches: Iterable[Batch]) -> tuple[list[float], dict[str, Tensor]]:
+    """Train the whole model with clipped gradients; return the norms, and {name: parameter}."""
+
+    def backward(x: Tensor, y: Tensor) -> None:
+        model(x, y).backward()
+
+    clip = partial(torch.nn.utils.clip_grad_norm_, list(model.parameters()))
+    norms = clipped(model.parameters(), backward, clip, batches)
+    return norms, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def dry_step(config: Config, sizes: Sequence[int], microbatches: int) -> Any:
+    """Pretend to be rank 0 of labs.parallel on a mesh; return the dry run of two steps.
+
+    sizes: the sizes of labs.parallel.AXES.
+    microbatches: the number of micro-batches, of one sequence each, with sequence parallelism.
+    """
+    return dry(pretend, config, sizes, microbatches, ranks=prod(sizes), rank=0)
+
+
+def pretend(config: Config, sizes: Sequence[int], microbatches: int) -> None:
+    lists, plan = pp.one_f_one_b(sizes[0], microbatches), tp.gpt_plan(config, True)
+    parallel = Parallel(pp.cut(GPT(config), sizes[0]), lists, Mesh(sizes, AXES), plan)
+    x = torch.zeros(microbatches, config.context, dtype=torch.long)
+    with our_neighbours(torch.empty(1, config.context, config.dim, device="meta")):
+        clip = partial(torch.zeros, (), device="cpu")
+        clipped(parallel.parameters(), parallel.forward_backward, lambda most: clip(), [(x, x)] * 2)
 
 
 def my_sequences(mesh: Mesh, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -70,6 +70,15 @@ ON_TWO_NODES = Fake(
         Fake(to={rank ^ (2 - step): 900_000}, group="mesh_dp"),
     ],
 )
+IN_ORDER = Fake(
+    ranks=4,
+    link=Fake(nodes=2, across=lambda rank, to, ranks: sum(n for other, n in to.items() if other // 2 != rank // 2)),
+    select=lambda rank, step: [
+        Fake(to={rank ^ 2: 900}, group="mesh_pp", ranks=(0, 2), start=0.11, end=0.13, waits=((0.12, 0.13),)),
+        Fake(to={rank ^ 1: 4000}, group="mesh_tp", ranks=(0, 1), start=0.14, end=0.19, waits=()),
+    ],
+    window=lambda rank, step: (0.1, 0.2),
+)
 PRODUCTS = {
     "A": (((8, 4), (4, 2)), (Shard(0), Replicate(), Shard(0))),
     "C": (((8, 4), (4, 2)), (Shard(1), Shard(0), Shard(0))),
@@ -80,6 +89,8 @@ SENT = {
 }
 
 DRAWINGS = {
+    "orders": lambda: draw.orders({"pp × tp": IN_ORDER}, 1),
+    "node bound": lambda: draw.node_bound(nodes=4, stages=2),
     "products": partial(draw.products, PRODUCTS, SENT),
     "ring": lambda: draw.messages(RING, 4),
     "tree": lambda: draw.messages(TREE, 8),
@@ -146,6 +157,7 @@ def rounded(words: str) -> str:
 NAMED = {"step": 1, "ranks": [0], "names": ("one device", "stage 3")}
 KINDS = {"P": 9e6, "G": 1e5, "S": 2e6, "comm": 8e5, "peak": 1e7}
 FIGURES = {
+    "rank by axis": (draw.rank_by_axis, [IN_ORDER], {"rank": 0, "step": 1}),
     "timeline": (draw.timeline, [recording()], {}),
     "timeline of a busy step": (draw.timeline, [busy()], {"step": 0}),
     "two timelines": (draw.timeline, [busy(), busy(1)], {"step": 0, "names": ("ours", "native")}),
