@@ -11,12 +11,13 @@ put into `cluster.unshared["n2"]`.  That takes root.
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,6 +145,25 @@ def stop(daemons: list[subprocess.Popen]) -> None:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for pid in left_of_jobs(os.environ["SLURM_CONF"]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def left_of_jobs(configuration: str) -> list[int]:
+    """Return the processes of this cluster's jobs that are still there, as after a node was taken down.
+
+    psutil does not read the environment of slurmstepd, which writes its title over the first bytes.
+    """
+    left = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has just ended
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            is_step = (folder / "comm").read_text() == "slurmstepd\n"
+            in_a_job = is_step or any(entry.startswith(b"SLURM_JOB_ID=") for entry in environment)
+            if in_a_job and f"SLURM_CONF={configuration}".encode() in environment:
+                left.append(int(folder.name))
+    return left
 
 
 def restore(before: str | None) -> None:

@@ -121,6 +121,24 @@ def test_an_interrupt_cancels_the_job(cluster, tmp_path, capsys):
     small_slurm.wait(lambda: not small_slurm.jobs(), 10, "the job has not ended")
 
 
+@pytest.mark.depth
+def test_a_node_that_fails_is_named_and_leaves_nothing(tmp_path):
+    def fail():
+        small_slurm.wait(log.exists, 60, "the job has not started")
+        small_slurm.said("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+
+    if reason := small_slurm.missing():
+        pytest.skip(reason)
+    log, thread = tmp_path / "log", threading.Thread(target=fail)
+    with small_slurm.small_slurm(nodes=1) as cluster:
+        thread.start()
+        with pytest.raises(RankError, match=r"n1.* DUE TO NODE FAILURE|NODE_FAIL.* n1"):
+            run(os.getpid, ranks=1, on=Slurm(1, cluster.folder, setup=[f"touch {log}; sleep 60"]))
+        thread.join()
+        configuration = os.environ["SLURM_CONF"]
+    small_slurm.wait(lambda: not small_slurm.left_of_jobs(configuration), 5, "a process is left")
+
+
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
