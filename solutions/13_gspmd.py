@@ -457,7 +457,7 @@ counted(train.zero_3_by_hand(config, weights, arrays[0]))
 # arrays, and all but the 2 K that a device keeps must be sent.
 #
 # A point is a hundredth of bound / bytes, and the score is the mean of the three cases. `measured` compiles one case
-# for you to try. FSDP cuts all arrays along their rows, and uses whole weights:
+# for you to try. FSDP cuts all arrays along their rows, and uses whole weights. It scores 26.2:
 
 # %%
 FSDP = [(("abc", ""), ("", ""))] * 2, [(("abc", ""), ("abc", ""))] * 3
