@@ -283,13 +283,13 @@ def ours(sizes):
 # %%
 [alone] = on_cpu(train.one_process, GPT(CONFIG), [loader[0], loader[1]], ranks=1)
 jobs, rows = {}, []
-norms = {f"norm, step {n}": f"{norm:.4f}" for n, norm in enumerate(alone[0])}
+norms = {f"step {n}": f"norm {norm:7.4f}" for n, norm in enumerate(alone[0])}
 rows.append({"training": "one process"} | norms | {"a parameter is off by at most": "0"})
 for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
     job = jobs[sizes] = on_cpu(ours, sizes, ranks=prod(sizes), record="communication")
     off = train.largest_difference(job, alone)["parameter"]
     name = " × ".join(f"{a} {n}" for a, n in zip(AXES, sizes, strict=True) if n > 1)
-    norms = {f"norm, step {n}": f"{norm:.4f}" for n, norm in enumerate(job[0][0])}
+    norms = {f"step {n}": f"norm {norm:7.4f}" for n, norm in enumerate(job[0][0])}
     below = "below 1e-5" if off < 1e-5 else f"{off:.1e}"
     rows.append({"training": name} | norms | {"a parameter is off by at most": below})
 draw.table(rows)
@@ -339,7 +339,7 @@ for job, way in ((jobs[sizes], ours), (theirs, pytorchs)):
     sides.append([by_axis(job.recording, rank) | begin[rank] | most[rank] for rank in range(8)])
 names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
 names |= {"P": "hold of P", "G": "hold of G", "S": "hold of S"}
-print("norms of PyTorch's:", *(f"{norm:.4f}" for norm in theirs[0]))
+print("PyTorch's:", ", ".join(f"norm {norm:7.4f}" for norm in theirs[0]))
 draw.by_rank(said, *sides, names=names)
 
 # %% [markdown]
@@ -552,13 +552,13 @@ found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
 [loss] = on_cpu(lambda: GPT(CONFIG)(*loader[0]).item(), ranks=1)
 rows = []
 for name in "ABC":
-    what, right = ("loss in the log", loss) if name == "C" else ("norm", found["right"])
-    row = {"mistake": name, "wrong is the": what, "found": f"{found[name]:.4f}"}
-    rows.append(row | {"right": f"{right:.4f}", "factor": f"{found[name] / right:.3f}"})
+    what, right = ("loss", loss) if name == "C" else ("norm", found["right"])
+    row = {"mistake": name, "found": f"{what} {found[name]:7.4f}"}
+    rows.append(row | {"right": f"{what} {right:7.4f}", "factor": f"{found[name] / right:.3f}"})
 draw.table(rows)
 
 # %% [markdown]
-# A and B change every gradient by one factor, and C changes the log alone.
+# A and B change every gradient by one factor, and C changes the loss in the log alone.
 #
 # ## Why, and why not
 #
