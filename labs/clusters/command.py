@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         print(*head(settings, axes), sep="\n", flush=True)
     try:
         if chosen.ledger:
-            settings = replace(settings, steps=LEDGER_STEPS, evaluate=0, sample=0, logs=None)
+            settings = replace(settings, steps=LEDGER_STEPS, evaluate=0, sample=0, report=None)
         record = "memory" if chosen.ledger else None
         done = run(train, settings, ranks=None if under_torchrun else prod(axes.values()), timeout=inf, record=record)
     except RankError as error:

@@ -73,7 +73,7 @@ class Settings:
     evaluate: int = 0  # steps between two evaluations on data that is not trained on; 0 makes none
     evaluations: int = 4  # the batches of an evaluation
     sample: int = 64  # the tokens that the trained model writes at the end
-    logs: Path | None = None  # a folder for TensorBoard's logs and for a JSON line per step
+    report: Path | None = None  # a folder for TensorBoard's logs and for a JSON line per step
     card: str = ""  # a GPU's name in the planner's table, for the MFU; the GPU's own if left out
 
     @property

@@ -184,7 +184,7 @@ def reported(settings: Settings) -> report.Report:
     per_token = report.flops_per_token(settings.config, settings.tokens)
     card = report.peak_flops(settings.card)
     flops = None if card is None else card * dist.get_world_size()
-    return report.Report(settings.steps, settings.batch * settings.tokens, per_token, flops, settings.logs)
+    return report.Report(settings.steps, settings.batch * settings.tokens, per_token, flops, settings.report)
 
 
 def evaluate(training: Training, settings: Settings, unseen: Batches) -> float:

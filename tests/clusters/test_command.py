@@ -3,9 +3,13 @@
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from torch.distributed.run import get_args_parser
+
 from labs.clusters.command import main
+from labs.clusters.settings import Settings, flat
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +43,10 @@ def test_a_dry_run_and_a_plan_are_of_the_same_settings(capsys):
     assert "fsdp, tiny, 4 × 64 tokens, of 2 ranks in a steady step" in capsys.readouterr().out
     assert main(["--model", "llama3-8b", "--batch", "512", "--ranks", "32", "--plan"]) == 0
     assert "32 × H100, InfiniBand, 512 sequences of 8192 tokens in a step" in capsys.readouterr().out
+
+
+def test_torchrun_takes_no_flag_of_the_training_for_its_own():
+    """Hold that no flag is the beginning of a flag of torchrun, which would call it ambiguous."""
+    flags = [f"--{name}" for name in flat(asdict(Settings()))]
+    given = ["--nproc-per-node", "2", "-m", "labs", "train", *(word for flag in flags for word in (flag, "1"))]
+    assert get_args_parser().parse_args(given).training_script_args[0] == "train"

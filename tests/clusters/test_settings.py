@@ -71,7 +71,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, sentence):
 
 def test_each_setting_of_the_toml_reaches_a_flag(tmp_path):
     """Every field, also of the inner tables, can stand in a file."""
-    default = Settings(data=tmp_path, logs=tmp_path)
+    default = Settings(data=tmp_path, report=tmp_path)
     lines, tables = [], []
     for key, value in dataclasses.asdict(default).items():
         if isinstance(value, dict):

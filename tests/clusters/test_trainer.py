@@ -25,7 +25,7 @@ def told(logs: Path) -> list[dict[str, float]]:
 
 def trained(settings: Settings, folder: Path, ranks: int) -> list[dict[str, float]]:
     """Train; return what the report says of each step, and of the evaluation at the end."""
-    own = replace(settings, logs=folder / "logs", checkpoints=Checkpoints(folder / "saved"))
+    own = replace(settings, report=folder / "logs", checkpoints=Checkpoints(folder / "saved"))
     run(train, own, ranks=ranks, timeout=200)
     return told(folder / "logs")
 

@@ -1,0 +1,84 @@
+"""Tests of the batch script on a small Slurm: a job that is told that its time ends saves, ends and is put back."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.small_slurm import Cluster, missing, said, small_slurm
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "labs" / "clusters" / "train.sbatch"
+LONG = 200.0  # s
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with small_slurm() as started:
+        yield started
+
+
+def filled(cluster: Cluster) -> Path:
+    """Return the script with the head of this cluster, which asks for no account and no reservation."""
+    lines = SCRIPT.read_text().splitlines(keepends=True)
+    own = [line.replace("PARTITION", "main") for line in lines if "=ACCOUNT" not in line and "=RESERVATION" not in line]
+    path = cluster.folder / "train.sbatch"
+    path.write_text("".join(own))
+    return path
+
+
+def submitted(cluster: Cluster, folder: Path, *flags: str) -> str:
+    """Submit a training of 2 × 2 ranks; return the number of the job."""
+    own = {"RANKS_PER_NODE": "2", "FOLDER": str(folder), "OMP_NUM_THREADS": "1", "LABS_DEVICE": "cpu"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["sbatch", "--parsable", "--chdir", str(ROOT), f"--output={cluster.folder}/out-%j", str(filled(cluster))]
+    flags = ("configs/fsdp.toml", "--evaluate", "0", "--sample", "0", "--report", str(folder / "logs"), *flags)
+    environment = os.environ | own | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def steps(folder: Path) -> list[int]:
+    path = folder / "logs" / "steps.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait(true: object, what: str, cluster: Cluster) -> None:
+    end = time.monotonic() + LONG
+    while not true():
+        told = "\n".join(path.read_text()[-3000:] for path in cluster.folder.glob("out-*"))
+        assert time.monotonic() < end, f"{what}; the job says: {told}"
+        time.sleep(0.1)
+
+
+def test_a_job_whose_time_ends_saves_and_is_put_back_into_the_queue(cluster, tmp_path):
+    folder = cluster.folder / "saved"
+    job = submitted(cluster, folder, "--steps", "100000")
+    wait(lambda: len(steps(folder)) > 1, "no step was made", cluster)
+    said("scancel", "--signal=USR1", "--batch", job)  # as --signal does before the time limit
+    wait(lambda: "Restarts=1" in said("scontrol", "show", "job", job), "the job was not put back", cluster)
+    said("scancel", job)
+    [saved] = [path for path in folder.glob("step-*") if not path.name.endswith(".draft")]
+    assert saved.name == f"step-{steps(folder)[-1]}"
+    assert "start it again, and it goes on" in (cluster.folder / f"out-{job}").read_text()
+
+
+@pytest.mark.soak
+def test_a_job_that_was_put_back_goes_on_and_ends_with_the_steps_of_an_undisturbed_one(cluster):
+    folders = [cluster.folder / name for name in ("whole", "parts")]
+    jobs = [submitted(cluster, folder, "--steps", "40") for folder in folders]
+    wait(lambda: 1 < len(steps(folders[1])) < 30, "no step was made", cluster)
+    said("scancel", "--signal=USR1", "--batch", jobs[1])
+    wait(lambda: all(40 in steps(folder) for folder in folders), "a job has not ended", cluster)
+    whole, parts = ((folder / "logs" / "steps.jsonl").read_text().splitlines() for folder in folders)
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in (whole, parts)]
+    assert losses[0] == losses[1]
+    assert "Restarts=1" in said("scontrol", "show", "job", jobs[1])
