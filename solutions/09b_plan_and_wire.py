@@ -354,9 +354,10 @@ why = "TP sends activations in every layer; FSDP gathers twice and reduces once.
 check.predict("Times as much?", guess_order, round(between / inside, 1), reason=why)
 
 # %% [markdown]
-# With `tp` last, 2.7 MB leave each node; with `tp` first, 10.5 MB do. That is why TP is the last axis of a mesh.
-# (Llama's authors list their axes in the opposite order: their first one, TP, is the innermost.) Both orders are the
-# same training, and each rank sends what the formulas of TP and FSDP say:
+# With `tp` last, 2.7 MB leave each node; with `tp` first, 10.5 MB do. With more than about 4 D tokens TP sends more
+# than FSDP, and training runs read more, so TP is the last axis of a mesh. With fewer tokens it would be the other way
+# round. (Llama's authors list their axes in the opposite order: their first one, TP, is the innermost.) Both orders
+# are the same training, and each rank sends what the formulas of TP and FSDP say:
 
 # %%
 half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
@@ -429,7 +430,8 @@ draw.table(rows, caption="bytes, rank 0")
 # process T tokens over links of W bytes per second. The computation takes 6ψT/(NR) seconds. The layer's four
 # all-reduces, with 2 bytes per number, take 16 (N − 1)/N × TD/W seconds. T cancels in their ratio: a larger batch does
 # not help, only a wider model or a faster link. The table gives the seconds of communication per second of computation
-# on 8 ranks; R is what an H100 reached in Llama 3's training, waiting included (arXiv 2407.21783, table 4):
+# on 8 ranks; R is what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4). That includes
+# its waiting, so a device computes faster than R, and the figures are the least that one should expect:
 
 # %%
 rows = []
@@ -445,9 +447,9 @@ for name in ("llama3-8b", "llama3-405b"):
 draw.table(rows, caption="seconds of communication per second of computation")
 
 # %% [markdown]
-# With NVLink, TP adds a third to the step of the 8B model, and a tenth to that of 405B. Over InfiniBand, 8B would
-# communicate for almost three times as long as it computes. So TP stays inside a node. Long before TP runs out of query
-# heads, its matrices become too narrow to keep a device busy.
+# With NVLink, TP communicates for a third of the time in which it computes the 8B model, and for a tenth with 405B.
+# Over InfiniBand, 8B would communicate for almost three times as long as it computes. So TP stays inside a node. Long
+# before TP runs out of query heads, its matrices become too narrow to keep a device busy.
 #
 # ### A way out
 #
@@ -757,8 +759,8 @@ draw.timeline(recording, recording, step=quickest, names=names)
 # The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
 # all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
 # multiplied. A rank waits only if a shard takes longer to travel than to multiply, which hardly ever happens here
-# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to a
-# plan like this, between GPUs that can read each other's memory. Its authors
+# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to
+# a plan like this, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
 # help with a single token, which cannot be split into shards.

@@ -126,14 +126,14 @@ words = f"XLA sends {sum(each.sent for each in xla):,} bytes for the same progra
 play.propagation(small, SIZES, known, ends | between, words)
 
 # %% [markdown]
-# Each row is a product, with its letters. Begin at slider position 0, and go on step by step. A coloured line is a cut;
-# the tinted matrix is the one whose layout was worked out last. `dp` passes from the rows of x to those of h, and `tp`
-# from the columns of w1 to those of h.
+# Each row is a product, with its letters. Begin at slider position 0, and go on step by step. A coloured line is a
+# cut; in each further frame, the tinted matrix is the one whose layout was worked out last. `dp` passes from the rows
+# of x to those of h, and `tp` from the columns of w1 to those of h.
 #
-# The last frame shows what the layouts cost. A product that sums over a cut letter leaves each device with a partial
-# sum. Along `tp` these are y and dx, the two all-reduces of tensor parallelism; along `dp` they are the gradients of
-# the weights, the all-reduces of DDP. Below is what XLA has compiled for the same layouts: as many bytes, in two calls,
-# since it packs arrays with the same group together.
+# The last frame shows what the layouts cost. A product that sums over a letter along which its inputs are cut leaves
+# each device with a partial sum. Along `tp` these are y and dx, the two all-reduces of tensor parallelism; along `dp`
+# they are the gradients of the weights, the all-reduces of DDP. Below is what XLA has compiled for the same layouts:
+# as many bytes, in two calls, since it packs arrays with the same group together.
 #
 # ## Build: a layout passes along a letter
 #
@@ -213,9 +213,9 @@ for tokens, shape in zip(BATCHES, shapes, strict=True):
 draw.table(rows)
 
 # %% [markdown]
-# The compiler moves the smaller tensor. With many tokens that is the weight, which is FSDP. With few, the tokens move,
-# and the weight stays cut: a small batch turns FSDP into something else. To prevent that, annotate *activations*, too:
-# if the result must be cut along its rows, only w can move.
+# In these four cases the compiler moves the smaller tensor. With many tokens that is the weight, which is FSDP. With
+# few, the tokens move, and the weight stays cut: a small batch turns FSDP into something else. To prevent that,
+# annotate *activations*, too: if the result must be cut along its rows, only w can move.
 # [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
 #
 # ## What is sent?
@@ -354,7 +354,7 @@ for name, job in zip(MESHES, jobs, strict=True):
 draw.table(rows)
 
 # %% [markdown]
-# Three layouts, one program, one curve. No line of the program changed.
+# Three layouts, one program, and the same losses. No line of the program changed.
 #
 # ## By hand: the collectives in JAX
 #
@@ -364,10 +364,12 @@ draw.table(rows)
 #
 # ### Exercise 3: ZeRO 3 (10 minutes)
 #
-# In notebook 04 it took a class. Here each device has its rows of every weight, and its part of the batch; you return
-# its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather in backward? You
-# may leave that to JAX, or write it yourself. Budget: each weight is gathered once, so a device sends (N − 1)/N of
-# their bytes; and the gradients that it all-reduces have at most the weights' bytes.
+# In notebook 04 it took a class. (All weights are whole from forward to backward here, so the bytes are those of stage
+# 2 there, and only what is held between steps is that of stage 3.) Here each device has its rows of every weight, and
+# its part of the batch; you return its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does
+# JAX make of a gather in backward? You may leave that to JAX, or write it yourself. Budget: each weight is gathered
+# once, so a device sends (N − 1)/N of their bytes; and the gradients that it all-reduces have at most the weights'
+# bytes.
 
 
 # %% tags=["exercise"]

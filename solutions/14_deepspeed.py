@@ -107,15 +107,15 @@ draw.table([{"": name, **odd(each, two["yours"])} for name, each in two.items()]
 #
 # ## Predict: four suspects
 #
-# These settings are not in the file, or may have been set badly. Which one changes the curve, which one the bytes sent,
-# and which one the memory? One of the four changes none of the three.
+# Each of these four settings was left out of the file, or was set. Which one changes the curve, which one the bytes
+# sent, and which one the memory? One of the four changes none of the three.
 #
 # | | setting | the file has, or the default is | what it sets |
 # |---|---|---|---|
 # | 1 | `round_robin_gradients` | false | the order in which parameters are divided among the ranks |
 # | 2 | `reduce_bucket_size` | 65,536; the default is 500,000,000 | elements that are reduced at once |
 # | 3 | `gradient_clipping` | 1.0 | largest norm of the gradients |
-# | 4 | `use_multi_rank_bucket_allreduce` | true | a bucket with parts for several ranks is all-reduced |
+# | 4 | `use_multi_rank_bucket_allreduce` | true | buckets are all-reduced, whichever ranks need their parts |
 
 # %%
 guess_curve = 3  # your number, a row of the table
@@ -290,10 +290,10 @@ draw.bars(bars)
 #
 # ## Predict: the same hunt in stage 3
 #
-# Our stage 3 gathers parameters twice in a step and reduces gradients once: 3Ψ. Write `{"stage": 3}` and DeepSpeed does
-# something else, because of two thresholds. A parameter of at most 100,000 elements is never sharded, and every
-# parameter of this model is smaller. And a parameter stays gathered if it is used again before a billion other elements
-# are. How many times Ψ does a rank send?
+# Our stage 3 gathers parameters twice in a step and reduces gradients once: 3Ψ. Write `{"stage": 3}` and DeepSpeed
+# does something else, because of two thresholds. A parameter of at most 100,000 elements stays whole from its first
+# use on, and every parameter of this model is smaller. And a parameter stays gathered if it is used again before a
+# billion other elements are. How many times Ψ does a rank send?
 
 # %%
 guess_psi = 2  # your number
@@ -310,7 +310,7 @@ thirds = {
 files = {name: strategies.by_file(file) for name, file in thirds.items()}
 found = ledgers(files, model, batches[:3], ranks=2, memory=False)
 per_psi = {name: round(each.sent / (4 * PSI / 2), 2) for name, each in found.items()}
-why = "P is gathered once a step."
+why = "The optimizer updates shards, so P is gathered once a step, after it."
 times = per_psi["its own thresholds"]
 check.predict("Times Ψ, by its own thresholds:", guess_psi, times, reason=why)
 
@@ -359,9 +359,9 @@ print(changed)
 check.predict("Stage 1 changes it by:", guess_trap, changed[1])
 
 # %% [markdown]
-# In stages 1 and 2 the first gradient is lost. The default of `gradient_accumulation_steps` is 1, so a step has one
-# micro-batch, and the engine treats every backward as a whole step. Set it to 2, and call `step` after each backward,
-# as DeepSpeed's documentation says. The engine then updates once, by the mean gradient.
+# In stages 1 and 2 the first gradient is lost; stage 3 adds both up. The default of `gradient_accumulation_steps` is
+# 1, so a step has one micro-batch, and the engine treats every backward as a whole step. Set it to 2, and call `step`
+# after each backward, as DeepSpeed's documentation says.
 #
 # ## Build: a file from a description
 #
@@ -442,7 +442,7 @@ check.mend(mend)
 #
 # | within `zero_optimization` | |
 # |---|---|
-# | `stage3_param_persistence_threshold` | a parameter of at most this many elements is never sharded |
+# | `stage3_param_persistence_threshold` | a parameter of at most this many elements stays whole between its uses |
 # | `stage3_max_reuse_distance` | a parameter stays gathered if it is used again within this many elements |
 # | `stage3_prefetch_bucket_size` | at most this many elements are prefetched |
 # | `offload_param`, `offload_optimizer` | `{"device": "cpu"}` stores them on the CPU between two uses |

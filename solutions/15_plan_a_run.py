@@ -5,7 +5,7 @@
 # the work. Which one do you choose, and how do you know before you have paid for it?*
 #
 # You need: [ZeRO](04_zero.ipynb), [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 30 without exercises, 70 with them, 5 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 35 without exercises, 75 with them, 5 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -387,9 +387,10 @@ for stages in ("2", "more"):
 # stages, a rank has one neighbour and exchanges two messages for each micro-batch. With more stages, a rank in the
 # middle has two neighbours and four messages. This fits a fixed wait at each message between stages.
 #
-# The figures suggest such a wait; its cause has not been published, so it is not proved. A third of the pipeline runs
-# are more than twice as slow as planned, and calling them all broken would make the plan impossible to refute. A large
-# gap has two explanations: the run is broken, or the plan lacks a cost. Profile a few steps before you pay for a month.
+# The figures suggest such a wait, which exercise 5 calls "messages"; its cause has not been published, so it is not
+# proved. A third of the pipeline runs are more than twice as slow as planned, and calling them all broken would make
+# the plan impossible to refute. A large gap has two explanations: the run is broken, or the plan lacks a cost. Profile
+# a few steps before you pay for a month.
 #
 # ### A number that hid it
 #
@@ -419,9 +420,10 @@ print(f"the plan: MFU {planned.mfu:.0%}, and {longer}")
 # ## The table of the field, once more
 #
 # Here the plan is asked about each rule of the table at the beginning, once where the rule should hold, and once where
-# it may not. The plan's median error is 16 % for sources that it was not fitted on. So two times whose ratio is below
-# 1.16 are **not distinguishable**. Two layouts may share a part of that error, so their ratio may be more exact than
-# this; nothing here measures by how much.
+# it may not. The plan's median error is 16 % for sources that it was not fitted on; half of the runs miss by more. So
+# two times whose ratio is below 1.16 are **not distinguishable**, and a ratio just above it is a hint, not a proof.
+# Two layouts may share a part of that error, so their ratio may be more exact than this; nothing here measures by how
+# much.
 
 # %%
 ONE = Config(50_257, 1024, 24, 16, 16, 2752, context=1024)  # 0.4 billion parameters
@@ -519,7 +521,7 @@ guess_times = 4.6  # your number
 gpt4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)
 nothing = plan.search(gpt4, H100.of(32), batch=512).too_large[0]
 print(f"{nothing.layout}:\n{nothing.reason}")
-times, why = round(nothing.peak / H100.card, 1), "P, G and S alone are 11 TB."
+times, why = round(nothing.peak / H100.card, 1), "P, G and S alone are 4.0 times the card; activations come on top."
 check.predict("Times the card?", guess_times, times, tolerance=0.2, reason=why)
 
 # %% [markdown]
