@@ -70,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         if chosen.ledger:
             settings = replace(settings, steps=LEDGER_STEPS, evaluate=0, sample=0, report=None)
         record = "memory" if chosen.ledger else None
-        done = run(train, settings, ranks=None if under_torchrun else prod(axes.values()), timeout=inf, record=record)
+        ranks = None if under_torchrun else prod(axes.values())
+        done = run(train, settings, ranks=ranks, timeout=inf, longest_wait=settings.timeout, record=record)
     except RankError as error:
         print(error, file=sys.stderr)
         return 1

@@ -74,6 +74,7 @@ class Settings:
     evaluations: int = 4  # the batches of an evaluation
     sample: int = 64  # the tokens that the trained model writes at the end
     report: Path | None = None  # a folder for TensorBoard's logs and for a JSON line per step
+    timeout: float = 600.0  # seconds that ranks of torchrun wait in one call for other hosts before the job fails
     card: str = ""  # a GPU's name in the planner's table, for the MFU; the GPU's own if left out
 
     @property
@@ -120,7 +121,8 @@ class Settings:
         return axes
 
     def require_sensible(self) -> None:
-        least = {"batch": 1, "micro_batches": 1, "steps": 1, "evaluations": 1, "context": 0, "evaluate": 0, "sample": 0}
+        least = {"batch": 1, "micro_batches": 1, "steps": 1, "evaluations": 1, "timeout": 1}
+        least |= {"context": 0, "evaluate": 0, "sample": 0}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name} is {getattr(self, name)}: give {lowest} or more")

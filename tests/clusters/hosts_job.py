@@ -25,7 +25,7 @@ def main(folder: str, *strategies: str) -> None:
     report.Report = Counted
     for name in strategies:
         own = Path(folder, name)
-        run(train, replace(SHORT, strategy=name, logs=own, checkpoints=Checkpoints(own / "saved")))
+        run(train, replace(SHORT, strategy=name, report=own, checkpoints=Checkpoints(own / "saved")))
 
 
 if __name__ == "__main__":

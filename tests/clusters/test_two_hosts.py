@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
     with two_hosts() as hosts:
         job = Torchrun(hosts, folder, "-m", "tests.clusters.hosts_job", str(folder), *PAIRS)
         alone = folder / "alone"
-        own = replace(SHORT, strategy="one device", logs=alone, checkpoints=Checkpoints(alone / "saved"))
+        own = replace(SHORT, strategy="one device", report=alone, checkpoints=Checkpoints(alone / "saved"))
         run(train, own, ranks=1, timeout=200)
         assert job.finish(200) == [0, 0], job.said(hosts[0]) + job.said(hosts[1])
         assert [host.processes() for host in hosts] == [[], []]

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: namespaces with a network link between them, in which torchrun starts 2 × 2 ranks.
+"""Two hosts on one machine: namespaces with a network link between them, in which torchrun starts a job.
 
     with two_hosts() as hosts:                            # Linux, as root
         job = Torchrun(hosts, folder, "-m", "labs", "train", "--steps", "4")
@@ -23,27 +23,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRAMS = ("ip", "nsenter", "setpriv", "unshare")
+PROGRAMS = ("ip", "nsenter", "setpriv", "tc", "unshare")
 LINK = "link0"  # the name of either end
 PORT = 29400  # of the rendezvous; nothing else runs on the host
 STARTING = 10.0  # seconds until the hosts must be there
-# The host's end of the link, and its name and its file of names, are its own.
-HOLD = 'mount --bind "$1" /etc/hosts && hostname "$2" && ip link set lo up && exec sleep infinity'
+ROOM = "2g"  # bytes of the hosts' disk, which is in memory
+# Host 1 has the mounts of host 0, and so the same disk.
+MOUNT = f'mount --bind "$1/names" /etc/hosts && mount -t tmpfs -o size={ROOM} disk "$1/disk" && '
+HOLD = 'hostname "$2" && ip link set lo up && exec sleep infinity'
 HEADS = 66  # bytes of the heads of Ethernet, IP and TCP, with its time stamps, in each packet that an interface counts
 RANK = re.compile(rb"(?:^|\0)RANK=(\d+)\0")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two hosts; holder: the process that has its namespaces."""
+    """One of the two hosts; holder: the process that has its namespaces; disk: a small disk that both hosts share."""
 
     name: str
     address: str
     holder: int
+    disk: Path
 
     def command(self, *words: str) -> list[str]:
         """Return the command that runs these words on the host."""
         return ["nsenter", f"--target={self.holder}", "--net", "--uts", "--mount", f"--wdns={ROOT}", *words]
+
+    @property
+    def disk_from_outside(self) -> Path:
+        """Return the path by which this process sees the disk."""
+        return Path(f"/proc/{self.holder}/root{self.disk}")
 
     def do(self, *words: str) -> str:
         return subprocess.run(self.command(*words), check=True, capture_output=True, text=True).stdout
@@ -90,16 +98,19 @@ def missing() -> str:
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Make two hosts with a link between them; at the end, kill all that runs on them."""
     with tempfile.TemporaryDirectory(prefix="labs-hosts-") as folder:
-        names = Path(folder, "hosts")
-        addresses = {"host0": "10.77.0.1", "host1": "10.77.0.2"}
-        names.write_text("127.0.0.1 localhost\n" + "".join(f"{a} {name}\n" for name, a in addresses.items()))
+        disk, addresses = Path(folder, "disk"), {"host0": "10.77.0.1", "host1": "10.77.0.2"}
+        disk.mkdir()
+        known = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        Path(folder, "names").write_text("\n".join([*known, ""]))
         hosts, holders = [], []
         try:
             for name, address in addresses.items():
-                hold = ["unshare", "-n", "-m", "-u", "sh", "-c", HOLD, "hold", str(names), name]
+                inside = ["nsenter", f"--target={hosts[0].holder}", "--mount"] if hosts else []
+                script = HOLD if hosts else MOUNT + HOLD
+                hold = [*inside, "unshare", "-nmu", "sh", "-c", script, "hold", folder, name]
                 holders.append(subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *hold]))
-                hosts.append(Host(name, address, holders[-1].pid))
-            wait(lambda: all(is_up(host) for host in hosts), STARTING, "the hosts have not started")
+                hosts.append(Host(name, address, holders[-1].pid, disk))
+                wait(lambda: is_up(hosts[-1]), STARTING, f"{name} has not started")
             other = ["peer", "name", LINK, "netns", str(hosts[1].holder)]
             hosts[0].do("ip", "link", "add", LINK, "type", "veth", *other)
             for host in hosts:
@@ -133,22 +144,30 @@ def wait(true: Callable[[], object], seconds: float, problem: str) -> None:
 
 
 class Torchrun:
-    """A job of 2 × 2 ranks on two hosts: torchrun, which meets the other host's by c10d's rendezvous, on each.
+    """A job on two hosts: torchrun, which meets the other host's by c10d's rendezvous, on each.
 
     program: what each rank runs, as after `python`
+    ranks: the number of ranks on each host
     restarts: torchrun's --max-restarts
+    join: the seconds in which the other host must come, at the start and after a failure
     """
 
     def __init__(
-        self, hosts: tuple[Host, Host], folder: Path, *program: str, restarts: int = 0, **conf: object
+        self,
+        hosts: tuple[Host, Host],
+        folder: Path,
+        *program: str,
+        ranks: int = 2,
+        restarts: int = 0,
+        join: int = 60,
     ) -> None:
         self.hosts, self.folder = hosts, folder
         self.agents = {}
         for number, host in enumerate(hosts):
-            settings = {"is_host": int(number == 0), "join_timeout": 60, "last_call_timeout": 1}
+            settings = {"is_host": int(number == 0), "join_timeout": join, "last_call_timeout": 1}
             options = {
                 "nnodes": 2,
-                "nproc-per-node": 2,
+                "nproc-per-node": ranks,
                 "max-restarts": restarts,
                 "rdzv-backend": "c10d",
                 "rdzv-endpoint": f"{hosts[0].address}:{PORT}",

@@ -104,6 +104,8 @@ class Watch:
         self.to_nobody: tuple[int, Entry] | None = None  # the first send or recv whose peer is no rank
         self.last_waits: dict[int, int] = {}
         self.settled = 0
+        self.last_calls: dict[int, object] = {}
+        self.since = 0.0
 
     def poll(self) -> Problem | None:
         """Read the new records of every flight recorder; return the first certain failure, or None."""
@@ -292,6 +294,18 @@ class Watch:
             else:
                 where.append(Where(rank, "waits in" if rank in waits else IN_A_THREAD, call.what, call.site))
         return where
+
+    def stranded(self, longest: float, host: str) -> Problem | None:
+        """Return a Problem if ranks of this host wait and none has made a call for `longest` seconds, or None."""
+        calls = {rank: (reader.header(), reader.waiting_anywhere()) for rank, reader in self.readers.items()}
+        if calls != self.last_calls:
+            self.last_calls, self.since = calls, time.monotonic()
+        if time.monotonic() - self.since < longest or not (waits := self.in_threads()):
+            return None
+        away = sorted({rank for entry in waits.values() for rank in entry.members} - self.readers.keys())
+        whom = f"{name(away)} of another host" if away else "a rank of this host"
+        sentence = f"on {host}, {name(sorted(waits))} waited {longest:g} s for {whom}: is it stopped, or the link down?"
+        return Problem("timeout", sentence, tuple(waits), self.complete([]))
 
     def overdue(self, timeout: float, pids: dict[int, int], stack_files: dict[int, int]) -> Problem:
         """Return the Problem of a job of which the ranks in `pids` have not returned within `timeout` seconds."""

@@ -61,6 +61,7 @@ def run(
     ranks: int | None = None,
     device: str = "auto",
     timeout: float = 300.0,
+    longest_wait: float = math.inf,
     record: str | None = None,
     link: Link | None = None,
     tell: str = "",
@@ -78,6 +79,8 @@ def run(
         the rank's GPU by default, so that the body of `fn` is the same everywhere.
     timeout: the seconds after which an unfinished job is stopped, with a report of the line on which each rank stands;
         a restart begins the count anew.
+    longest_wait: under torchrun, the seconds after which the job fails if ranks of a host wait for others, and none of
+        them has made a call: the link is down, or another host has stopped.
     record: "time", "communication", "order" or "memory", the kind of recording to make (record.py); the result's
         `.recording` has the recording.
     link: slow links between nodes, such as Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3).  The job then runs on
@@ -97,7 +100,7 @@ def run(
     check_arguments(fn, ranks, timeout, record, restarts, world, on.nodes if on else 1)
     check_link(link, ranks or 4, device, world)
     if world:
-        values = torchrun.join(fn, args, kwargs, device, timeout, record)
+        values = torchrun.join(fn, args, kwargs, device, timeout, longest_wait, record)
         return to_results(values, record, restarts=int(os.environ[RESTARTED]))
     ranks = 4 if ranks is None else ranks
     what_is_set = settings()

@@ -2,7 +2,7 @@
 
     join    runs the function in this process, and returns every rank's value to every rank
     Patrol  on the first rank of each machine, compares the flight records of that machine's ranks, and watches the
-            time; ranks that Slurm has started have one, too (slurm_rank.py)
+            time and their launcher; ranks that Slurm has started have one, too (slurm_rank.py)
     end     reports a failure on stderr and exits, whereupon torchrun ends all other ranks
 
 torchrun itself reports and restarts a rank that raises or dies, even a rank that the backend aborts over different
@@ -17,9 +17,11 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import math
 import os
 import pathlib
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -31,7 +33,7 @@ import torch.distributed as dist
 
 from labs.kit.ranks import flight_recorder, worker
 from labs.kit.ranks.devices import devices_for
-from labs.kit.ranks.diagnosis import Problem, Watch, make_error
+from labs.kit.ranks.diagnosis import Problem, Watch, make_error, name
 from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
 
 POLL = 0.1  # seconds between two looks at the flight records
@@ -58,7 +60,7 @@ def world() -> int | None:
 
 
 def join(
-    fn: Callable[..., Any], args: Any, kwargs: Any, device: str, timeout: float, record: str | None
+    fn: Callable[..., Any], args: Any, kwargs: Any, device: str, timeout: float, longest: float, record: str | None
 ) -> list[tuple[Any, Any]]:
     """Call `fn` in this process, which is a rank under torchrun; return (value, recording) of every rank, by rank."""
     devices = devices_for(device, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -67,7 +69,7 @@ def join(
         dist.init_process_group(devices.backend, timeout=worker.patience(timeout))
         atexit.register(leave)
     values: list[Any] = [None] * dist.get_world_size()
-    with Patrol(timeout, end) as patrol:
+    with Patrol(timeout, end, longest) as patrol:
         with patrol.recorder.listening():
             mine = worker.watched(record, fn, args, kwargs)
         dist.all_gather_object(values, mine)
@@ -87,10 +89,12 @@ class Patrol:
     """A flight recorder of this rank and, on a machine's first rank, a thread that reads the records of its ranks.
 
     report: the function that the thread calls with a problem, and that ends this process
+    longest: the seconds for which ranks of this machine may wait without making a call
     """
 
-    def __init__(self, timeout: float, report: Callable[[Problem], NoReturn]) -> None:
-        self.timeout, self.report = timeout, report
+    def __init__(self, timeout: float, report: Callable[[Problem], NoReturn], longest: float = math.inf) -> None:
+        self.timeout, self.report, self.longest = timeout, report, longest
+        self.launcher = os.getppid()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
 
@@ -128,10 +132,14 @@ class Patrol:
 
     def look(self) -> None:
         deadline = time.monotonic() + self.timeout
+        host = socket.gethostname()
         while not self.over.wait(POLL):
             self.watch.returned |= {rank for rank, reader in self.watch.readers.items() if reader.is_over()}
-            if problem := self.watch.poll():
+            if problem := self.watch.poll() or self.watch.stranded(self.longest, host):
                 self.report(problem)
+            if os.getppid() != self.launcher:
+                sentence = f"on {host}, the launcher of {name(tuple(self.pids))} has ended, so the ranks end, too"
+                self.report(Problem("died", sentence, tuple(self.pids)))
             late = {rank: pid for rank, pid in self.pids.items() if rank not in self.watch.returned}
             if late and time.monotonic() > deadline:
                 self.report(self.watch.overdue(self.timeout, late, self.stacks))
