@@ -521,7 +521,8 @@ guess_times = 4.6  # your number
 gpt4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)
 nothing = plan.search(gpt4, H100.of(32), batch=512).too_large[0]
 print(f"{nothing.layout}:\n{nothing.reason}")
-times, why = round(nothing.peak / H100.card, 1), "P, G and S alone are 4.0 times the card; activations come on top."
+why = "P, G and S alone are 4.0 times the card; activations come on top."
+times = round(nothing.peak / H100.card, 1)
 check.predict("Times the card?", guess_times, times, tolerance=0.2, reason=why)
 
 # %% [markdown]
