@@ -141,6 +141,17 @@ def test_shapes_stay_and_every_rank_gets_the_same_bits():
         assert all(torch.equal(x, results[0]) and x.shape == (3, 5, 2) for x in results), name
 
 
+def test_rank_0_is_the_root_unless_another_is_named():
+    def body():
+        x, total = torch.full((3,), dist.get_rank() + 1), torch.full((3,), dist.get_rank() + 1)
+        ours.broadcast(x)
+        ours.reduce(total)
+        return x[0].item(), total[0].item()
+
+    results = run(body, ranks=3)
+    assert [first for first, _ in results] == [1, 1, 1] and results[0][1] == 6
+
+
 def test_all_reduce_beside_the_caller():
     def body():
         xs = [torch.full((1000,), float(dist.get_rank() + i)) for i in range(5)]
