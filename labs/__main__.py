@@ -4,6 +4,7 @@ A command is a module whose `main(arguments)` reads them by tyro, does the work 
 imported only when it is called, so that `python -m labs --help` does not wait for PyTorch.
 """
 
+import os
 import sys
 from importlib import import_module
 
@@ -22,6 +23,8 @@ COMMANDS = {
     "plan": ("labs.kit.commands.plan", "list every layout that fits in memory, the fastest first, and say why"),
 }
 
+IN_A_JOB = {"doctor": "labs.kit.commands.doctor_in_a_job"}  # what a command is on the ranks that torchrun has started
+
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -30,6 +33,8 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         module, _ = COMMANDS[known("command", arguments[0], COMMANDS)]
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            module = IN_A_JOB.get(arguments[0], module)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,6 +12,9 @@ LONG = 3000.0  # s
 INSIDE = """
 set -eu
 mount --bind {root} {root} && mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev
+for folder in $PIP_FIND_LINKS; do
+    if [ -d "$folder" ]; then mkdir -p {root}"$folder" && mount --bind "$folder" {root}"$folder"; fi
+done
 exec chroot {root} sh -c '{command}'
 """
 
@@ -51,7 +54,7 @@ def test_a_fresh_debian_runs_the_course_without_the_network(tmp_path):
 def inside(root: Path, command: str, *namespaces: str) -> str:
     """Run a command in a Debian root, in a mount namespace of its own; return what it prints."""
     words = ["unshare", "-m", *namespaces, "sh", "-c", INSIDE.format(root=root, command=command)]
-    up = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {
+    up = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "PIP_FIND_LINKS": ""} | {
         name: value for name, value in os.environ.items() if name.startswith(("PIP_", "http", "HTTP", "no_proxy"))
     }
     done = subprocess.run(words, env=up, capture_output=True, text=True, timeout=LONG)

@@ -1,0 +1,39 @@
+"""Tests of the doctor in a job: what it says of hosts that are alike, and of hosts that differ."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from labs.kit.commands.doctor_in_a_job import GiB, Survey, report
+
+ROOT = Path(__file__).parents[3]
+ONE = Survey("n1", "PyTorch 2.13.0, gloo", (), ("eth0",), (), 4096, -1, GiB, True, 0.0)
+
+
+def statuses(*seen: Survey) -> dict[str, tuple[str, str]]:
+    return {line.what: (line.status, line.found) for line in report(list(seen), {})}
+
+
+def test_torchrun_starts_it_on_every_rank_and_one_prints():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "labs"]
+    done = subprocess.run([*command, "doctor"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"(?m)^ok    versions ", done.stdout)) == 1
+    assert re.search(r"(?m)^ok    link       inside a host: [\d,]+ µs, \d+\.\d\d GB/s$", done.stdout)
+    assert not list(ROOT.glob(".doctor-*"))
+
+
+def test_hosts_that_are_alike_are_fine():
+    assert {status for status, _ in statuses(ONE, replace(ONE, host="n2")).values()} == {"ok"}
+
+
+def test_hosts_that_differ_are_named():
+    other = replace(ONE, host="n2", versions="PyTorch 2.12.0, gloo", unresolved=("n1",), files=256, shared=1, ahead=3.2)
+    found = statuses(ONE, replace(other, folder=False))
+    assert found["versions"] == ("FAIL", "PyTorch 2.13.0, gloo, on n1; PyTorch 2.12.0, gloo, on n2")
+    assert found["folder"] == ("FAIL", "n2 does not see rank 0's folder")
+    assert found["names"] == ("warn", "not resolved: {'n2': ('n1',)}")
+    assert found["clock"] == ("warn", "seconds ahead of rank 0: {'n2': 3.2}")
+    assert found["files"] == ("warn", "{'n2': 256}") and found["shared"] == ("warn", "{'n2': 1}")
