@@ -135,14 +135,24 @@ class Patrol:
         host = socket.gethostname()
         while not self.over.wait(POLL):
             self.watch.returned |= {rank for rank, reader in self.watch.readers.items() if reader.is_over()}
-            if problem := self.watch.poll() or self.watch.stranded(self.longest, host):
+            if problem := self.watch.poll():
                 self.report(problem)
+            if problem := self.watch.stranded(self.longest, host):
+                self.end_all(problem)
             if os.getppid() != self.launcher:
                 sentence = f"on {host}, the launcher of {name(tuple(self.pids))} has ended, so the ranks end, too"
-                self.report(Problem("died", sentence, tuple(self.pids)))
+                self.end_all(Problem("died", sentence, tuple(self.pids)))
             late = {rank: pid for rank, pid in self.pids.items() if rank not in self.watch.returned}
             if late and time.monotonic() > deadline:
                 self.report(self.watch.overdue(self.timeout, late, self.stacks))
+
+    def end_all(self, problem: Problem) -> None:
+        """Report a problem and end all ranks of this machine: torchrun has ended, or waits for the other machine."""
+        for pid in self.pids.values():
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(pid, signal.SIGKILL)
+        self.report(problem)
 
 
 def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
