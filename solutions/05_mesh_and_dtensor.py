@@ -486,8 +486,8 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, 
 # | `linalg_cross` | `torch.linalg.cross(x, y, dim=1)`, row by row | two of [rows, 3] | one of [rows, 3] |
 # | `convolution` | `F.conv1d(x, w)` | [batch, channel, place], [new, channel, tap] | [batch, new, place] |
 #
-# Write their rows. A row consists of letters, with a dot for a dim that must stay whole, and of one word, which says in
-# which inputs the operation is linear. The word is `"each"` if the operation is linear in each input while the others
+# Write their rows. A row has letters and one word. A dot in place of a letter marks a dim that must stay whole. The
+# word says in which inputs the operation is linear. It is `"each"` if the operation is linear in each input while the others
 # are fixed, `"together"` if it is linear only in all inputs together, `"first"` if only in the first input, and `""` if
 # in none. With one input, the first three mean the same. A row that allows too much gives wrong results without an
 # error, and a row that allows too little sends bytes that nobody needs. The check computes with your rows, on three

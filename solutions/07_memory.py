@@ -889,8 +889,8 @@ draw.table(rows)
 # %% [markdown]
 # PyTorch's checkpoint gives the same numbers, to the bit, and holds almost the same bytes. In one point it is better:
 # it *stops early*. The last operation of a layer computes the layer's output, which is not needed a second time. So
-# PyTorch ends the second run as soon as all kept tensors have been computed again. Here this saves `down`, a quarter of
-# the second run's arithmetic. Ours runs to the end, and is easier to read.
+# PyTorch ends the second run as soon as all kept tensors have been computed again. Here the second run skips `down`,
+# which is a quarter of its arithmetic. Ours runs to the end, and is easier to read.
 #
 # One mistake is easily made: PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put this module
 # into the model, nothing fails, but no memory is saved. The check of exercise 3 would say "nothing is recomputed"; in

@@ -143,7 +143,7 @@ class Held:
         return self.kept.room(wanted)
 
     def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
-        """Finish a checkpoint's loading, after all parts have their numbers: give the optimizer state and options."""
+        """Finish the loading of a checkpoint whose tensors are filled: hand its state and options to the optimizer."""
         for x in self.names:  # even if this rank's block of it is empty
             if isinstance(x, DTensor):
                 increment_version(x)

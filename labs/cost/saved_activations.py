@@ -33,7 +33,7 @@ def activations(job: Job) -> dict[str, int]:
                     (a rank's share: the row of each token and of each target, and a byte or two for each)
 
     With one head, or for one token, y with the heads side by side is a view of y: D less. If RMSNorm is one kernel
-    (`fused_norms`), it saves x in its own dtype and 1 / rms(x): D + 1*.
+    (`fused_norms`), it saves x, in x's dtype, and one number 1 / rms(x) in float32: D + 1*.
 
     `labs.memory.recompute` saves for each layer instead:
 

@@ -127,7 +127,7 @@ class Sharding:
         prefetch(earlier if self.group.next_in_backward is None else self.group.next_in_backward)
 
     def after_backward(self) -> None:
-        """Drop the parameters, as the gradients of the module's parameters and inputs are computed."""
+        """Drop the parameters once the gradients of the module's parameters and inputs are computed."""
         self.group.drop_after_backward()
         self.reduce_early()
 

@@ -10,8 +10,8 @@ memory that each choice needs.
     HandOut               a mode for the second run, which returns these outputs in place of computing them
 
 Both modes work below autograd, which records the operation in either run.  The second run of a recomputed layer must
-get the same values as the first.  So if an operation drew random numbers, the second run sets the generator to the
-state after it, and an output that was changed in place after the operation is refused.
+get the same values as the first.  So where an operation drew random numbers, the second run sets the generator to the
+state that it had after this operation.  If a kept output was changed in place later, an error is raised.
 """
 
 from collections.abc import Iterable

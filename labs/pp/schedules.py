@@ -167,7 +167,7 @@ def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) ->
     size, rest = divmod(microbatches, number)
     if rest:
         raise ValueError(
-            f"{name}: {microbatches} micro-batches do not make {number} equal rounds of {ranks} ranks or more: give "
+            f"{name}: {microbatches} micro-batches cannot be cut into {number} equal rounds of at least {ranks}: give "
             f"{microbatches - rest} or {microbatches - rest + number}"
         )
     return [range(first, first + size) for first in range(0, microbatches, size)]

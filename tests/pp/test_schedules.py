@@ -88,9 +88,9 @@ def test_a_cell_that_is_no_instruction_is_named():
         (
             "interleaved",
             (4, 9, 2),
-            "interleaved: 9 micro-batches do not make 2 equal rounds of 4 ranks or more: give 8 or 10",
+            "interleaved: 9 micro-batches cannot be cut into 2 equal rounds of at least 4: give 8 or 10",
         ),
-        ("zb1p", (2, 7, 2), "zb1p: 7 micro-batches do not make 3 equal rounds of 2 ranks or more: give 6 or 9"),
+        ("zb1p", (2, 7, 2), "zb1p: 7 micro-batches cannot be cut into 3 equal rounds of at least 2: give 6 or 9"),
         ("zbv", (4, 8, 3), "stages_per_rank is 3: zbv takes 2"),
         ("dualpipev", (4, 7, 2), "dualpipev on 4 ranks takes 8 micro-batches or more, not 7"),
         ("1f1b", (0, 8, 1), "ranks is 0: 1f1b takes 1 or more"),

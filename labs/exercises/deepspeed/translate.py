@@ -134,7 +134,7 @@ def micro_batches(settings: Settings, seed: int, step: int) -> Iterator[Tensor]:
 
 
 def sent(watch: CommunicationWatch) -> dict[str, int]:
-    """Return the bytes that were sent of parameters and of gradients, by the names of their collectives."""
+    """Return the bytes of parameters, and those of gradients, that were sent: a collective's name tells which."""
     ops = "all_gather", "reduce_scatter"
     return {f"bytes of {op}": sum(row["sent"] for row in watch.tape if row["op"] == op) for op in ops}
 

@@ -106,7 +106,7 @@ class Wrong(Exception):
         return self.answer.text == "untouched"
 
     def with_name(self, mistake: str) -> Wrong:
-        """Return this verdict under the name `mistake`, which says that only this case is wrong.
+        """Return this verdict, renamed to `mistake`: the name says that only this case is wrong.
 
         An empty name changes nothing; nor do the mistakes in NOT_ONLY_HERE lose their own names.
         """

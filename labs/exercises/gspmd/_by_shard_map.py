@@ -124,7 +124,7 @@ def play(
     question: str,
     raised: Sequence[Mistake] = (),
 ) -> Play:
-    """Return an exercise whose function `run` runs on virtual devices, and whose rows are about the Run."""
+    """Return an exercise that calls the learner's function on virtual devices; its rows describe the Run."""
     script = partial(run_on_devices, run=run, mistakes=mistakes)
     return Play(worlds, script, ((on_one_rank, as_found((*KIND, *mistakes))),), question, raised=raised)
 

@@ -32,7 +32,7 @@ def passed_on(dims: Sequence[str], cut: Cut) -> list[int | None]:
 
 
 def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    """Return the cuts as if the dim of the same number were cut in each tensor."""
+    """Return the cuts as they would be if every tensor were cut along the dim with the same index."""
     number = next(dim for dim in cut if dim is not None)
     return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
 

@@ -35,7 +35,7 @@ def simulated(p: int, m: int, v: int) -> dict[str, float]:
 def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
     """Return the bubbles by their closed forms.
 
-    interleaved: a factor of the interleaved schedule's bubble, for a mistake
+    interleaved: the number by which the interleaved bubble is multiplied; a wrong number imitates a mistake
     """
     bubble = (p - 1) / m
     return {

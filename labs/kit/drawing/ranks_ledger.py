@@ -11,7 +11,7 @@ def by_rank(predicted: PerRank, *measured: PerRank, names: Mapping[str, str], wi
     """Return a ledger of predictions and measurements; a row stands for all ranks that have the same numbers in it.
 
     predicted, measured: {name: bytes} of each rank; measured may be given once, or as ours and native.
-    names: {name in these: words of its rows}.
+    names: a dictionary from each name in these to the words for it in the table's rows.
     """
     rows: dict[tuple, list[int]] = {}
     for name in names:
