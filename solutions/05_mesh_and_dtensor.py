@@ -487,11 +487,11 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, 
 # | `convolution` | `F.conv1d(x, w)` | [batch, channel, place], [new, channel, tap] | [batch, new, place] |
 #
 # Write their rows. A row has letters and one word. A dot in place of a letter marks a dim that must stay whole. The
-# word says in which inputs the operation is linear. It is `"each"` if the operation is linear in each input while the others
-# are fixed, `"together"` if it is linear only in all inputs together, `"first"` if only in the first input, and `""` if
-# in none. With one input, the first three mean the same. A row that allows too much gives wrong results without an
-# error, and a row that allows too little sends bytes that nobody needs. The check computes with your rows, on three
-# ranks, with every layout that the inputs can have.
+# word says in which inputs the operation is linear. It is `"each"` if the operation is linear in each input while the
+# others are fixed, `"together"` if it is linear only in all inputs together, `"first"` if only in the first input, and
+# `""` if in none. With one input, the first three mean the same. A row that allows too much gives wrong results
+# without an error, and a row that allows too little sends bytes that nobody needs. The check computes with your rows,
+# on three ranks, with every layout that the inputs can have.
 #
 # <details><summary>How to begin</summary>Take two ranks and small numbers. Cut one dim, and apply the operation to each
 # block. Is the result on each rank a piece of the whole result, a summand of it, or neither?</details>

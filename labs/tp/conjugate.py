@@ -20,8 +20,8 @@ all-gather.  `join` and `split` are the third conjugate pair.
 Why does `copy` send anything?  Every rank used the whole x, but only for its own part of the weights, so each rank has
 only a summand of the gradient.  The backward of `join` sends nothing: the operations after it are the same on every
 rank, and so is the gradient.  The backward of `gather` adds up the ranks' gradients.  Operations that all ranks do
-alike have the same gradient on each rank, which must count once: so `once` goes before them, if other operations follow the
-same `gather`.
+alike have the same gradient on each rank, which must count once: so `once` goes before them, if other operations follow
+the same `gather`.
 
 Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3, which calls copy f and reduce g; Korthikanti et al. 2022,
 arXiv 2205.05198, section 4.2, for sequences.
