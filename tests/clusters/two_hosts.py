@@ -6,7 +6,8 @@
         job.said(hosts[1])                                # what torchrun and ranks there have printed
 
 Each host has an address, a name that `hostname` says, and a file /etc/hosts that knows both.  A host is a process that
-holds its namespaces: the kernel ends it with this process, and with it removes the namespaces and the link.
+holds its namespaces: the kernel ends it and torchrun with this process, and removes namespaces and link with the last
+process in them.
 """
 
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = ("ip", "nsenter", "setpriv", "tc", "unshare")
+BOUND = ("setpriv", "--pdeathsig", "KILL")  # the kernel ends what these words start if this process is killed
 LINK = "link0"  # the name of either end
 PORT = 29400  # of the rendezvous; nothing else runs on the host
 STARTING = 10.0  # seconds until the hosts must be there
@@ -46,7 +48,7 @@ class Host:
 
     def command(self, *words: str) -> list[str]:
         """Return the command that runs these words on the host."""
-        return ["nsenter", f"--target={self.holder}", "--net", "--uts", "--mount", f"--wdns={ROOT}", *words]
+        return [*BOUND, "nsenter", f"--target={self.holder}", "--net", "--uts", "--mount", f"--wdns={ROOT}", *words]
 
     @property
     def disk_from_outside(self) -> Path:
@@ -108,7 +110,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
                 inside = ["nsenter", f"--target={hosts[0].holder}", "--mount"] if hosts else []
                 script = HOLD if hosts else MOUNT + HOLD
                 hold = [*inside, "unshare", "-nmu", "sh", "-c", script, "hold", folder, name]
-                holders.append(subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *hold]))
+                holders.append(subprocess.Popen([*BOUND, *hold]))
                 hosts.append(Host(name, address, holders[-1].pid, disk))
                 wait(lambda: is_up(hosts[-1]), STARTING, f"{name} has not started")
             other = ["peer", "name", LINK, "netns", str(hosts[1].holder)]
