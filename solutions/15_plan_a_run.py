@@ -24,12 +24,11 @@ recall.ask("15")
 # |---|---|
 # | the model fits, and is slow | split the batch: data parallelism |
 # | its state is too large | shard it: ZeRO, FSDP |
-# | an answer takes too long | split the layers: tensor parallelism |
 # | it is deep, and there are many nodes | split the depth: a pipeline |
-# | it has 100 billion parameters and more | use all of them |
+# | it is one of the largest | use all of them, with tensor parallelism inside a node |
 #
-# Is the table right? It has no number in it. Here is one model on one cluster, and the number of layouts from which a
-# planner has to choose.
+# Is the table right? It has no number in it. At the end you hold each rule to a thousand published runs. Here is one
+# model on one cluster, and the number of layouts from which a planner has to choose.
 
 # %%
 from collections import Counter
@@ -38,8 +37,8 @@ from statistics import median
 
 from labs import cost, plan
 from labs.kit import beat, check, draw, play
-from labs.model import PRESETS, Config
-from labs.plan.compare import predicted
+from labs.model import PRESETS
+from labs.plan.compare import left_out_of, predicted
 from labs.plan.published import read
 from labs.plan.results import rounded
 
@@ -155,28 +154,29 @@ answer
 
 # %% [markdown]
 # The factor is one: the first rank has an eighth of the layers, but keeps activations of eight micro-batches. So a
-# pipeline makes room for parameters, whereas tensor parallelism makes room for activations as well. The table compares
-# your figures with the plan's, which adds logits, buffers of collectives and the allocator's gaps.
+# pipeline makes room for parameters, whereas tensor parallelism makes room for activations as well. The bars show four
+# layouts of Llama 3 70B, by your function above and by the plan below. The plan adds buffers of collectives (comm), and
+# logits with the allocator's gaps (temporary):
 
 # %%
 fullest_rank = fullest_rank if answer.ok else check.fullest_rank.expected
 one = cost.Job(llama, batch=1, context=4096, precision="mixed", fused_norms=True)
 activations = llama.depth * cost.regathered_activations(one, "none")
 numbers = llama.depth * cost.layer_matrices(llama) + 2 * llama.vocab * llama.dim
-rows = []
-meshes = (1, 1, 32), (2, 1, 16), (4, 1, 8), (8, 1, 4), (1, 8, 4), (8, 4, 1), (2, 16, 1)
-for tp, pp, dp in meshes:
+bars = {}
+for tp, pp, dp in (1, 1, 32), (4, 1, 8), (1, 8, 4), (2, 16, 1):
     zero, m = (0, 512) if dp == 1 else (3, 512 // dp)
-    mine = fullest_rank(numbers, activations, tp, pp, dp, zero, m)
     layout = plan.Layout(tp, tp > 1, pp, shards=dp, zero=zero, accumulation=m)
-    row = {"layout": str(layout), "yours, GB": round(mine / 1e9)}
-    rows.append(row | {"the plan, GB": round(plan.plan(found.setup, layout).peak / 1e9)})
-draw.table(rows)
+    sizes = numbers, activations, tp, pp, dp, zero, m
+    bars |= draw.yours_and_plan(fullest_rank, sizes, plan.plan(found.setup, layout))
+draw.bars(bars)
 
 # %% [markdown]
-# The card has 86 GB (80 GiB). Without recomputation, the rows with tp 4 and tp 8 fit, and those with tp 1 and tp 2 do
-# not. Recomputing activations makes room for smaller tensor-parallel degrees as well, at the price of up to a third
-# more computation. A planner weighs this price against that of more tensor parallelism: all-reduces in every layer.
+# The card has 80 GiB (86 GB). Without recomputation, only tp 4 fits of these four. The last layout has the largest gap
+# between you and the plan. A fair share of 80 layers is five on each of 16 stages; the plan puts six on the first,
+# because the last stage has the output layer to compute as well. The first stage also holds the embedding. Recomputing
+# activations makes room for smaller tensor-parallel degrees as well, at the price of up to a third more computation. A
+# planner weighs this price against that of more tensor parallelism: all-reduces in every layer.
 #
 # ## Build: is it quick?
 #
@@ -223,8 +223,8 @@ for name in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s"):
     link = cost.LINKS[name]
     reduce = [cost.ring_seconds(2 * layer, 32, link.latency, link.bandwidth)] * small.depth
     waits = exposed(backward, reduce) / sum(backward)
-    row = {"link": name, "all-reduces / backwards": f"{sum(reduce) / sum(backward):.1%}"}
-    rows.append(row | {"exposed": f"{waits:.1%}"})
+    row = {"link": name, "all-reduces / backwards": f"{sum(reduce) / sum(backward):.2f} ×"}
+    rows.append(row | {"exposed / backwards": f"{waits:.2f} ×"})
 draw.table(rows)
 
 # %% [markdown]
@@ -255,9 +255,12 @@ draw.table(rows)
 # 6. The gradients are all-reduced along dp, with 4 bytes for each parameter on this rank: nanotron sends them in
 #    float32. The all-reduce is hidden under the last backward, which takes two thirds of the time of rule 1.
 #
-# Keep to these six rules: the check asks about each of them. They leave out some cost per layer: if you *add* `LAUNCH`
-# to rules 1 and 2, the order of the runs improves (rank correlation 0.70 instead of 0.59), while the median error of
-# the seconds grows from 13 % to 25 %.
+# Keep to these six rules: the check changes one thing at a time, such as pp or `launch`, and asks whether the right
+# rule answers. It does not want the best fit. Rule 3 is the weakest of the six: it says that Python and the GPU overlap
+# perfectly. Counting `LAUNCH` for every layer *in addition* would raise the rank correlation from 0.59 to 0.70, but
+# also the median error from 13 % to 25 %, because the three constants were chosen for these rules. The course's plan
+# has such a cost per layer, fitted together with the others. So keep rule 3 here, and look for its failure in the
+# picture below.
 
 # %%
 NODE, FLOPS = 8, 350e12  # operations per second
@@ -305,8 +308,9 @@ answer
 
 # %% [markdown]
 # Ten lines of arithmetic choose a layout within 20 % of the best one in 9 of 14 cases. The order of the other layouts
-# is rougher: the check printed a rank correlation of 0.59. A point above the line is a run that was slower than its
-# forecast. Rest the mouse on a point to see which run it is:
+# is rougher: the check printed a rank correlation of 0.59. These figures, and the 13 %, belong to the 297 healthy runs
+# of 3B, 8B and 80B. The picture shows the 140 healthy runs of 1B, the smallest model, where your forecast is worse. A
+# point above the line is a run that was slower than its forecast. Rest the mouse on a point to see which run it is:
 
 # %%
 forecast = forecast if answer.ok else check.forecast.expected
@@ -318,31 +322,42 @@ for each in runs:
     points.append((each.group[1], layout, each.measured, speed))
 draw.speeds(points, "forecast", "1B: tokens per second and GPU")
 
+# %%
+others = check.forecast.published(seen=False)
+draw.by_kind({"1B": runs, "3B, 8B and 80B": others}, forecast)
+
 # %% [markdown]
+# The forecast fails where the work is cut into small pieces. Without a pipeline or a wide tp, the runs of the larger
+# models are within 2 % of it in the median. Each layer of the 1B model computes for so short a time that costs per
+# layer count, which rule 3 hides; and a pipeline has costs that no rule names. The next section finds one of them.
+#
 # ## Measure: the plan against the world
 #
 # The course's plan follows the same rules and adds more: attention, memory traffic, the bubble of each schedule, and
-# constants of the software. PyTorch's constants are fitted on half of these runs, and on runs of MosaicML and
-# torchtitan. Comparing the plan with the same runs flatters it. So the second line below gives the error with constants
-# that were fitted without any run of nanotron:
+# constants of the software. PyTorch's constants are fitted on half of Hugging Face's runs (their program is nanotron,
+# which runs PyTorch as it is), and on runs of MosaicML and torchtitan. Comparing the plan with the same runs flatters
+# it. So what counts are the figures with constants that were fitted *without any* run of nanotron, which the cell calls
+# held out:
 
 # %%
-told = plan.check("nanotron_playbook")
-times, sizes = told.time_errors, told.memory_errors
-print(f"{len(times)} runs, error of tokens per second {median(times):.0%} in the median")
-print(f"with constants of the other sources {median(told.left_out_errors):.0%}")
-print(f"{len(sizes):,} runs, error of memory {median(sizes):.0%} in the median")
-print(f"order of layouts: rank correlation {median(told.orders.values()):.2f}")
-print(f"of {told.ran:,} runs that ran, {len(told.too_large)} are called too large")
+report = plan.check("nanotron_playbook")
+cases, _ = read("nanotron_playbook")
+held_out = [(case, predicted(left_out_of(case)).tokens_per_gpu) for case in cases]
+healthy = [(case, speed) for case, speed in held_out if case.is_target]
+fitted, apart = median(report.time_errors), median(report.left_out_errors)
+print(f"{len(healthy)} runs, error of speed: {fitted:.0%} fitted, {apart:.0%} held out")
+orders = median(report.orders.values()), draw.order(healthy)
+print("rank correlation in a group: {:.2f} fitted, {:.2f} held out".format(*orders))
+print(f"{len(report.memory_errors):,} runs, error of memory {median(report.memory_errors):.0%}")
+print(f"of {report.ran:,} runs that ran, {len(report.too_large)} are called too large")
 
 # %% [markdown]
-# The first two lines cover 437 of the 1,026 runs, and the selection looks at the outcome. A run counts if its GPUs
-# reached 10 % of their peak, and if it came within 20 % of the best repetition of its layout. So the 6 and 16 % hold
-# for *healthy* runs. The runs that were left out deserve a look as well. Here is the 8B model with every layout that
-# ran:
+# The errors are medians. The first two lines cover 437 of the 1,026 runs, and the selection looks at the outcome. A run
+# counts if its GPUs reached 10 % of their peak, and if it came within 20 % of the best repetition of its layout. So the
+# 6 and 16 % hold for *healthy* runs. The runs that were left out deserve a look as well. Here is the 8B model with
+# every layout that ran:
 
 # %%
-cases, _ = read("nanotron_playbook")
 ran = [(case, predicted(case), case.tokens) for case in cases]
 points = []
 for case, planned, speed in ran:
@@ -419,58 +434,79 @@ print(f"the plan: MFU {planned.mfu:.0%}, and {longer}")
 #
 # ## The table of the field, once more
 #
-# Here the plan is asked about each rule of the table at the beginning, once where the rule should hold, and once where
-# it may not. The plan's median error is 16 % for sources that it was not fitted on; half of the runs miss by more. So
-# two times whose ratio is below 1.16 are **not distinguishable**, and a ratio just above it is a hint, not a proof.
-# Two layouts may share a part of that error, so their ratio may be more exact than this; nothing here measures by how
-# much.
-
-# %%
-ONE = Config(50_257, 1024, 24, 16, 16, 2752, context=1024)  # 0.4 billion parameters
-SLOW = replace(H100, name="H100, 10 Gb/s", between=1.25e9)
-MODELS = {"0.4B": ONE, "8B": small, "70B": llama, "405B": PRESETS["llama3-405b"]}
-PLAIN, FSDP = {"tp": 1, "pp": 1, "zero": 0}, {"tp": 1, "pp": 1, "zero": 3}
-STAGES, ALL = {"staged": True}, {"tp": 8, "staged": True}
-FIELD = [
-    ("fits, slow → data", PLAIN, ("0.4B", H100, 8, 512), ("0.4B", SLOW, 512, 512)),
-    ("too large → shard", FSDP, ("8B", H100, 8, 64), ("8B", SLOW, 64, 64)),
-    ("deep, many nodes → pipeline", STAGES, ("70B", SLOW, 128, 512), ("8B", H100, 256, 512)),
-    ("100B and more → all", ALL, ("405B", H100, 1024, 1024), ("405B", H100, 512, 64)),
-]
+# What is a planned *ratio* of two layouts worth? An error of 16 % does not say, since two layouts of the same model may
+# share it. So compare planned and measured ratios of all pairs of healthy runs of one model on as many GPUs, with the
+# constants that were fitted without them:
 
 # %% tags=["subject"]
-rows, error = [], median(told.left_out_errors)
-for says, way, *cases in FIELD:
-    for name, cluster, gpus, batch in cases:
-        asked = plan.search(MODELS[name], cluster.of(gpus), batch)
-        times = asked.best_where(**way).seconds / asked.best.seconds
-        job = f"{name} on {gpus} × {cluster.name}, {batch} sequences"
-        slower = f"{times:.1f} × as long" if times - 1 >= error else "not distinguishable"
-        row = {"the field": says, "asked": job, "the plan's choice": asked.best.layout.axes}
-        rows.append(row | {"the field's way takes": slower})
-draw.table(rows)
+errors = draw.ratio_errors(healthy)
+tie, sure = errors[len(errors) // 2], errors[len(errors) * 9 // 10]
+print(f"{len(errors):,} pairs: error {tie:.0%} in the median, 90th percentile {sure:.0%}")
+draw.pairs(healthy)
 
 # %% [markdown]
-# Every rule holds somewhere: in the first case of each, its way is not distinguishable from the plan's choice. In the
-# second cases, the first two rules cost more than the plan's error. For the other two rules the plan prefers a layout
-# without a pipeline, but it cannot tell which one is quicker.
+# From here on, a ratio below 1.11, the median error, is **a tie**: the plan names the quicker of two in only two of
+# three such pairs. From 1.11 to 1.45 the plan **leans**: it is right in about nine of ten pairs. A ratio above 1.45
+# **decides**. All of this holds for healthy runs. With the others included, no ratio is as good: a slow pipeline is
+# slow whatever the plan says.
 #
-# - *Data parallelism* all-reduces the gradients once per step. With one sequence on each of 512 GPUs, the computation
-#   is shorter than that all-reduce over a slow link.
-# - *FSDP* sends even more. Over a slow link, a pipeline between the nodes sends next to nothing.
-# - *A pipeline* is for slow links, and needs many micro-batches. On InfiniBand FSDP hides its traffic, whereas a
+# Now hold the rules to the runs, healthy or not. All runs have 256 sequences of 4,096 tokens in a step. Each row takes
+# the quickest published run that follows the rule, and the quickest that does not. **Guess first: where on its row does
+# a rule begin to fail?**
+
+# %%
+draw.rules(held_out, tie)
+
+# %% [markdown]
+# Dots decide, and rings show whether the plan would have said so. It misses 80B on 32 and 64 GPUs: there the best other
+# run took 2.6 and 3.6 times as long as planned, so it is one of the slow runs. Each rule has a range, and the range
+# ends where the batch is thin:
+#
+# | rule | holds | fails |
+# |---|---|---|
+# | split the batch (1B) | up to 64 GPUs, 4 sequences each: 1.03 to 1.10 × as quick | on 128, 2 each: 1.14 × as long |
+# | shard (3B, ZeRO-1) | up to 64 GPUs: from 1.01 × as long to 1.09 × as quick | on 128 GPUs, 2 each: 1.32 × as long |
+# | a pipeline (8B) | up to 64 GPUs: from 1.03 × as long to 1.06 × as quick | from 128 GPUs: 1.12 to 1.63 × as long |
+# | tp and pp (80B) | up to 256 GPUs: 1.5 to 2.7 × as quick | on 512 GPUs, half a sequence each: 2.3 × as long |
+#
+# So the table of the field needs one more column: the sequences per GPU. With four or more, 1B and 3B are at their
+# quickest without tp, within 1 %, and 8B gains or loses at most 6 % by a pipeline. With one or two, all three are
+# quickest with tp inside a node and without a pipeline, because the ranks of a tp group share a sequence. 80B needs tp
+# and pp to be quick. The playbook has no slow links, no FSDP, and no model above 80B. For these there is only the plan:
+
+# %%
+SLOW = replace(H100, name="H100, 10 Gb/s", between=1.25e9)
+MODELS = {"8B": small, "70B": llama, "405B": PRESETS["llama3-405b"]}
+FIELD = [
+    ("shard", "8B", 64, 512), ("shard", "8B", 64, 64),
+    ("a pipeline", "70B", 128, 512), ("tp and pp", "405B", 1024, 1024),
+]  # fmt: skip
+
+# %% tags=["subject"]
+rows = []
+for rule, name, gpus, batch in FIELD:
+    row = {"rule": rule, "asked": f"{name} on {gpus} GPUs, {batch} sequences"}
+    for cluster in (H100, SLOW):
+        times = draw.rule_times(rule, plan.search(MODELS[name], cluster.of(gpus), batch))
+        row[cluster.name] = draw.verdict(times, tie, sure)
+    rows.append(row)
+draw.table(rows, caption="the rule's best layout beside the best other layout, by the plan")
+
+# %% [markdown]
+# - *FSDP* with one sequence on each GPU computes for a shorter time than its traffic takes over a slow link. Eight
+#   sequences hide it, even there.
+# - *A pipeline* sends next to nothing, so it is for slow links. On InfiniBand FSDP hides its traffic, whereas a
 #   pipeline cannot hide its bubble.
-# - *All of them* needs a large batch. With 64 sequences on 512 GPUs there are few micro-batches for a pipeline. The
-#   plan drops the pipeline and lets tp span two nodes, a simpler layout within 1 % of the quickest.
 #
-# The rule on latency is a topic of notebook 09b. Now try the plan yourself: when is plain data parallelism as quick,
-# when FSDP, and when a pipeline? What happens to FSDP as the context grows? A dashed bar is a layout that does not fit.
+# On InfiniBand, all four are ties: the plan has no reason to prefer the rule, nor to drop it. The links decide. Now try
+# the plan yourself: when is plain data parallelism as quick, when FSDP, and when a pipeline? What happens to
+# FSDP as the context grows? A dashed bar is a layout that does not fit.
 
 # %%
 play.planner()
 
 # %% [markdown]
-# ## Two scenarios
+# ## Your prediction, and all layouts
 #
 # The explorer begins with the model and the cluster of your first prediction. Here is the best layout for each tp:
 
@@ -480,9 +516,7 @@ for tp in (1, 2, 4, 8):
     each = found.best_where(tp=tp)
     times = each.seconds / best.seconds
     row = {"tp": tp, "seconds": round(each.seconds), "recomputes": each.layout.recompute}
-    apart = f"{times:.1f} ×" if times - 1 >= error else "not distinguishable"
-    row["beside the plan's choice"] = apart
-    rows.append(row)
+    rows.append(row | {"beside the plan's choice": draw.verdict(times, tie, sure)})
 draw.table(rows)
 
 # %%
@@ -490,9 +524,9 @@ why = "It is the smallest tp whose activations fit with selective recomputation.
 check.predict("Ranks along tp?", guess_tp, best.layout.tp, reason=why)
 
 # %% [markdown]
-# The plan puts tp 2 first, but tp 1 and tp 4 are not distinguishable from it. If you answered 1 or 4, the plan cannot
-# prove you wrong; ten steps of each on the real machines can. Why would smaller cards, or longer sequences, favour
-# tensor parallelism? tp divides activations, too. FSDP does not, and has to recompute more of them.
+# The plan puts tp 2 first. tp 4 is a tie with it, and against tp 1 and tp 8 the plan only leans. If you answered 4, the
+# plan cannot prove you wrong; ten steps of each on the real machines can. Why would smaller cards, or longer sequences,
+# favour tensor parallelism? tp divides activations, too. FSDP does not, and has to recompute more of them.
 #
 # The next picture shows all layouts as a map. Rest the mouse on a point: it says what the layout holds, and what its
 # step is spent on.
@@ -501,36 +535,23 @@ check.predict("Ranks along tp?", guess_tp, best.layout.tp, reason=why)
 draw.layouts(found)
 
 # %% [markdown]
-# A sensible choice is a point on the line: every other layout is slower than a layout on the line that holds no more.
-# The grey points fit only larger cards. The yellow band is the card's limit, and a tower of slow layouts stands in it.
-# These layouts fit, but leave less than 7 % of the card free. There the allocator returns memory and requests it again:
-# published runs in this band were 2.5 to 20 times as slow as planned, so the plan multiplies their time by 2.5.
+# Of all layouts that would cover each other at one place, the quickest is drawn. Dots in a row have the same tp, and
+# differ in the schedule or in what they recompute. In the highest rows tp is 16: its all-reduces leave the node, and
+# take so long that nothing else counts. A sensible choice is a point on the line: every other layout is slower than a
+# layout on the line that holds no more. The grey points fit only larger cards. The yellow band is the card's limit, and
+# a tower of slow layouts stands in it. These layouts fit, but leave less than 7 % of the card free. There the allocator
+# returns memory and requests it again: published runs in this band were 2.5 to 20 times as slow as planned, so the plan
+# multiplies their time by 2.5.
 #
-# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan this takes 1.2 times as long, just beyond
-# the plan's error: the layout waits for its all-reduces during a quarter of the step, and makes more room than it
+# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan this takes 1.2 times as long: the layout
+# waits for its all-reduces during a quarter of the step, and makes more room than it
 # needs.
 #
-# Now take a model of GPT-4's class on the same 32 GPUs: 690 billion parameters, as if it were dense (the real model has
-# not been published). Choose the layout that needs the least memory. How many cards' worth of memory would each rank
-# need?
-
-# %%
-guess_times = 4.6  # your number
-
-# %%
-gpt4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)
-nothing = plan.search(gpt4, H100.of(32), batch=512).too_large[0]
-print(f"{nothing.layout}:\n{nothing.reason}")
-why = "P, G and S alone are 4.0 times the card; activations come on top."
-times = round(nothing.peak / H100.card, 1)
-check.predict("Times the card?", guess_times, times, tolerance=0.2, reason=why)
-
-# %% [markdown]
 # ## Your machines
 #
 # Describe the cluster that you have, or would like to rent. `plan.Cluster` takes seven numbers from a data sheet, or
 # from `plan.CLUSTERS`, which you may print. `software` says whose constants to use: `pytorch`, `compiled` or
-# `megatron`. The ranges contain four of five published runs. The table shows the first layout of each mesh. Change the
+# `megatron`. The table gives the plan's ranges, and shows the first layout of each mesh. Change the
 # cluster, the model, the batch and the context:
 
 # %%
@@ -550,16 +571,7 @@ for axes, each in list(firsts.items())[:5]:
 draw.table(rows)
 
 # %% [markdown]
-# ## Why, and why not
-#
-# **Why** plan: of 15,836 layouts, 13,584 do not fit. Arithmetic rules these out in seconds, and orders the rest
-# roughly. A plan also gives a figure against which to hold a run: a large gap deserves a profile.
-#
-# **Why not** believe the plan: its constants come from other people's machines, and its error is 6 to 16 % in the
-# median for healthy runs. It does not know about a shared switch, a slow node, or data that arrive late. So use it to
-# choose about five layouts, which you then try for ten steps each.
-#
-# ## Say it back
+# ## What was the bottleneck?
 #
 # ### Exercise 5: what was the bottleneck? (5 minutes)
 #
@@ -568,7 +580,9 @@ draw.table(rows)
 # 41 %. `microbatches` gives the number of micro-batches and the sequences in each; `best` is the best published layout
 # of the same model on as many GPUs. Decide on paper: what does each run wait for most? A nearly full card waits, too,
 # because the allocator must return memory before it gets more, so look at the GiB before you blame messages. Answer
-# with one of six words: bubble, tensor, gradients, Python, memory, messages.
+# with one of six words: bubble, tensor, gradients, Python, memory, messages. Nobody has published profiles of A to F.
+# The answers are this course's inference from the figures; it is firm for A to D, and weaker for "Python" and for
+# "messages", the wait that the pipelines above suggest.
 
 # %%
 caption = "sequences of 4,096 tokens (G: 8,192); tokens per second and GPU; 80 GiB cards"
@@ -604,6 +618,17 @@ check.bottlenecks(bottlenecks)
 # - F: single sequences over tp 4 give a GPU so little to compute that Python's launches take longer.
 # - G: 16 stages have only 16 micro-batches, half as many as on 8,192 GPUs.
 # </details>
+#
+# ## Why, and why not
+#
+# **Why** plan: of 15,836 layouts, 13,584 do not fit. Arithmetic rules these out in seconds, and orders the rest
+# roughly. A plan also gives a figure against which to hold a run: a large gap deserves a profile.
+#
+# **Why not** believe the plan: its constants come from other people's machines, and its error is 6 to 16 % in the
+# median for healthy runs. It does not know about a shared switch, a slow node, or data that arrive late. So use it to
+# choose about five layouts, which you then try for ten steps each.
+#
+# ## Say it back
 #
 # Answer each aloud before you unfold it.
 #
@@ -714,8 +739,8 @@ from labs.model import GPT
 TINY = replace(PRESETS["small"], dim=192)
 LAYOUTS = {"dp 2": ("ddp-bucketed", 1), "tp 2": ("tp", 1)}
 LAYOUTS["pp 2, 8 micro-batches"] = "pp-1f1b", 4  # 4 × 2 micro-batches
-told = "calibration, and three layouts"
-took, _ = run(calibrated, 8, TINY, LAYOUTS, ranks=2, device="cpu", tell=told)
+words = "calibration, and three layouts"
+took, _ = run(calibrated, 8, TINY, LAYOUTS, ranks=2, device="cpu", tell=words)
 
 # %%
 numbers = sum(p.numel() for p in GPT(TINY).parameters())
@@ -736,10 +761,12 @@ for name, each in mine.items():
     print(f"{name}: forecast {forecast(each, **reached):.3f} s, measured {took[name]:.3f} s")
 
 # %% [markdown]
-# How near is the forecast? The gaps above are costs that it leaves out, for example overhead per sequence: the
-# pipeline's micro-batches are single sequences, and each takes longer than an eighth of eight sequences. Timings depend
-# on how busy the machine is, so your figures differ. On a busy machine a pipeline may even beat its forecast: while a
-# rank waits in its bubble, another process uses its core.
+# How near is the forecast, and has it the right order? Often it has not. On the authors' machine it put pp 2 just
+# before tp 2 (0.343 and 0.344 s), and measured 0.532 and 0.430 s: by the thresholds above, the forecast was a tie, and
+# such a pair is decided only by the stopwatch. The gaps are costs that the forecast leaves out, for example overhead
+# per sequence: the pipeline's micro-batches are single sequences, and each takes longer than an eighth of eight
+# sequences. Timings depend on how busy the machine is, so your figures differ. On a busy machine a pipeline may even
+# beat its forecast: while a rank waits in its bubble, another process uses its core.
 #
 # ## Optional: a way out
 #

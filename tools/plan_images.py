@@ -40,7 +40,8 @@ def plan_sieves() -> Drawing:
         canvas.column(middle, 138, question)
         canvas.text(middle, 162, f"{count:,} left", size=14, fill=INK)
         canvas.lines(x + 107, 284, how, size=12.5, fill=MUTED)
-    canvas.text(16, 16, "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step", anchor="start", size=14)
+    setup = "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step; the heights are not to scale"
+    canvas.text(16, 16, setup, anchor="start", size=14)
     return canvas.drawing()
 
 

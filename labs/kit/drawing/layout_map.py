@@ -34,9 +34,11 @@ def layouts(found: Found) -> Hovered:
     grey = [plan(found.setup, each.layout) for each in found.too_large if each.peak <= FAR * card]
     x = axis([each.peak / 1e9 for each in (*found.feasible, *grey)], LEFT, LONG)
     y = axis([seconds(each) for each in (*found.feasible, *grey)], TOP + HIGH, -HIGH)
-    shown = [*thinned(grey, x, y), *thinned(found.feasible, x, y), *found.front]
+    fitting = thinned(found.feasible, x, y)
+    shown = [*thinned(grey, x, y), *fitting, *found.front]
     points = [point(each, card) for each in shown]
-    title = f"{len(found.feasible):,} layouts that fit {found.setup.cluster.gpus} GPUs"
+    gpus = found.setup.cluster.gpus
+    title = f"{len(found.feasible):,} layouts fit {gpus} GPUs: the quickest at {len(fitting):,} places"
     others = len(found.too_large) - len(grey)
     alt = (
         f"{title}: time of a step by bytes on the fullest rank. {len(grey):,} more hold up to {FAR} × the card; "

@@ -2,14 +2,19 @@
 
 speeds(runs, "forecast", "1B: …")     a point for each run: its forecast speed over its measured speed
 lost(runs)                            the seconds that each pipeline loses for each micro-batch, over its stages
+by_kind({"1B": runs}, forecast)       a table: measured over forecast seconds, in the median of each kind
+yours_and_plan(fn, sizes, plan)       the bytes of exercise 2's function beside the plan's, for draw.bars
 parallelism(tp, pp)                   a pipeline, tp beyond a node, or neither
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
+from statistics import median
 from typing import NamedTuple
 
 from labs.kit.drawing.scatters import Hovered, Point, scatter
+from labs.kit.drawing.tables import Table, table
+from labs.plan import Plan
 from labs.plan.layout import Layout
 
 NODE = 8  # GPUs in a node of every published run
@@ -56,3 +61,35 @@ def lost(runs: Iterable[tuple]) -> Hovered:
     ]
     words = "Pipelines that are more than twice as slow as planned"
     return scatter(points, "stages", "seconds lost for each micro-batch", words, marks=STAGES)
+
+
+def by_kind(published: Mapping[str, Sequence], forecast: Callable[..., float]) -> Table:
+    """Return how much slower published runs were than their forecast, by model and kind of parallelism.
+
+    published: {models: runs with .run and .measured}, as `check.forecast.published` returns them
+    """
+    rows = []
+    for models, runs in published.items():
+        groups: dict[str, list[float]] = {"neither": [], "a pipeline": [], f"tp beyond {NODE} GPUs": []}
+        for each in runs:
+            kind = 1 if each.run.pp > 1 else 2 if each.run.tp > NODE else 0
+            groups[list(groups)[kind]].append(each.run.tokens_per_gpu / each.measured / forecast(each.run))
+        for kind, ratios in groups.items():
+            slow = sum(ratio > 2 for ratio in ratios)
+            row = {"models": models, "kind": kind, "runs": len(ratios), "more than 2 ×": slow}
+            rows.append(row | {"measured ÷ forecast": f"{median(ratios):.2f} ×" if ratios else "–"})
+    return table(rows, caption="seconds of a step; the ratio is the median")
+
+
+def yours_and_plan(fullest_rank: Callable[..., float], sizes: Sequence, planned: Plan) -> dict[str, dict[str, float]]:
+    """Return two bars for `draw.bars`: the bytes by `fullest_rank(*sizes)`, and the plan's.
+
+    The state that a function returns without activations is drawn in the proportions of the plan's P, G and S.
+    """
+    parameters, _, *others = sizes
+    held, state = planned.held, fullest_rank(parameters, 0, *others)
+    whole = held.P + held.G + held.S
+    yours = {kind: getattr(held, kind) * state / whole for kind in "PGS"} | {"A": fullest_rank(*sizes) - state}
+    theirs = {kind: getattr(held, kind) for kind in ("P", "G", "S", "A", "comm", "temporary")}
+    name = planned.layout.axes
+    return {f"{name}: yours": yours, f"{name}: the plan": theirs}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from labs import plan
+from labs.kit.drawing import rules_on_runs
 from labs.kit.drawing.palette import MUTED, TIMELINE, WRONG
 from labs.kit.drawing.picture import Drawing, Picture
 from labs.kit.drawing.svg import Canvas, width_of
@@ -18,7 +19,6 @@ from labs.kit.drawing.tables import Table, table
 from labs.kit.explorers.pipeline_schedule import sentence
 from labs.kit.explorers.prefetch import Stacked
 from labs.model import PRESETS, Config
-from labs.plan.constants import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.reasons import FSDP, of_node
 from labs.plan.results import Found, Plan, TooLarge, gb, has
@@ -61,7 +61,7 @@ def picture(model: str, cluster: str, gpus: int, sequences: int, context: int) -
     if not any(plans.values()):
         return sentence(plan.nearest(plan.search(config, setup.cluster, sequences, context)), "No plan")
     words = f"{model} on {gpus} × {cluster}: seconds of a step of {sequences:,} sequences of {context:,} tokens"
-    return Stacked((drawn(words, plans, setup), listed(plans, EVIDENCE[setup.software]["left_out"])))
+    return Stacked((drawn(words, plans, setup), listed(plans)))
 
 
 # ---- the search ------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def spent(each: Plan) -> dict[str, float]:
     return {name: slow * value for name, value in parts.items()}
 
 
-def listed(plans: Mapping[str, Plan | TooLarge | None], error: float) -> Table:
-    """Return a table of the layouts; two times that differ by less than the plan's error are not distinguishable."""
+def listed(plans: Mapping[str, Plan | TooLarge | None]) -> Table:
+    """Return a table of the layouts, with a verdict on each beside the plan's choice."""
     best = plans["the plan"]
     rows = []
     for name, each in plans.items():
@@ -156,7 +156,7 @@ def listed(plans: Mapping[str, Plan | TooLarge | None], error: float) -> Table:
         row = {"": name, "layout": str(each.layout), "held": gb(each.peak)}
         if isinstance(each, Plan):
             times = each.seconds / best.seconds
-            same = "" if each is best else "not distinguishable" if times - 1 < error else f"{times:.2g} × as long"
+            same = "" if each is best else rules_on_runs.verdict(times)
             row |= {"tokens/s/GPU": f"{each.tokens_per_gpu:,.0f}", "beside the plan": same}
         else:
             row |= {"tokens/s/GPU": "", "beside the plan": "does not fit"}
