@@ -24,9 +24,9 @@ from tests.clusters.two_hosts import LINK, ROOM, Host, Torchrun, kill, missing, 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 PATIENCE = 100.0  # seconds for what takes one or a few
 RESTARTS = 20
-JOIN = 10  # seconds that torchrun waits for the other host after a failure
+JOIN = 20  # seconds that torchrun waits for the other host after a failure
 STOPPED = 5.0  # seconds for which a process is stopped
-TIMEOUT = 7.0  # seconds that a rank waits for the other host
+TIMEOUT = 15.0  # seconds that a rank waits for the other host
 FOR_EVER = 1_000_000  # steps
 
 
