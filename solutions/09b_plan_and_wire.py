@@ -38,7 +38,7 @@ from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play
 from labs.kit.launch import Link, run
-from labs.kit.train import in_turn, recorded, strategies
+from labs.kit.train import in_turn, ledgers, recorded, strategies
 from labs.model import GPT, PRESETS
 from labs.tp import gpt_plan
 
@@ -56,9 +56,9 @@ print(f"an eighth of them: {llama / 8:.2f} GB")
 #
 # ## Predict
 #
-# You could instead gather the logits on every rank and compute the loss there. Take four ranks, a vocabulary of 256,
-# and float32. How many bytes per token does a rank send in addition to those of the picture, which all-reduces three
-# numbers?
+# In the picture, each rank all-reduces three numbers per token. You could instead all-gather the logits and compute
+# the loss on every rank. Take four ranks, a vocabulary of 256, and float32. By how many bytes per token does a rank
+# then send *more* than in the picture?
 
 # %%
 guess_more = 750  # your number
@@ -119,8 +119,8 @@ def split_loss(logits, targets, first, group=None):
 check.split_loss(split_loss)
 
 # %% [markdown]
-# How many bytes does this loss save? Train the last notebook's GPT with a plan that gathers the logits and takes the
-# ordinary loss. The cell compares what a rank sends with the formula for `gpt_plan`, the plan whose loss is split:
+# How much does this loss save? Train the last notebook's GPT with `gpt_plan`, whose loss is split, and with a plan that
+# gathers the logits and takes the ordinary loss. The first cell compares what a rank sends, the second what it holds:
 
 # %%
 from labs.dtensor import Replicate, Shard
@@ -136,20 +136,31 @@ float32, on_cpu = partial(GPT, CONFIG), partial(run, device="cpu")
 # %% tags=["subject"]
 plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
 del plan["loss"]
-talk = recorded({"logits gathered": strategies.by_plan(plan)}, float32, batches)
+losses = {"loss split": gpt_plan(CONFIG), "logits gathered": plan}
+losses = {name: strategies.by_plan(each) for name, each in losses.items()}
+found = ledgers(losses, float32, [*batches, loader[2]])
 
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
-more = (talk["logits gathered"]["sent"] - cost.tp(on_paper).sent) / (SEQUENCES * CONFIG.context)
-reason = "3/4 of 256 numbers are gathered; 3 numbers are all-reduced, at 2 × 3/4 of each."
+more = found["logits gathered"].sent - found["loss split"].sent
+TOKENS = SEQUENCES * CONFIG.context
+more /= TOKENS
+reason = "4 × (3/4 × 256 − 2 × 3/4 × 3): 256 numbers are gathered, and 3 all-reduced."
 check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reason=reason)
+
+# %%
+rows = []
+for name, each in found.items():
+    rows.append({"": name, "sent": each.sent // TOKENS, "peak": each.held["peak"] // TOKENS})
+draw.table(rows, caption="bytes per token, rank 0 of 4; all logits of a token take 1,024")
 
 # %% [markdown]
 # ## Build: the plan
 #
 # The head is done. A **plan** says how all other modules are split: it is a table that gives a submodule's name a
 # *style*. A module without a row is replicated on every rank. The names of the styles are PyTorch's, except for the
-# last; the argument `heads=` is the course's. Below, `between` is the layout of x between the pairs: `Replicate()` if
-# every rank has all of x, `Shard(1)` if each rank has a shard of the tokens (dim 1).
+# last; the argument `heads=` is the course's. A column-split and a row-split matrix
+# make a pair, as in the last notebook. Below, `between` is the layout of x between one pair and the next: `Replicate()`
+# if every rank has all of x, `Shard(1)` if each rank has a shard of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=between)` are the two halves of a pair. With `heads=`, a
 #   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they split between heads only.
@@ -179,7 +190,8 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 print(check.block_plan.source)
 
 # %% [markdown]
-# Write its plan. The check also tries fewer key and value heads than ranks, and numbers of heads that the ranks do not
+# Write its plan. The check counts in units of x: on four ranks an all-reduce sends 2 × 3/4 of x, so two of them send
+# 3.00 × x. It also tries fewer key and value heads than ranks, and numbers of heads that the ranks do not
 # divide.
 #
 # <details><summary>A first hint</summary>
@@ -297,11 +309,12 @@ why = "Sequences of 92 tokens. A layer has 12 D² gradients, and 4 D for each to
 check.predict("Tokens, × D?", guess_tokens, met, reason=why)
 
 # %% [markdown]
-# The crossing is easy to remember. A layer has about 12 D² parameters, whose gradients DDP all-reduces. TP all-reduces
-# 4 tensors with D numbers per token. Both send the same at 12 D²/4 D = **3 D tokens** in the batch of a TP group. FSDP
-# sends 1.5 times as much as DDP for a layer, so its crossing is at 4.5 D. In so small a model, the embedding and the
-# head move both crossings a little: to 2.8 D and 4.1 D. Batches in training are usually larger. Llama 3 405B has a
-# width of 16,384, so 3 D are 49,152 tokens, six sequences of 8,192. So in training **TP sends the most**, not the
+# The crossing is easy to remember. A layer has about 12 D² parameters, whose gradients DDP all-reduces. TP
+# all-reduces 4 tensors with D numbers per token. Both send the same at 12 D²/4 D = **3 D tokens** in the batch of a
+# TP group. FSDP sends 1.5 times as much as DDP for a layer, so its crossing is at 4.5 D. In so small a model, the
+# embedding and the head move both crossings a little: to 2.8 D and 4.1 D. Llama 3 405B has a width of 16,384, so 3 D
+# are 49,152 tokens, six sequences of 8,192. In its training, each TP group read 16 such sequences in a step: 2,048 of
+# them, divided among 128 data-parallel replicas (arXiv 2407.21783, table 4). There **TP sends the most**, not the
 # least. Where in a cluster can it send that much?
 #
 # ## Two axes: FSDP over TP
@@ -354,10 +367,11 @@ why = "TP sends activations in every layer; FSDP gathers twice and reduces once.
 check.predict("Times as much?", guess_order, round(between / inside, 1), reason=why)
 
 # %% [markdown]
-# With `tp` last, 2.7 MB leave each node; with `tp` first, 10.5 MB do. With more than about 4 D tokens TP sends more
-# than FSDP, and training runs read more, so TP is the last axis of a mesh. With fewer tokens it would be the other way
-# round. (Llama's authors list their axes in the opposite order: their first one, TP, is the innermost.) Both orders
-# are the same training, and each rank sends what the formulas of TP and FSDP say:
+# With `tp` last, 2.7 MB leave each node; with `tp` first, 10.5 MB do. The factor of 3.9 belongs to 16 sequences: TP's
+# bytes grow with the tokens, and FSDP's do not. With more than about 4 D tokens TP sends more, and training runs read
+# more, so TP is the last axis of a mesh. With fewer tokens it would be the other way round. (Llama's authors list
+# their axes in the opposite order: their first one, TP, is the innermost.) Both orders are the same training, and
+# each rank sends what the formulas of TP and FSDP say:
 
 # %%
 half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
@@ -410,8 +424,8 @@ draw.table(rows, caption="bytes, rank 0")
 # PyTorch does more in three places:
 #
 # - Its loss adds up the exponentials and the targets' logits in two all-reduces; ours needs one.
-# - It leaves the norms' gradients as partial sums, `Partial()`. Each read adds them up, and AdamW reads each of the
-#   five gradients three times.
+# - It leaves the gradients of the five norms as partial sums, `Partial()`. Each time that AdamW reads such a gradient,
+#   the ranks add it up by an all-reduce, and AdamW reads each three times.
 # - On every rank, the gradient of the embedding is as large as the whole embedding. Ours has only the rank's own rows.
 #
 # PyTorch's implementation also splits features without regard to heads. With fewer key and value heads than ranks, you
@@ -448,8 +462,7 @@ draw.table(rows, caption="seconds of communication per second of computation")
 
 # %% [markdown]
 # With NVLink, TP communicates for a third of the time in which it computes the 8B model, and for a tenth with 405B.
-# Over InfiniBand, 8B would communicate for almost three times as long as it computes. So TP stays inside a node. Long
-# before TP runs out of query heads, its matrices become too narrow to keep a device busy.
+# Over InfiniBand, 8B would communicate for almost three times as long as it computes. So TP stays inside a node.
 #
 # ### A way out
 #
@@ -549,7 +562,7 @@ draw.table(rows, caption="seconds of communication per second of computation")
 # | | predicted | PyTorch's |
 # |---|---|---|
 # | sent | (4L + 2) × 2 (N − 1)/N × MDb, three numbers per token, the norms' gradients | the norms' three times |
-# | collectives of a layer | 8, and 2 for its norms | the norms' as AdamW reads them |
+# | collectives of a layer | 8, and 2 for its norms | 8, and 6 for its norms, in the optimizer |
 # | P, G, S | 1/N, except for the norms | G: all of the embedding's |
 # | A | by `cost.tp` | within 0.1 % |
 # | numbers | one process's | within 1e-12, in float64 |
@@ -589,11 +602,15 @@ def tokens_everywhere(x, up, down, mesh):
 TRIES = {"tokens everywhere": tokens_everywhere}
 
 # %%
+blocks = beat.boundary.cases
+rows = [{"": n, "T": b.tokens, "D": b.width, "H": b.features} for n, b in blocks.items()]
+draw.table(rows)
+
+# %%
 bars = {}
-for name, block in beat.boundary.cases.items():
+for name, block in blocks.items():
     bound = beat.boundary.bound(block)
-    size = f"T {block.tokens}, D {block.width}, H {block.features}"
-    bars[f"{size}: the bound"] = {"waiting": 1e-3, "communication": bound - 1e-3}
+    bars[f"{name}: the bound"] = {"waiting": 1e-3, "communication": bound - 1e-3}
     for called, fn in TRIES.items():
         took = beat.boundary.measured(name, fn)
         latency = took.messages * 0.5e-3
@@ -708,7 +725,7 @@ draw.chart(bars, "s", words=words, caption=caption)
 # %% [markdown]
 # With NVLink, eight ranks are four times as quick as one. With Ethernet, two ranks gain a little, and eight gain
 # nothing, because latency and bytes take all the time that shorter reading saves. Over NVLink the bytes hardly matter:
-# there, TP speeds up generation until latency takes as long as the reading.
+# there, by this formula, TP speeds up generation until latency takes as long as the reading.
 #
 # ## Optional: async TP, multiply while it travels
 #
@@ -758,9 +775,9 @@ draw.timeline(recording, recording, step=quickest, names=names)
 # %% [markdown]
 # The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
 # all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
-# multiplied. A rank waits only if a shard takes longer to travel than to multiply, which hardly ever happens here
-# unless your machine is busy. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply it to
-# a plan like this, between GPUs that can read each other's memory. Its authors
+# multiplied. A rank waits only where a shard takes longer to travel than to multiply: the hatched parts of the
+# picture, which a busy machine makes longer. In PyTorch async TP is experimental: if you switch it on, torch.compile
+# can apply it to a plan like this, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
 # help with a single token, which cannot be split into shards.

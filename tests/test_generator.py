@@ -217,6 +217,7 @@ def test_marks_go_in_pairs_inside_a_function(source):
 
 def test_a_guess_is_left_to_the_learner():
     assert notebooks.cut_answers("guess = 16  # your number\nother = 16") == "guess = None  # your number\nother = 16"
+    assert notebooks.cut_answers('line = {"stage": 2}  # your line') == "line = None  # your line"
     assert notebooks.cut_answers("guess = 3  # your number, × D") == "guess = None  # your number, × D"
 
 

@@ -39,7 +39,7 @@ NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf
 
 BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
 END = re.compile(r"^\s+### END SOLUTION\s*$")
-GUESS = re.compile(r"^(\w+ = ).+(  # your number.*)$")  # a prediction: the learner's notebook has None in its place
+GUESS = re.compile(r"^(\w+ = ).+(  # your (?:number|line).*)$")  # a guess: the learner's notebook has None here
 STUB = 'raise NotImplementedError("your turn")'
 
 METADATA = {  # the metadata that JupyterLab saves, with tools/jupyter

@@ -24,7 +24,7 @@ def buckets(sizes: Mapping[str, int], capacity: int, ranks: int) -> Drawing:
     widest = max(capacity, *map(sum, filled))
     share = -(-sum(sizes.values()) // ranks)
     words = "; ".join(f"bucket {n}: {sum(each):,} of {capacity:,} elements" for n, each in enumerate(filled, 1))
-    canvas = Canvas(LEFT + LONG + 150, TOP + ROW * len(filled), "The buckets of a backward pass", f"{words}.")
+    canvas = Canvas(LEFT + LONG + 180, TOP + ROW * len(filled), "The buckets of a backward pass", f"{words}.")
     canvas.text(LEFT, 20, "The buckets of a backward pass", 14, "start", "bold")
     for rank in range(ranks):
         canvas.rect(LEFT + 130 * rank, 36, 16, 16, fill=RANKS[rank])
@@ -42,13 +42,14 @@ def buckets(sizes: Mapping[str, int], capacity: int, ranks: int) -> Drawing:
                 right -= LONG * part / widest
                 canvas.rect(right, y, LONG * part / widest, TALL, fill=RANKS[rank], stroke="none", radius=0)
             canvas.rect(x, y, wide, TALL, fill="none", stroke=INK, radius=0)
-            label = name if width_of(name, 11) < wide else ""
+            short = name.removesuffix(".weight").rpartition(".")[2]
+            label = next((word for word in (name, short) if width_of(word, 11) < wide), "")
             canvas.text(x + wide / 2, y + TALL / 2, label, 11)
             x, end = x + wide, end - size
         note = f"bucket {number + 1}: {sum(each):,} of {capacity:,} elements"
         canvas.text(LEFT, y + TALL + 14, note, 12, "start", fill=MUTED)
         canvas.text(LEFT + LONG + 10, y + TALL / 2 - 8, "all-reduce", 12, "start", "bold")
-        canvas.text(LEFT + LONG + 10, y + TALL / 2 + 8, f"for {listed(owners)}", 12, "start")
+        canvas.text(LEFT + LONG + 10, y + TALL / 2 + 8, f"needed by {listed(owners)}", 12, "start")
     return canvas.drawing()
 
 
