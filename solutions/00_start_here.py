@@ -420,6 +420,7 @@ run(hang, ranks=4)
 # | [09b Plan and wire](09b_plan_and_wire.ipynb) | splits the loss; splits a model by a plan; asks when that pays |
 # | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
 # | [11 Three dimensions](11_three_dimensions.ipynb) | combines data, tensor and pipeline parallelism |
+# | [11b Clusters](11b_clusters.ipynb) | runs the same job on two hosts and in a queue, with a time limit |
 # | [13 GSPMD](13_gspmd.ipynb) | gives a compiler the layouts of a few arrays, and lets it split the program |
 # | [14 DeepSpeed](14_deepspeed.ipynb) | runs ZeRO from a configuration file |
 # | [15 Plan a run](15_plan_a_run.ipynb) | asks which layouts a cluster can run, and which are fast |

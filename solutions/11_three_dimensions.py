@@ -804,8 +804,8 @@ draw.table(rows)
 # Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
 # 2104.04473), section 3. Liang et al., 2024, *TorchTitan* (arXiv 2410.06511).
 #
-# **Next.** What is still unsolved: all of this was written by hand, for each strategy and each pair of them. Could a
-# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
+# **Next.** What is still unsolved: all of this ran on one machine, of which nobody else had a part. [11b
+# Clusters](11b_clusters.ipynb) runs the same job on two hosts and in a queue.
 #
 # A clean copy of this notebook: `git restore notebooks/11_three_dimensions.ipynb`, then *File > Reload Notebook from
 # Disk*.

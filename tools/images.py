@@ -74,6 +74,7 @@ COURSE = {
         ("09b", "Plan and wire", "how, and when it pays"),
         ("10", "Pipeline", "split the depth"),
         ("11", "Three dimensions", "all axes at once"),
+        ("11b", "Clusters", "two hosts, and a queue"),
         ("12", "Context, experts", "split the sequence"),
     ],
     "At work": [
