@@ -117,7 +117,7 @@ LINK = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 
 
 def measure_links():
-    """Return the seconds of the quickest of five all-reduces, by axis and number of elements."""
+    """Return the least seconds of five all-reduces, by axis and number of elements."""
     mesh, took = Mesh((2, 2), ("between", "inside")), {}
     for axis in ("between", "inside"):
         for size in (1, 250_000):
@@ -136,7 +136,6 @@ took = run(measure_links, ranks=4, device="cpu", link=LINK, tell="measuring")[0]
 for axis in ("inside", "between"):
     small, large = took[axis, 1], took[axis, 250_000]
     print(f"{axis}: one number takes {1000 * small:.1f} ms, 1 MB takes {1000 * large:.0f} ms")
-assert took["between", 250_000] > took["inside", 250_000]
 
 # %% [markdown]
 # In an all-reduce over two ranks, each sends as many bytes as the tensor has. So 1 MB at 200 Mbit/s takes 8 / 200 s =
