@@ -12,6 +12,7 @@
     apart                             loss curves, and each one's distance from the first, PNG  curves_apart.py
     buckets                           buckets of gradients, and the ranks that need them, SVG   gradient_buckets.py
     crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
+    on_scales                         lines that cross, and dots, on two logarithmic axes, SVG  lines_on_scales.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     orders, rank_by_axis              bytes out of a node, and a rank's step, by mesh axis      bytes_of_axes.py
     node_bound                        a node's layers and sequences, and what must leave it     node_bound.py
@@ -48,6 +49,7 @@ from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gradient_buckets import buckets
 from labs.kit.drawing.gradients_combined import who_combines
 from labs.kit.drawing.layout_map import layouts
+from labs.kit.drawing.lines_on_scales import on_scales
 from labs.kit.drawing.memory_over_time import memory
 from labs.kit.drawing.mesh_on_nodes import nodes
 from labs.kit.drawing.node_bound import node_bound
@@ -67,8 +69,9 @@ from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "apart", "bars", "blocks",
-    "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger", "lost",
-    "memory", "mesh", "messages", "node_bound", "nodes", "order", "orders", "pairs", "parallelism", "plan", "products",
-    "rank_by_axis", "ratio_errors", "reads", "rule_times", "rules", "scatter", "schedule", "sends", "size", "speeds",
-    "step", "table", "term", "timeline", "traffic", "verdict", "weight_cut", "who_combines", "wire", "yours_and_plan",
+    "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
+    "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
+    "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "reads", "rule_times", "rules", "scatter",
+    "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "verdict", "weight_cut",
+    "who_combines", "wire", "yours_and_plan",
 ]  # fmt: skip

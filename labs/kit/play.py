@@ -313,7 +313,7 @@ def propagation(
 ) -> Explorer:
     """Return a film of products, with a frame for each layout that labs.gspmd works out.
 
-    The last frame has the collectives of each product.  A saved notebook shows that frame.
+    The last frame has the collectives of each product.  A saved notebook shows all changes, and that frame.
 
     graph, given: products as labs.gspmd.trace records them, and the arguments' and results' layouts.
     sizes: the mesh, as {axis: size}, with one axis or two.
@@ -321,7 +321,7 @@ def propagation(
     beside: a sentence below the last frame, such as what XLA sends in these layouts.
     """
     film = Film(graph, sizes, given, names, beside)
-    return frames(film.picture, "change", film.frames, film.picture(film.frames - 1))
+    return frames(film.picture, "change", film.frames, film.still())
 
 
 def to_deepspeed() -> Explorer:

@@ -143,4 +143,4 @@ def pipelined(fn: Callable[..., Any], seed: int) -> str:
     Returns the text of the ✓ line.
     """
     checked(PLAY, fn, seed)
-    return "right on 4 stages, and on 3 with fewer micro-batches; so is the way back, which JAX has made of it"
+    return "right on 4 stages, and on 3 with fewer micro-batches; so are the gradients that JAX derives"

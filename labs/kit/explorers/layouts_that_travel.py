@@ -2,6 +2,7 @@
 
     film = Film(graph, {"dp": 2, "tp": 2}, given, names)
     film.picture(3)         the layouts after three changes; the last frame has the collectives of each product
+    film.still()            the changes below one another, and the last frame, for a page without a slider
 
 The changes are those that labs.gspmd.propagation makes, in its order.  `labs.kit.play.propagation` adds a slider.
 """
@@ -82,6 +83,30 @@ class Film:
                 return f"{along} passes along {letter} of {operation.letters}: dim {placement.dim} of {name} is cut."
         raise AssertionError(f"no product has passed {placement!r} on to {name}")
 
+    def still(self) -> Drawing:
+        """Draw the film for a page: each change in a product that has it, below one another, and the last frame."""
+        last, top = self.picture(self.frames - 1), 70
+        below = top + ROW * len(self.changes)
+        words = " ".join(self.heading(frame) for frame in range(1, self.frames - 1))
+        canvas = Canvas(780, below + last.height, "Change by change", f"{words} {last.alt}")
+        canvas.text(16, 22, "Change by change: the tinted matrix is the one that was worked out.", 13, "start", "bold")
+        self.legend(canvas, 46)
+        for frame in range(1, len(self.changes) + 1):
+            value = self.changes[frame - 1][0][0]
+            products = [each for each in self.graph.operations if value in each.values]
+            product = next((each for each in products if value in each.outputs), products[0])
+            y = top + ROW * (frame - 1)
+            canvas.text(16, y + HIGH / 2, f"{frame}. {product.letters}", 12, "start", fill=MUTED)
+            self.row(canvas, y, product, {**self.given, **dict(self.changes[:frame])}, value)
+            canvas.text(450, y + HIGH / 2, self.heading(frame).rstrip("."), 12, "start")
+        canvas.shapes += [f'<g transform="translate(0 {below})">', *last.svg.splitlines()[4:-1], "</g>"]
+        return canvas.drawing()
+
+    def legend(self, canvas: Canvas, y: float) -> None:
+        for number, axis in enumerate(self.axes):
+            canvas.line((16 + 150 * number, y), (40 + 150 * number, y), stroke=COLOURS[number], line=4)
+            canvas.text(48 + 150 * number, y, f"cut along {axis}", 12, "start")
+
     def picture(self, frame: int) -> Drawing:
         """Draw each product with the layouts that are known after so many changes."""
         known = {**self.given, **dict(self.changes[:frame])}
@@ -96,9 +121,7 @@ class Film:
         if self.is_last(frame):
             canvas.text(16, foot + 6, self.beside, anchor="start", weight="bold")
         canvas.text(16, 22, title, anchor="start", weight="bold")
-        for number, axis in enumerate(self.axes):
-            canvas.line((16 + 150 * number, 50), (40 + 150 * number, 50), stroke=COLOURS[number], line=4)
-            canvas.text(48 + 150 * number, 50, f"cut along {axis}", 12, "start")
+        self.legend(canvas, 50)
         canvas.text(450, 50, "collectives of the product", 12, "start", fill=MUTED)
         for number, operation in enumerate(operations):
             y = TOP + ROW * number

@@ -106,6 +106,7 @@ DRAWINGS = {
     "weight cut": lambda: draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5),
     "buckets": lambda: draw.buckets({"first": 900, "middle": 300, "last": 600}, capacity=1000, ranks=2),
     "crossings": lambda: draw.crossings(LINES, {"flat": "G", "rising": "A"}, "tokens", "MB", {"rising": [(2, 3)]}),
+    "on scales": lambda: draw.on_scales(LINES, "tokens", "MB", dots={"XLA": [(2, 3)], "annotated": [(2, 4)]}),
     "wire": lambda: draw.wire(ON_TWO_NODES, {"dp × tp": 0, "tp × dp": 1}, {"dp": "P", "tp": "A"}),
     "who combines": lambda: draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, summed),
     "nodes as a rank sees them": lambda: draw.nodes({"pp": 2, "replicate": 1, "tp": 4}, node=4, rank=5),

@@ -6,6 +6,7 @@ import pytest
 
 from labs.kit import draw
 from labs.kit.drawing.crossing_lines import crossing, ticks
+from labs.kit.drawing.lines_on_scales import crossing as on_logarithmic_axes
 from labs.kit.drawing.wire_between_nodes import pairs_of
 from tests.kit.drawing.gallery import LINES, ON_TWO_NODES
 
@@ -14,6 +15,13 @@ def test_the_crossing_is_on_the_line_between_two_points():
     assert crossing(LINES["flat"], LINES["rising"]) == pytest.approx(1 + 2.5 / 1.5)
     assert crossing(LINES["rising"], [(1, 0.0), (6, 8.9)]) is None
     assert draw.crossings({"a": [(1, 2.0), (2, 2.0)], "b": [(1, 0.5), (2, 1.0)]}, {"a": "G", "b": "A"}, "x", "y").alt
+
+
+def test_on_logarithmic_axes_lines_cross_where_powers_do():
+    tokens = (8, 64, 512)
+    rising, flat = [(t, 3.0 * t) for t in tokens], [(t, 300.0) for t in tokens]
+    assert on_logarithmic_axes(rising, flat) == pytest.approx((100, 300))
+    assert on_logarithmic_axes(rising, [(t, 4.0 * t) for t in tokens]) is None
 
 
 @pytest.mark.parametrize("highest, expected", [(9.0, (2.0, 5)), (7.8, (2.0, 4)), (0.3, (0.1, 3)), (4.0, (1.0, 4))])

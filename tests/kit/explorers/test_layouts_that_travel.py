@@ -33,4 +33,7 @@ def test_film_ends_in_the_layouts_and_the_bytes_of_gspmd():
     beside = Film(graph, {"dp": 2, "tp": 2}, given, names, "XLA sends as much.")
     assert "XLA sends as much." in beside.picture(3).svg and "XLA sends" not in beside.picture(2).svg
     widget = play.propagation(graph, {"dp": 2, "tp": 2}, given, names)
-    assert film.picture(3).html in widget._repr_mimebundle_()[0]["text/html"]
+    still = film.still()
+    assert still.html in widget._repr_mimebundle_()[0]["text/html"]
+    headings = [film.heading(frame).rstrip(".").replace(">", "&gt;") for frame in (1, 2)]
+    assert all(words in still.svg for words in [*headings, "all-reduce of y"])
