@@ -7,6 +7,7 @@
     Training      a model under a strategy, with everything that a training loop needs
     step          take a step of a Training, and return its loss
     take_step     take a step of a Training without waiting for a GPU
+    compute_gradients  the first part of a step, before the optimizer
     backward      run forward and backward of each micro-batch
     trainable     the parameters that are not frozen
     ADAMW         the settings of AdamW in every training of the course
@@ -33,10 +34,10 @@ from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
 from labs.kit.training.sent_by_layout import by_xla, largest_error, layers_by_xla, products, zero_3_by_hand
 from labs.kit.training.side_by_side import in_turn, ledgers, recorded
-from labs.kit.training.training_step import ADAMW, Training, backward, step, take_step, trainable
+from labs.kit.training.training_step import ADAMW, Training, backward, compute_gradients, step, take_step, trainable
 
 __all__ = [
-    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "dry_step", "in_turn", "largest_difference",
+    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "compute_gradients", "dry_step", "in_turn", "largest_difference",
     "largest_error", "layers_by_xla", "ledgers", "my_sequences", "one_process", "paced", "predicted", "products",
     "recorded", "step", "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
 ]  # fmt: skip

@@ -436,8 +436,13 @@ def write(path: Path, content: bytes) -> None:
 # ---- the command -----------------------------------------------------------------------------------------
 
 
-SHOWN = (*STRATEGIES, *(strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)))
-HELP = f"all, or some of {', '.join(each.name for each in SHOWN)}; by default {','.join(ONE_OF_EACH)}"
+def shown() -> list[str]:
+    """Return the names of the strategies that can run here: those of an extra only if it is installed."""
+    others = [strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)]
+    return [strategy.name for strategy in (*STRATEGIES, *others)]
+
+
+HELP = f"all, or some of {', '.join(shown())}; by default {','.join(ONE_OF_EACH)}"
 
 
 @dataclass

@@ -137,12 +137,17 @@ class Following:
         """Ask for the job's state, and show it: one line that changes while the job waits, and one when it runs."""
         self.asked = time.monotonic()
         command = ["squeue", "--noheader", "--states=all", f"--jobs={self.job.job_id}", "--format=%T|%r|%N|%B"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if "Invalid job id" in done.stderr:  # Slurm forgets a job some minutes after its end
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            said, problem = process.communicate()
+        except KeyboardInterrupt:  # communicate() does not wait for the end of squeue then
+            process.communicate()
+            raise
+        if "Invalid job id" in problem:  # Slurm forgets a job some minutes after its end
             self.state = "ENDED"
-        if done.returncode:  # slurmctld is busy: ask again later
+        if process.returncode:  # slurmctld is busy: ask again later
             return
-        self.state, self.reason, nodes, self.first_host = done.stdout.strip().split("|")
+        self.state, self.reason, nodes, self.first_host = said.strip().split("|")
         waited = f"({self.reason}) … {time.monotonic() - self.began:.0f} s"
         what = f"is queued {waited}" if self.state in WAITS else f"runs on {nodes}"
         if "runs" not in self.shown and what != self.shown:
