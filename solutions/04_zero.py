@@ -56,7 +56,7 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all, {63 * each:,.0f}
 # and S take more memory than the activations, and the copies are easy to see.
 
 # %%
-from labs.kit.train import ADAMW, Training, backward, compute_gradients, step, strategies, take_step
+from labs.kit.train import ADAMW, Training, backward, step, strategies, take_step
 from labs.model import GPT, PRESETS
 
 CONFIG = replace(PRESETS["small"], depth=4, context=16)
@@ -72,6 +72,8 @@ print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1
 # by name. With these fields, a step looks like that of notebook 03:
 
 # %%
+from labs.kit.train import compute_gradients
+
 print(inspect.getsource(compute_gradients), inspect.getsource(take_step), sep="\n")
 
 

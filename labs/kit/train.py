@@ -37,7 +37,8 @@ from labs.kit.training.side_by_side import in_turn, ledgers, recorded
 from labs.kit.training.training_step import ADAMW, Training, backward, compute_gradients, step, take_step, trainable
 
 __all__ = [
-    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "compute_gradients", "dry_step", "in_turn", "largest_difference",
-    "largest_error", "layers_by_xla", "ledgers", "my_sequences", "one_process", "paced", "predicted", "products",
-    "recorded", "step", "strategies", "take_step", "trainable", "unshard_with", "zero_3_by_hand",
+    "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "compute_gradients", "dry_step", "in_turn",
+    "largest_difference", "largest_error", "layers_by_xla", "ledgers", "my_sequences", "one_process", "paced",
+    "predicted", "products", "recorded", "step", "strategies", "take_step", "trainable", "unshard_with",
+    "zero_3_by_hand",
 ]  # fmt: skip
