@@ -46,7 +46,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When and where a training is saved.  A training that finds a checkpoint in its folder goes on from it."""
+    """The place and the times of saving.  A training that finds a checkpoint in its folder goes on from it."""
 
     folder: Path = Path("checkpoints/train")
     every: int = 0  # steps between two saves; 0 saves only when the training is asked to stop

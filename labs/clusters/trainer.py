@@ -93,16 +93,24 @@ def is_due(done: int, every: int, steps: int) -> bool:
 
 
 def step(training: Training, settings: Settings, batch: Batch, rate: float) -> tuple[float | None, float]:
-    """Take a training step; return this rank's mean loss, if it has the model's last layer, and the gradients' norm."""
+    """Take a training step; return this rank's mean loss, if it has the model's last layer, and the gradients' norm.
+
+    Raises ValueError, on every rank and before the step, if the norm is inf or nan.
+    """
     chosen = settings.optimizer
     losses = gradients(training, settings, batch)
-    norm = training.clip(chosen.clip)
+    norm = training.clip(chosen.clip).item()
+    if not math.isfinite(norm):  # the same number on every rank; a step would spoil what the next save keeps
+        raise ValueError(
+            f"the norm of the gradients is {norm}, so no step was made: go on from the last checkpoint with a lower "
+            "--optimizer.lr, a longer --optimizer.warmup, or --precision float32"
+        )
     mark("optimizer")
     for group in getattr(training.optimizer, "optimizer", training.optimizer).param_groups:
         group |= {"lr": rate, "betas": chosen.betas, "eps": chosen.eps, "weight_decay": chosen.weight_decay}
     training.optimizer.step()
     training.optimizer.zero_grad()
-    return mean(losses), norm.item()
+    return mean(losses), norm
 
 
 def gradients(training: Training, settings: Settings, batch: Batch) -> list[Tensor]:

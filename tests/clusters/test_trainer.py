@@ -76,6 +76,14 @@ def test_a_strategy_that_cannot_be_saved_is_refused_before_it_trains(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_gradients_that_are_no_numbers_end_the_training_before_they_are_saved(tmp_path):
+    wild = replace(SHORT, strategy="fsdp", evaluate=0, optimizer=Optimizer(lr=1e30))
+    with pytest.raises(RankError, match="the norm of the gradients is nan, so no step was made"):
+        run(train, replace(wild, checkpoints=Checkpoints(tmp_path, every=1)), ranks=2, timeout=200)
+    kept = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".draft")}
+    assert kept == {"step-1"}
+
+
 def test_learning_rates_rise_and_fall():
     chosen = Optimizer(lr=1.0, warmup=2, decay="cosine", last=0.2)
     assert [learning_rate(chosen, step, 5) for step in range(5)] == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2])
