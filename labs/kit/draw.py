@@ -19,7 +19,8 @@
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
     speeds, lost, parallelism         published runs beside forecasts, as SVG                   runs_and_forecasts.py
-    by_kind, yours_and_plan           a reader's forecast and bytes beside others'              runs_and_forecasts.py
+    by_kind, agreement                a reader's forecast beside published runs                 runs_and_forecasts.py
+    yours_and_plan                    a reader's bytes beside the plan's                        runs_and_forecasts.py
     rules, rule_times, verdict        rules of thumb beside published runs, and by the plan     rules_on_runs.py
     pairs, ratio_errors, order        what a planned ratio or order is worth                    rules_on_runs.py
     layouts                           all layouts of a plan, by memory and time, as SVG         layout_map.py
@@ -58,7 +59,7 @@ from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
 from labs.kit.drawing.ranks_ledger import by_rank
 from labs.kit.drawing.rules_on_runs import order, pairs, ratio_errors, rule_times, rules, verdict
-from labs.kit.drawing.runs_and_forecasts import by_kind, lost, parallelism, speeds, yours_and_plan
+from labs.kit.drawing.runs_and_forecasts import agreement, by_kind, lost, parallelism, speeds, yours_and_plan
 from labs.kit.drawing.scatters import Point, scatter
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
@@ -68,8 +69,8 @@ from labs.kit.drawing.weight_cut import weight_cut
 from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
-    "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "apart", "bars", "blocks",
-    "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
+    "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
+    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
     "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
     "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "reads", "rule_times", "rules", "scatter",
     "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "verdict", "weight_cut",

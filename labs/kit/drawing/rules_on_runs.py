@@ -35,7 +35,7 @@ RULES: dict[str, tuple[tuple[str, ...], Callable[[Layout], bool]]] = {
 }
 TIE, SURE = 0.11, 0.45  # errors of the ratios of healthy runs of the playbook: the median, the 90th percentile
 EDGES = (1, 1.05, 1.11, 1.25, 1.45, 2, 1e9)
-LEFT, TOP, LONG, ROW, LEAST, MOST = 240, 76, 520, 19, 0.35, 2.5
+LEFT, TOP, LONG, ROW, LEAST, MOST = 240, 76, 480, 19, 0.35, 2.5
 
 
 def grouped(runs: Sequence[Run]) -> list[list[tuple[float, float]]]:
@@ -110,7 +110,7 @@ def rules(runs: Sequence[Run], shaded: float, batch: int = 256) -> Drawing:
     words = [f"{rule}: {model} on {gpus} GPUs {true:.2f} ×" for rule, model, gpus, true, _ in rows]
     title = "Time of the rule's best run ÷ time of the best other run"
     high = ROW * (len(rows) + len(RULES))
-    canvas = Canvas(LEFT + LONG + 30, TOP + high + 40, title, "; ".join(words) + ".")
+    canvas = Canvas(LEFT + LONG + 76, TOP + high + 40, title, "; ".join(words) + ".")
     canvas.text(16, 20, title, anchor="start", weight="bold")
     canvas.circle(24, 46, 5, fill=INK)
     canvas.text(36, 46, "measured", size=12.5, anchor="start")
@@ -124,6 +124,7 @@ def rules(runs: Sequence[Run], shaded: float, batch: int = 256) -> Drawing:
         canvas.text(at(mark), TOP + high + 12, f"{mark:g}", size=12, fill=MUTED)
     canvas.text(at(LEAST), TOP + high + 30, "← the rule's way is quicker", size=12, anchor="start", fill=MUTED)
     canvas.text(at(MOST), TOP + high + 30, "the rule's way is slower →", size=12, anchor="end", fill=MUTED)
+    canvas.text(LEFT + LONG + 62, TOP - 14, "measured", size=12, anchor="end", fill=MUTED)
     y, colours, before = TOP - ROW / 2, dict(zip(RULES, GROUPS, strict=False)), ""
     for rule, model, gpus, true, planned in rows:
         if rule != before:
@@ -135,6 +136,7 @@ def rules(runs: Sequence[Run], shaded: float, batch: int = 256) -> Drawing:
         canvas.line((at(true), y), (at(planned), y), stroke=MUTED)
         canvas.circle(at(planned), y, 5, line=1.5)
         canvas.circle(at(true), y, 5, fill=colours[rule])
+        canvas.text(LEFT + LONG + 62, y, f"{true:.2f} ×", size=12, anchor="end")
     return canvas.drawing(title + "\n" + "\n".join(words))
 
 

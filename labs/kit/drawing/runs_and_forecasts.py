@@ -3,10 +3,12 @@
 speeds(runs, "forecast", "1B: …")     a point for each run: its forecast speed over its measured speed
 lost(runs)                            the seconds that each pipeline loses for each micro-batch, over its stages
 by_kind({"1B": runs}, forecast)       a table: measured over forecast seconds, in the median of each kind
+agreement(runs, {"mine": forecast})   a table: the rank correlation and the error of each forecast
 yours_and_plan(fn, sizes, plan)       the bytes of exercise 2's function beside the plan's, for draw.bars
 parallelism(tp, pp)                   a pipeline, tp beyond a node, or neither
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from statistics import median
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from labs.kit.drawing.scatters import Hovered, Point, scatter
 from labs.kit.drawing.tables import Table, table
 from labs.plan import Plan
+from labs.plan.compare import LEAST_IN_GROUP, rank_correlation
 from labs.plan.layout import Layout
 
 NODE = 8  # GPUs in a node of every published run
@@ -79,6 +82,24 @@ def by_kind(published: Mapping[str, Sequence], forecast: Callable[..., float]) -
             row = {"models": models, "kind": kind, "runs": len(ratios), "more than 2 ×": slow}
             rows.append(row | {"measured ÷ forecast": f"{median(ratios):.2f} ×" if ratios else "–"})
     return table(rows, caption="seconds of a step; the ratio is the median")
+
+
+def agreement(published: Sequence, forecasts: Mapping[str, Callable[..., float]]) -> Table:
+    """Return how well forecasts agree with published runs, as medians: the order in a group, and tokens per second.
+
+    published: runs with .run, .group and .measured, as `check.forecast.published` returns them
+    forecasts: {name: function of a run that returns the seconds of a step}
+    """
+    rows = []
+    for name, forecast in forecasts.items():
+        groups: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
+        for each in published:
+            groups[each.group].append((each.run.tokens_per_gpu / forecast(each.run), each.measured))
+        large = [group for group in groups.values() if len(group) >= LEAST_IN_GROUP]
+        order = median(rank_correlation(*zip(*group, strict=True)) for group in large)
+        error = median(abs(speed / measured - 1) for group in groups.values() for speed, measured in group)
+        rows.append({"": name, "rank correlation": f"{order:.2f}", "error of speed": f"{error:.0%}"})
+    return table(rows, caption=f"{len(published)} runs in {len(groups)} groups of (model, GPUs); medians")
 
 
 def yours_and_plan(fullest_rank: Callable[..., float], sizes: Sequence, planned: Plan) -> dict[str, dict[str, float]]:

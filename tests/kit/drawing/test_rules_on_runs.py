@@ -31,6 +31,7 @@ def test_a_rule_is_the_best_run_that_obeys_beside_the_best_that_does_not():
     assert row == ("8B", 8, 0.5, pytest.approx(1 / 3))
     picture = draw.rules(RUNS, 0.1)
     assert "a pipeline: 8B on 8 GPUs 0.50 ×" in picture.alt and "32 sequences each" in picture.svg
+    assert ">0.50 ×<" in picture.svg
 
 
 def test_a_rule_by_the_plan_and_its_verdict():

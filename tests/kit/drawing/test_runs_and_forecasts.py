@@ -36,6 +36,17 @@ def test_a_table_says_how_much_slower_than_forecast_the_runs_of_each_kind_were()
     assert f"{len(runs)}" in text and "3.00 ×" in text
 
 
+def test_a_table_says_how_well_forecasts_agree_with_runs():
+    runs = check.forecast.published(seen=False)
+    seconds = {each.run: each.run.tokens_per_gpu / each.measured for each in runs}
+    text = str(
+        draw.agreement(
+            runs, {"right": seconds.get, "twice": lambda run: 2 * seconds[run], "course": check.forecast.expected}
+        )
+    )
+    assert [line.split()[-2:] for line in text.splitlines()[-3:]] == [["1.00", "0%"], ["1.00", "50%"], ["0.59", "13%"]]
+
+
 def test_bars_of_the_readers_bytes_add_up_to_what_the_reader_says():
     setup = plan.search(PRESETS["llama3-8b"], plan.CLUSTERS["H100, InfiniBand"].of(8), batch=8).setup
     planned = plan.plan(setup, plan.Layout(shards=8, zero=3))
