@@ -4,12 +4,14 @@ import random
 import time
 
 from bench.figure import Figure, figure
-from labs.kit.explorers import planner
+from labs.kit.explorers import fastest_layout
 
 
 def figures(quick: bool) -> list[Figure]:
     any_of = random.Random(0).choice
-    samples = [seconds({name: any_of(list(values)) for name, values in planner.CONTROLS.items()}) for _ in range(30)]
+    samples = [
+        seconds({name: any_of(list(values)) for name, values in fastest_layout.CONTROLS.items()}) for _ in range(30)
+    ]
     samples = samples[:10] if quick else samples
     slowest = max(samples)
     return [
@@ -20,5 +22,5 @@ def figures(quick: bool) -> list[Figure]:
 
 def seconds(settings: dict) -> float:
     start = time.perf_counter()
-    planner.picture(**settings)
+    fastest_layout.picture(**settings)
     return time.perf_counter() - start

@@ -405,9 +405,10 @@ for name, full in kept.items():
 # ## Native
 #
 # The last line above is PyTorch's `parallelize_module`, which takes a table like ours.
-# [labs/native/parallelized.py](../labs/native/parallelized.py) converts our plan to its styles. Its parameters are
-# DTensors, and `loss_parallel()` is a context in which the loss accepts split logits. The cell measures what it sends
-# and holds, with sequence parallelism, beside our formulas (which the last notebook compared with our own code):
+# [labs/native/parallelize_module.py](../labs/native/parallelize_module.py) converts our plan to its styles. Its
+# parameters are DTensors, and `loss_parallel()` is a context in which the loss accepts split logits. The cell measures
+# what it sends and holds, with sequence parallelism, beside our formulas (which the last notebook compared with our own
+# code):
 
 # %%
 [theirs] = recorded({"PyTorch's": sharded}, float32, batches).values()

@@ -492,9 +492,10 @@ print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3
 # %% [markdown]
 # F, I and W are one matrix product each, so they take about equally long: F = I = W = 1, and B = 2. In a whole stage I
 # takes a little longer than W, since attention between tokens has no weights.
-# [labs/pp/deferred.py](../labs/pp/deferred.py) splits the backward with autograd, one product at a time. In a schedule,
-# W needs the I of the same stage and micro-batch, and no other instruction needs W. From I to W a rank still keeps the
-# activations that W needs. The checker counts all activations as alive until W, although some can be freed after I.
+# [labs/pp/split_backward.py](../labs/pp/split_backward.py) splits the backward with autograd, one product at a time. In
+# a schedule, W needs the I of the same stage and micro-batch, and no other instruction needs W. From I to W a rank
+# still keeps the activations that W needs. The checker counts all activations as alive until W, although some can be
+# freed after I.
 #
 # ### Exercise 3 (optional): fill the bubble (15 minutes)
 #
@@ -1320,8 +1321,8 @@ draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()]
 
 # %% [markdown]
 # With GPipe, two ranks never send to each other at the same time. The head of
-# [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py) lists the rules that this check applies, each with its source,
-# and the causes of a hang that no recording can show.
+# [labs/kit/nccl/would_hang.py](../labs/kit/nccl/would_hang.py) lists the rules that this check applies, each with its
+# source, and the causes of a hang that no recording can show.
 
 # %% [markdown]
 # ## Optional: the slowest stage

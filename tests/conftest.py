@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
-from labs.kit.ranks import course
+from labs.kit.ranks import forkserver_preload
 from tools import warm
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +27,8 @@ os.environ.setdefault("LABS_DEVICE", "cpu")  # every machine runs the same tests
 
 # Ranks also need these modules for the functions of tests. They are imported before the fork, since importing them took
 # most ranks most of their time.
-course.COURSE += ["pytest", "tests.models"]
-course.COURSE += [
+forkserver_preload.COURSE += ["pytest", "tests.models"]
+forkserver_preload.COURSE += [
     f"tests.exercises.{file.parent.name}.{file.stem}"
     for file in Path(__file__).parent.glob("exercises/*/[a-z]*.py")
     if file.parent.name != "engine"

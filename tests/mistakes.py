@@ -162,7 +162,7 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ),
     ("pp/executor.py", "for p in self.parameters() if self.tied.is_counted(p)]", "for p in self.parameters()]"),
     (
-        "pp/deferred.py",
+        "pp/split_backward.py",
         "x.requires_grad and trained(matrix) and all(map(self.may_wait, trained(matrix)))",
         "x.requires_grad",
     ),

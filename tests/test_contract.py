@@ -28,7 +28,7 @@ from torch.func import functional_call
 from labs import cost, ddp
 from labs.kit.commands.tour import faults_of
 from labs.kit.launch import run
-from labs.kit.nccl.verdict import MAY_HANG, SOUND, would_hang
+from labs.kit.nccl.would_hang import MAY_HANG, SOUND, would_hang
 from labs.kit.training.strategies import ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with, replicated, train
 from labs.model import GPT, PRESETS, Config
 from tests.depth import deepen

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from labs import cost, native, pp, tp
 from labs.agree import everybodys
 from labs.kit.launch import run
-from labs.kit.nccl.verdict import SOUND, would_hang
+from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT

@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, arg
 
 from labs import cost
-from labs.clusters.jobs import train_job
+from labs.clusters.kubernetes_job import train_job
 from labs.clusters.settings import Settings, as_flags
 from labs.clusters.trainer import train
 from labs.kit.commands.dryrun import main as dry_run

@@ -10,7 +10,7 @@
     nodes                             the process groups of a mesh on its nodes, as SVG         mesh_on_nodes.py
     who_combines                      mean, sum or nothing, by kind of parameter, as SVG        gradients_combined.py
     apart                             loss curves, and each one's distance from the first, PNG  curves_apart.py
-    buckets                           buckets of gradients, and the ranks that need them, SVG   gradient_buckets.py
+    buckets                           buckets of gradients, and the ranks that need them, SVG   deepspeed_buckets.py
     crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
     on_scales                         lines that cross, and dots, on two logarithmic axes, SVG  lines_on_scales.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
@@ -44,10 +44,10 @@ from labs.kit.drawing.collective_messages import messages, sends, step
 from labs.kit.drawing.crossing_lines import crossings
 from labs.kit.drawing.curves_apart import apart
 from labs.kit.drawing.cut_products import products
+from labs.kit.drawing.deepspeed_buckets import buckets
 from labs.kit.drawing.dtensor_blocks import blocks
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
-from labs.kit.drawing.gradient_buckets import buckets
 from labs.kit.drawing.gradients_combined import who_combines
 from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.lines_on_scales import on_scales

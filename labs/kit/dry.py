@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from labs.kit.nccl.verdict import would_hang
+from labs.kit.nccl.would_hang import would_hang
 from labs.kit.ranks.run import MOST_RANKS, run
 from labs.kit.record import Recording, TimePass, join_some
 from labs.kit.simulated.as_rank import as_rank

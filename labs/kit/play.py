@@ -37,10 +37,10 @@ from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
 from labs.kit.explorers import all_reduce_algorithms, redistribution
 from labs.kit.explorers import deepspeed_words as words
+from labs.kit.explorers import fastest_layout as planning
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import pipeline_schedule as pipeline
-from labs.kit.explorers import planner as planning
 from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.explorers import tensor_parallel_block as split
 from labs.kit.explorers.layouts_that_travel import Film, Given
@@ -337,7 +337,7 @@ def to_fsdp() -> Explorer:
 def planner(**begin: Any) -> Explorer:
     """Return an explorer of the layout that labs.plan chooses for a model on a cluster, and of the alternatives.
 
-    begin: the first values of controls, by the names of `labs.kit.explorers.planner.CONTROLS`.
+    begin: the first values of controls, by the names of `labs.kit.explorers.fastest_layout.CONTROLS`.
     Raises ValueError for a control that does not exist, or for a value that the control does not have.
     """
     controls = set_controls("planner", planning.CONTROLS, planning.BEGIN, begin)

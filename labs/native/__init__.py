@@ -19,7 +19,7 @@ Read the files in this order:
 
     distributed_data_parallel  DistributedDataParallel: a copy on every rank; and a sharded optimizer state
     fsdp2                      a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
-    parallelized               parallelize_module: every matrix split, by the same plan
+    parallelize_module         tensor parallelism: every matrix split, by the same plan
     pipelining                 stages and schedules, and checks that PyTorch does not make
     three_dimensions           FSDP, TP and PP on one mesh; the norm over all axes
     state_dicts                the state dicts that a checkpoint consists of
@@ -37,7 +37,7 @@ from labs.native.dcp import (
 )
 from labs.native.distributed_data_parallel import ddp, zero1
 from labs.native.fsdp2 import device_mesh, fsdp
-from labs.native.parallelized import tp
+from labs.native.parallelize_module import tp
 from labs.native.pipelining import HAS_V, V, pp
 from labs.native.state_dicts import set_states, states
 from labs.native.three_dimensions import clip_gradients, parallel

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from labs.native.fsdp2 import fsdp
-from labs.native.parallelized import tp
+from labs.native.parallelize_module import tp
 from labs.tp import Plan, styles
 
 

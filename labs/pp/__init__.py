@@ -5,7 +5,7 @@
     simulation      the times at which each instruction of a schedule begins and ends
     schedules       the schedules gpipe, 1f1b, interleaved, zb1p, zbv and dualpipev
     stages          a model cut into stages, by its layers
-    deferred        a backward in two halves: gradients of inputs first, gradients of weights later
+    split_backward  a backward in two halves: gradients of inputs first, gradients of weights later
     messages        the messages between ranks, in an order in which ranks never wait for each other in a circle
     batches         the batch of a step: is it the same batch on every rank?
     tied            parameters that stages of several ranks share
@@ -26,10 +26,10 @@ No function of this package has the name of one of its files, so that neither hi
 # ruff: noqa: F401
 
 from labs.pp.checker import WrongSchedule, alive, ranks_of, validate
-from labs.pp.deferred import Deferred
 from labs.pp.executor import Pipeline
 from labs.pp.instructions import B, F, I, Instruction, Lists, W, read, read_csv
 from labs.pp.messages import plan
 from labs.pp.schedules import SCHEDULES, Schedule, dualpipev, gpipe, interleaved, one_f_one_b, zb1p, zbv
 from labs.pp.simulation import Simulation, simulate
+from labs.pp.split_backward import Deferred
 from labs.pp.stages import Stage, cut

@@ -10,7 +10,7 @@ The rank that has an instruction's stage carries out the instruction:
     F    takes the output of the stage before, or a micro-batch of x in the first stage; computes the stage's output and
          puts it, or the loss in the last stage; keeps both ends of the graph between them
     B    takes the gradient of its output, goes back through the graph, and puts the gradient of its input
-    I    does the same as B, but leaves the gradients of the matrices for later (labs.pp.deferred)
+    I    does the same as B, but leaves the gradients of the matrices for later (labs.pp.split_backward)
     W    computes the gradients of the matrices
 
 A tensor that a stage puts for a stage on another rank is sent as a message (labs.pp.messages); a tensor for another
@@ -37,10 +37,10 @@ from labs.hooks import weakly
 from labs.optimizer_probe import require_no_scaler
 from labs.pp.batches import GivenBatches, require_weighed
 from labs.pp.checker import microbatches_of, ranks_of, validate
-from labs.pp.deferred import Deferred
 from labs.pp.fitting import require_fitting, require_known, require_same_lists, require_same_stages
 from labs.pp.instructions import B, F, I, Instruction, Lists, W
 from labs.pp.messages import Mail, Receive, Send, Sent, Step, plan
+from labs.pp.split_backward import Deferred
 from labs.pp.stages import Initial, Stage, materialise
 from labs.pp.tied import Tied
 

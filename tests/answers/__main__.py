@@ -2,7 +2,7 @@
 
 import sys
 
-from labs.kit.ranks import course
+from labs.kit.ranks import forkserver_preload
 from labs.kit.ranks.team import FORKSERVER
 from tests.answers import Answer, archived, archived_modules, exercises, tried
 
@@ -22,7 +22,7 @@ def row(answers: list[Answer]) -> tuple[list[int], list[str]]:
 
 known = exercises() | archived()
 FORKSERVER.stop()  # it started with the first import, and ranks need the source of the replaced functions, too
-course.COURSE += archived_modules()
+forkserver_preload.COURSE += archived_modules()
 total = {True: [0] * 5, False: [0] * 5}
 print(f"{'':31} wrong, caught   by name   right, accepted")
 for name in sys.argv[1:] or known:

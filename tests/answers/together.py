@@ -25,7 +25,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labs.exercises.engine import by_script, launching, scripts
+from labs.exercises.engine import by_script, learner_job, scripts
 from labs.exercises.engine import on_ranks as ranks
 from labs.kit import check
 from labs.kit.launch import RankError, Results, run
@@ -207,7 +207,7 @@ def together(asked: list[tuple], seed: int | None = SEED) -> list[Any]:
 
     threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(launching, "run", desk.run))
+        stack.enter_context(mock.patch.object(learner_job, "run", desk.run))
         for engine in (by_script, ranks):
             stack.enter_context(mock.patch.object(engine, "play_worlds", desk.play_worlds))
         for thread in threads:

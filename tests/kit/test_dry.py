@@ -20,7 +20,7 @@ from labs.kit import draw
 from labs.kit.commands.tour import EXACT
 from labs.kit.dry import DryPass, dry
 from labs.kit.launch import run
-from labs.kit.nccl.verdict import SOUND, would_hang
+from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import PASSES, join_some
 from labs.kit.simulated.as_rank import as_rank
 from labs.kit.simulated.host import NeedsNumbers

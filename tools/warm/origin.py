@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy
 
-from labs.kit.ranks.course import COURSE, import_course
 from labs.kit.ranks.forkserver import PRELOAD, in_huge_pages, receive_exactly
+from labs.kit.ranks.forkserver_preload import COURSE, import_course
 from tools.warm import once
 from tools.warm.client import STATUS
 

@@ -11,7 +11,7 @@ from labs.exercises.ddp._awkward_training import MicroBatch, TrainingWorld, odd,
 from labs.exercises.ddp._wrong_gradients import QUESTION, describe, line, tables
 from labs.exercises.engine.answer import Mistake, answered, refuse
 from labs.exercises.engine.by_script import Play, checked
-from labs.exercises.engine.launching import job
+from labs.exercises.engine.learner_job import job
 from labs.exercises.engine.on_ranks import BF16, F32, Draw
 from labs.exercises.engine.scripts import Look, play_all
 

@@ -11,7 +11,7 @@ from torch import nn
 from labs.deepspeed.configuration import batch_sizes, require_known
 from labs.exercises.deepspeed._files import REFUSED, STARTING, initialized, require_deepspeed, section
 from labs.exercises.engine.answer import Mistake, Wrong, answered
-from labs.exercises.engine.launching import job
+from labs.exercises.engine.learner_job import job
 from labs.exercises.engine.on_paper import Sheet, on_paper, part_is, same
 
 CLIPS = 1.0  # the norm to which DeepSpeed clips if the file says nothing

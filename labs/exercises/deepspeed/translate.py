@@ -19,7 +19,7 @@ from labs import native
 from labs.deepspeed import engine
 from labs.exercises.deepspeed._files import REFUSED, STARTING, initialized, require_deepspeed
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.launching import job
+from labs.exercises.engine.learner_job import job
 from labs.exercises.engine.on_paper import Sheet, Written, WrongSheet, answer_is, judge, one_sheet, part_is, same
 from labs.kit.watch.communication import CommunicationWatch
 

@@ -26,7 +26,7 @@ held, which mistakes have a name, and what the line of success says; the engine 
     value              a value on one rank: is it the expected one, and of which summands is it made?
     scripts            worlds and scripts in jobs, and which world is blamed if a job fails
     around_a_call      the slow network during a call, and what the call leaves behind
-    launching          a job of the learner's function, and the sentence for one that fails
+    learner_job        a job of the learner's function, and the sentence for one that fails
     answer             the three answers, a mistake as a row of a table, and `answered`, which makes a check
 
 Three files are for some exercises: `differentiated` (functions on ranks with a forward and a backward), `on_axes` (the

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from labs.exercises.engine import launching, scores
+from labs.exercises.engine import learner_job, scores
 from labs.exercises.engine.answer import Answer, Wrong, sendable, show
 from labs.kit.launch import Results
 
@@ -108,9 +108,9 @@ class Challenge:
 def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication") -> Results:
     """Run a job as a check does, with enough time for a function that searches."""
     try:
-        return launching.job(body, *args, ranks=ranks, record=record, seconds=LIMIT)
+        return learner_job.job(body, *args, ranks=ranks, record=record, seconds=LIMIT)
     except Wrong as wrong:
-        if wrong.answer.mistake == launching.NEVER_ENDS:
+        if wrong.answer.mistake == learner_job.NEVER_ENDS:
             raise Wrong(
                 f"it took longer than {LIMIT:g} s of processor time\n{wrong.answer.text}",
                 "Does it search for that long, or is there a loop without an end?",

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from labs.exercises.engine import common_mistakes as rows
 from labs.exercises.engine.answer import Mistake
-from labs.exercises.engine.launching import noted
+from labs.exercises.engine.learner_job import noted
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw, Exercise, Expected, Mistakes
 from labs.exercises.engine.scripts import Functions, Look, StepOutcomes, World, group_of
 from labs.exercises.engine.value import as_if

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, Wrong, refuse, show
 from labs.exercises.engine.around_a_call import AFTERMATH, Aftermath, Outcome
-from labs.exercises.engine.launching import job, noted
+from labs.exercises.engine.learner_job import job, noted
 from labs.kit.launch import Results
 from labs.kit.record import mark
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import NOT_DONE, Wrong, show
 from labs.exercises.engine.around_a_call import Aftermath, Late, Outcome
-from labs.exercises.engine.launching import NEVER_ENDS, blame_luck, job, noted
+from labs.exercises.engine.learner_job import NEVER_ENDS, blame_luck, job, noted
 from labs.kit.launch import Results
 from labs.kit.record import KINDS, Event, Recording, mark
 

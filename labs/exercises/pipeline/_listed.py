@@ -25,7 +25,7 @@ from torch import Tensor
 
 from labs import pp
 from labs.exercises.engine.answer import Mistake, Wrong, first, refuse, show
-from labs.exercises.engine.launching import job
+from labs.exercises.engine.learner_job import job
 from labs.exercises.engine.on_paper import Sheet, each_judged
 from labs.exercises.engine.value import close
 from labs.exercises.pipeline._stages_run_by_lists import TOLERANCE, Stacked, bits, flat, many, mean_loss, total

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, mse_loss
 
 from labs.exercises.engine.around_a_call import Aftermath
-from labs.exercises.engine.launching import noted
+from labs.exercises.engine.learner_job import noted
 from labs.exercises.engine.on_paper import plain
 from labs.exercises.engine.scripts import World, copied
 from labs.kit.ranks.payload import dumps

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from labs.exercises.engine.answer import Mistake, answered, show
 from labs.exercises.engine.by_script import Play, as_a_whole, checked
-from labs.exercises.engine.launching import noted
+from labs.exercises.engine.learner_job import noted
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.tp.shares import fits

@@ -38,7 +38,7 @@ from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from labs.kit.ranks.course import COURSE, edited, forget, import_course
+from labs.kit.ranks.forkserver_preload import COURSE, edited, forget, import_course
 
 # DDP and FSDP import these modules at their first use, which takes 2 s: the fork server does so once for all ranks.
 PRELOAD = [

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from labs import collectives, ddp
-from labs.exercises.engine import launching
-from labs.exercises.engine.launching import failed
+from labs.exercises.engine import learner_job
+from labs.exercises.engine.learner_job import failed
 from labs.kit import check
 from labs.kit.launch import RankError
 from tests.answers import exercises
@@ -123,8 +123,8 @@ def test_a_hang_is_told_with_its_line():
 
 def test_a_busy_machine_accuses_nobody(monkeypatch):
     """Expect no verdict on ranks that wait, since no clock on the wall knows why; the load and the cores are named."""
-    monkeypatch.setattr(launching, "SECONDS", 0.3)
-    monkeypatch.setattr(launching, "load", lambda: 0.0)
+    monkeypatch.setattr(learner_job, "SECONDS", 0.3)
+    monkeypatch.setattr(learner_job, "load", lambda: 0.0)
     answer = check.my_shard(lambda *given: time.sleep(60))
     first, *rest = str(answer).splitlines()
     assert answer.ok is None
@@ -132,8 +132,8 @@ def test_a_busy_machine_accuses_nobody(monkeypatch):
         r"not yet: my_shard \(not done in time; this machine has a load of 0\.0, and \d+ cores\)", first
     )
     assert "the job was not done after 1.8 s" in rest[0] and rest[-1].startswith("  → Is the machine busy")
-    monkeypatch.setattr(launching, "load", lambda: 14.0 * launching.cores())
-    assert launching.patience(10) == 14 * 60
+    monkeypatch.setattr(learner_job, "load", lambda: 14.0 * learner_job.cores())
+    assert learner_job.patience(10) == 14 * 60
 
 
 def test_a_loop_without_an_end_is_known_by_the_processors_clock(monkeypatch):
@@ -146,7 +146,7 @@ def test_a_loop_without_an_end_is_known_by_the_processors_clock(monkeypatch):
             except Exception:  # this answer catches all that it can, and the check must still end it
                 continue
 
-    monkeypatch.setattr(launching, "SECONDS", 1.0)
+    monkeypatch.setattr(learner_job, "SECONDS", 1.0)
     answers = [each(fn) for each in (check.my_shard, check.reduce_scatter)]
     for answer in answers:
         assert answer.mistake == "it does not come to an end" and answer.question.startswith("Which loop has no end")

@@ -16,7 +16,7 @@ from torch.distributed import P2POp, irecv, isend
 from torch.distributed._functional_collectives import all_reduce as all_reduced
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labs.kit.nccl.verdict import HANGS, MAY_HANG, SOUND, WRONG
+from labs.kit.nccl.would_hang import HANGS, MAY_HANG, SOUND, WRONG
 from labs.kit.record import OrderPass, join, mark
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from labs.kit.nccl.calls import programs
 from labs.kit.nccl.deadlock_replay import Replay, Rules
-from labs.kit.nccl.verdict import SOUND, would_hang
+from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import Recording
 from labs.kit.watch.communication import Event
 

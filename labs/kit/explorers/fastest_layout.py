@@ -1,4 +1,4 @@
-"""The planner explorer's picture: the layout that labs.plan chooses for a model on a cluster, and usual alternatives.
+"""The planner explorer's picture: the fastest layout of a model on a cluster, by labs.plan, and usual alternatives.
 
     picture(**BEGIN)      bars of the seconds of a step in each layout, and below them a table of the layouts
     searched(setup)       the layouts among which the plan chooses, in a fraction of labs.plan.search's time

@@ -1,4 +1,4 @@
-"""A drawing of the buckets in which gradients wait until they are reduced, and of the ranks that need them.
+"""A drawing of the buckets in which DeepSpeed's stage 2 reduces gradients, and of the ranks that need them.
 
 buckets({"embed": 16384, "head": 16384}, capacity=65536, ranks=4)
 """

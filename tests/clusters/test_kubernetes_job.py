@@ -6,7 +6,7 @@ import pytest
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from labs.clusters.command import main, without_job
-from labs.clusters.jobs import train_job
+from labs.clusters.kubernetes_job import train_job
 
 
 def test_kubeflow_reads_every_field_of_a_train_job():

@@ -1,7 +1,7 @@
 """A test of the picture of buckets: which ranks need the gradients of each (snapshot: test_gallery)."""
 
 from labs.kit import draw
-from labs.kit.drawing.gradient_buckets import parts
+from labs.kit.drawing.deepspeed_buckets import parts
 
 
 def test_a_bucket_names_the_ranks_that_need_its_gradients():

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from labs.kit.drawing.deadlock_circle import circle
 from labs.kit.dry import dry
 from labs.kit.launch import run
-from labs.kit.nccl.verdict import HANGS, SOUND, WRONG, would_hang
+from labs.kit.nccl.would_hang import HANGS, SOUND, WRONG, would_hang
 from labs.kit.record import Recording
 from tests.kit.nccl.cases import CASES, pretended, run_all
 
@@ -90,7 +90,7 @@ def test_the_gravest_finding_is_the_verdict():
     verdict = asked(job)
     assert verdict.name == HANGS
     assert [finding.verdict for finding in verdict.findings] == [HANGS, WRONG]
-    assert repr(verdict).startswith("hangs for certain: rank 1 stands at all_reduce of 16 bytes (test_verdict.py:")
+    assert repr(verdict).startswith("hangs for certain: rank 1 stands at all_reduce of 16 bytes (test_would_hang.py:")
 
 
 def test_a_circle_is_drawn_and_reported():

@@ -10,8 +10,8 @@ import labs
 from labs import clip
 from labs.kit.launch import RankError, run
 from labs.kit.ranks import team
-from labs.kit.ranks.course import COURSE
 from labs.kit.ranks.forkserver import Forkserver
+from labs.kit.ranks.forkserver_preload import COURSE
 
 
 def test_what_functions_of_tests_bring_along_is_there_before_the_fork():
