@@ -23,6 +23,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     clip         the norm of the gradients, wherever their shards are
     tp           every weight matrix split between ranks, by a plan
     pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
+    moe          experts: a feed-forward of many MLPs, of which each token uses a few
     gspmd        the layouts and collectives of a whole program, derived from a few annotations
     generate     one token after the other, with a cache of keys and values
     llama        a Llama's published weights, under Hugging Face's names

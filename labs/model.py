@@ -233,7 +233,7 @@ def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big"))
     std = (3 * shape[-1]) ** -0.5
-    if name.endswith(("attention.o.weight", "mlp.down.weight")):
+    if name.endswith(("attention.o.weight", ".down.weight")):
         std /= 10
     return std * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 

@@ -16,7 +16,7 @@ LEVELS = [
     {"rope", "data", "cost", "collectives", "group", "hooks", "dropped", "clip"},
     {"model", "agree"},
     {"generate", "llama", "memory", "mesh", "unaveraged", "optimizer_probe"},
-    {"ddp", "dtensor", "zero"},
+    {"ddp", "dtensor", "zero", "moe"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
     {"native"},  # and every file of the kit that is not named below

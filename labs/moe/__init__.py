@@ -1,0 +1,23 @@
+"""Experts: a feed-forward of many MLPs, of which each token uses a few.
+
+The files, in the order of reading:
+
+    router    the experts of each token, and their weights; two ways to keep the experts' loads balanced
+    mixture   tokens sorted by expert, the experts' products, and their sum at each token's place
+    moe_gpt   the course's GPT with a mixture in place of each MLP, and the shapes of such models
+
+Usage:
+
+    model = MoEGPT(MOE_PRESETS["tiny-moe"])
+    loss = model(x, y)
+
+Shape suffixes, beside those of `labs.model`:
+
+    N tokens    K experts of a token (top-k)    E experts    M rows: pairs of a token and one of its experts
+"""
+
+# ruff: noqa: F401
+
+from labs.moe.mixture import Experts, Mixture
+from labs.moe.moe_gpt import MOE_PRESETS, MoEConfig, MoEGPT, active_parameters, dropped, parameters
+from labs.moe.router import SCORES, Router, balance_biases
