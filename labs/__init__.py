@@ -22,6 +22,7 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     memory       fewer bytes held: mixed precision, recomputation, offload
     clip         the norm of the gradients, wherever their shards are
     tp           every weight matrix split between ranks, by a plan
+    cp           every sequence cut into pieces, whose ranks meet in attention
     pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
     moe          experts: a feed-forward of many MLPs, of which each token uses a few
     gspmd        the layouts and collectives of a whole program, derived from a few annotations

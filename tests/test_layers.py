@@ -17,7 +17,7 @@ LEVELS = [
     {"model", "agree"},
     {"generate", "llama", "memory", "mesh", "unaveraged", "optimizer_probe"},
     {"ddp", "dtensor", "zero", "moe"},
-    {"fsdp", "tp", "pp", "gspmd"},
+    {"fsdp", "tp", "cp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.rows"},

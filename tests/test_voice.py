@@ -20,6 +20,7 @@ HELD = (
     "labs/fsdp",
     "labs/pp",
     "labs/tp",
+    "labs/cp",
     "labs/plan",
     "labs/kit",
     "labs/exercises",
