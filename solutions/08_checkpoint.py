@@ -369,7 +369,7 @@ for layout, loss in losses.items():
     print(f"{layout}: loss {loss:.4f}")
 
 # %% [markdown]
-# The course's tests load from each of twelve layouts into each other, including tensor parallelism and pipelines, and
+# The course's tests load from each of fourteen layouts into each other, including tensor parallelism and pipelines, and
 # compare the loaded tensors bit by bit.
 #
 # ## Build: all or nothing

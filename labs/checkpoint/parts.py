@@ -11,6 +11,7 @@ A tensor with several names, such as a tied parameter, is one Part under all of 
     an ordinary one                   all of it
     split by labs.tp                  its slices
     a DTensor, as labs.fsdp makes     the block that its placements say, within its slice of tensor parallelism, if any
+    a DTensor of PyTorch's            the block that PyTorch says
     in a vector of labs.zero          a range of its elements, which is some blocks
 
 The tensors of a Part are not copies: when numbers are loaded into them, the training uses these numbers at once.
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor as TorchDTensor
 
 from labs.checkpoint.extents import of_range, whole
 from labs.checkpoint.optimizer_state import Entries, Kept, Optimizer, Options, Wanted
@@ -189,11 +191,9 @@ def what_is_odd(x: Any) -> str | None:
     """Return the reason why a checkpoint cannot hold `x`, or None."""
     if not isinstance(x, Tensor):
         return "is no tensor: give what is in it to save(values=)"
-    if "torch.distributed" in type(x).__module__:
-        return f"is a {type(x).__name__} of torch's: torch.distributed.checkpoint saves those"
     if nn.parameter.is_lazy(x):
         return "is lazy: run a forward before, so that it has a shape"
-    if isinstance(x, DTensor) and any(placement.is_partial() for placement in x.placements):
+    if isinstance(x, DTensor | TorchDTensor) and any(placement.is_partial() for placement in x.placements):
         return "has a summand on each rank: redistribute() it to Replicate() or Shard(dim)"
     if x.is_meta:
         return "is on the meta device: give it numbers before"
@@ -227,6 +227,9 @@ def part_of(x: Tensor, cut: tuple[Cut, int] | None) -> Part:
     block, local = whole(x.shape), x.detach()
     if isinstance(x, DTensor):
         block, local = x.spec.block(x.device_mesh.get_coordinate()), local.to_local()
+    elif isinstance(x, TorchDTensor):
+        [mine] = x.__create_chunk_list__()
+        block, local = Block(tuple(mine.offsets), tuple(mine.sizes)), local.to_local()
     shape, offset = list(x.shape), list(block.offset)
     if cut is not None:
         how, rank = cut

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs import fsdp, pp, tp
+from labs import fsdp, native, pp, tp
 from labs.checkpoint import Held, HeldByZero
 from labs.memory.precision import Masters
 from labs.mesh import Mesh
@@ -48,6 +48,10 @@ def sharded(model, mesh):
     return alone(fsdp.fully_shard(model, mesh=mesh))
 
 
+def sharded_by_pytorch(model, mesh):
+    return alone(native.fsdp(model, [*model.layers.values()], native.device_mesh(mesh)))
+
+
 def split(model, mesh):
     return alone(tp.parallelize(model, mesh, tp.gpt_plan(model.config)))
 
@@ -80,6 +84,8 @@ LAYOUTS = {  # the number of ranks, and the function that lays a model out on th
     "zero-3": (4, partial(in_vectors, 3)),
     "fsdp": (3, lambda model: sharded(model, Mesh((3,), ("dp",)))),
     "hsdp": (4, lambda model: sharded(model, Mesh((2, 2), ("replicas", "shards")))),
+    "torch-fsdp": (3, lambda model: sharded_by_pytorch(model, Mesh((3,), ("dp",)))),
+    "torch-hsdp": (4, lambda model: sharded_by_pytorch(model, Mesh((2, 2), ("replicas", "shards")))),
     "tp": (2, lambda model: split(model, Mesh((2,), ("tp",)))),
     "fsdp-tp": (4, split_and_sharded),
     "pp": (3, in_stages),

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from labs import dtensor
 from labs.checkpoint import Held, HeldByZero, load, newest, save
@@ -251,19 +251,19 @@ class Extra(nn.Linear):
         pass
 
 
-def of_torch():
-    return DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)))
-
-
 def of_summands():
     return with_buffers(1, x=dtensor.DTensor.from_local(torch.ones(2), Mesh((2,), ("dp",)), [dtensor.Partial()]))
 
 
+def of_torchs_summands():
+    return with_buffers(1, x=DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()]))
+
+
 REFUSED = [
-    (lambda: with_buffers(1, x=of_torch()), "'x' is a DTensor of torch's: torch.distributed.checkpoint saves those"),
     (lambda: Extra(3, 3), "'_extra_state' is no tensor: give what is in it to save(values=)"),
     (lambda: with_buffers(1, x=torch.eye(3).to_sparse()), "'x' is torch.sparse_coo: a checkpoint has dense tensors"),
     (of_summands, "'x' has a summand on each rank: redistribute() it"),
+    (of_torchs_summands, "'x' has a summand on each rank: redistribute() it"),
     (lambda: nn.LazyLinear(3), "'weight' is lazy: run a forward before, so that it has a shape"),
     *(
         (lambda dtype=dtype: with_buffers(1, x=torch.ones(16, dtype=torch.uint8).view(dtype)), f"'x' is {dtype}, which")

@@ -73,7 +73,7 @@ def sharded(model: nn.Module) -> Training:
 
 
 def refuse_to_save() -> Held:
-    raise ValueError("torch-zero-1 keeps its optimizer's state in a form that only PyTorch reads: save under zero-1")
+    raise ValueError("torch-zero-1 has the optimizer's state of a parameter on one rank only: save under zero-1")
 
 
 def whole(p: Tensor) -> Tensor:
