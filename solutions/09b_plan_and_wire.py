@@ -444,29 +444,31 @@ draw.table(rows, caption="bytes, rank 0")
 # **Why not**: with the batches of training, TP sends the most, and the computation waits for every collective. Hiding
 # them takes extra work (async TP, in the optional part), whereas DDP and FSDP hide theirs easily.
 #
-# Which link is fast enough? Let a layer have ψ parameters and width D, and let N devices of R operations per second
-# process T tokens over links of W bytes per second. The computation takes 6ψT/(NR) seconds. The layer's four
-# all-reduces, with 2 bytes per number, take 16 (N − 1)/N × TD/W seconds. T cancels in their ratio: a larger batch does
-# not help, only a wider model or a faster link. The table gives the seconds of communication per second of computation
-# on 8 ranks; R is what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4). That includes
+# Which link is fast enough? Compare the time of one layer's computation with that of its four all-reduces, when N
+# devices process T tokens:
+#
+# - The computation takes 6ψT/(NR) seconds, if the layer has ψ parameters, and a device does R operations per second.
+# - The all-reduces take 16 (N − 1)/N × TD/W seconds, if x has the width D with 2 bytes per number, and a link carries W
+#   bytes per second.
+#
+# T cancels in the ratio of the two: a larger batch does not help, only a wider model or a faster link. The bars show
+# this ratio on 8 ranks. R is what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4). That includes
 # its waiting, so a device computes faster than R, and the figures are the least that one should expect:
 
 # %%
-rows = []
+links = ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s")
+bars = {}
 for name in ("llama3-8b", "llama3-405b"):
     config = PRESETS[name]
     computing = 6 * sum(cost.gpt_layers(config)[1].sizes) / cost.FLOPS  # seconds, × T/N
     sending = 16 * (8 - 1) * config.dim  # bytes, × T/N
-    wires = {
-        wire: round(sending / cost.LINKS[wire].bandwidth / computing, 2)
-        for wire in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s")
-    }
-    rows.append({"": name} | wires)
-draw.table(rows, caption="seconds of communication per second of computation")
+    bars[name] = {link: sending / cost.LINKS[link].bandwidth / computing for link in links}
+words = "communication is shorter", "communication is longer"
+draw.ratios(bars, words, "Seconds of communication per second of computation, on 8 ranks")
 
 # %% [markdown]
-# With NVLink, TP communicates for a third of the time in which it computes the 8B model, and for a tenth with 405B.
-# Over InfiniBand, 8B would communicate for almost three times as long as it computes. So TP stays inside a node.
+# With NVLink, TP communicates for a third of the time in which it computes the 8B model, and for less than a tenth with
+# 405B. Over InfiniBand, 8B would communicate for almost three times as long as it computes. So TP stays inside a node.
 #
 # ### A way out
 #
@@ -779,9 +781,9 @@ draw.timeline(recording, recording, step=quickest, names=names)
 # %% [markdown]
 # The picture shows the quickest of twelve steps of each. (On CPUs the course builds a reduce-scatter from an
 # all-to-all, and adds up what arrives.) Results and bytes are the same, but now a shard travels while another is
-# multiplied. A rank waits only where a shard takes longer to travel than to multiply: the hatched parts of the
-# picture, which a busy machine makes longer. In PyTorch async TP is experimental: if you switch it on, torch.compile
-# can apply it to a plan like this, between GPUs that can read each other's memory. Its authors
+# multiplied. A rank waits only where a shard takes longer to travel than to multiply: the hatched parts of the picture,
+# which a busy machine makes longer. In PyTorch async TP is experimental: if you switch it on, torch.compile can apply
+# it to a plan like this, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass that is up to 29% faster, and a whole step that is up to 8% faster, for a Llama 3 of 7B. It does not
 # help with a single token, which cannot be split into shards.

@@ -328,6 +328,7 @@ draw.by_kind({"1B": runs, "3B, 8B and 80B": others}, forecast)
 # models are within 2 % of it in the median. Each layer of the 1B model computes for so short a time that costs per
 # layer count, which rule 3 hides. What if every layer took `LAUNCH` *in addition* to its computation?
 
+
 # %% tags=["subject"]
 def in_addition(run):
     """Return the seconds of a step in which Python and the GPU never overlap."""

@@ -12,6 +12,7 @@
     apart                             loss curves, and each one's distance from the first, PNG  curves_apart.py
     buckets                           buckets of gradients, and the ranks that need them, SVG   deepspeed_buckets.py
     crossings                         lines, and where the last one passes the others, as SVG   crossing_lines.py
+    ratios                            ratios as bars from 1 on a logarithmic axis, as SVG       ratio_bars.py
     on_scales                         lines that cross, and dots, on two logarithmic axes, SVG  lines_on_scales.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     orders, rank_by_axis              bytes out of a node, and a rank's step, by mesh axis      bytes_of_axes.py
@@ -58,6 +59,7 @@ from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
 from labs.kit.drawing.ranks_ledger import by_rank
+from labs.kit.drawing.ratio_bars import ratios
 from labs.kit.drawing.rules_on_runs import order, pairs, ratio_errors, rule_times, rules, verdict
 from labs.kit.drawing.runs_and_forecasts import agreement, by_kind, lost, parallelism, speeds, yours_and_plan
 from labs.kit.drawing.scatters import Point, scatter
@@ -72,7 +74,7 @@ __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
     "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
     "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
-    "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "reads", "rule_times", "rules", "scatter",
-    "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "verdict", "weight_cut",
-    "who_combines", "wire", "yours_and_plan",
+    "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "rule_times", "rules",
+    "scatter", "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "verdict",
+    "weight_cut", "who_combines", "wire", "yours_and_plan",
 ]  # fmt: skip

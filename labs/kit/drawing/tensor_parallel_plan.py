@@ -2,14 +2,16 @@
 
     plan(gpt_plan(config), GPT(config), ranks=4)
 
-The drawing is a table with a row for each pattern of module names in the plan.  A weight W is drawn as in x @ W, with
+The drawing is a table with a row for each pattern of module names in the plan; a line above the rows of a layer has
+the part of their names that they share.  A weight W is drawn as in x @ W, with
 its input features from top to bottom and its output features from left to right: a part of its columns is an upright
 stripe, and a part of its rows is a flat stripe.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from textwrap import wrap
 from typing import Any
 
 from torch import nn
@@ -22,7 +24,8 @@ from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, Row
 from labs.tp.shares import Cut
 from labs.tp.styles import Style, border
 
-WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: width and height of a weight, other rows, gap, header
+WIDE, HIGH, LOW, APART, TOP = 64, 56, 30, 10, 60  # pixels: width and height of a weight, other rows, gap, header
+BREAK = 14  # characters in a line of the columns of what is sent
 RULE, SENT = "#D0D4D9", "#A84800"  # colours: the lines between rows, and the names of collectives
 BORDERS = {  # {function of labs.tp.conjugate: (its collective in forward, its collective in backward)}
     "copy": ("", "all-reduce"),
@@ -33,7 +36,7 @@ BORDERS = {  # {function of labs.tp.conjugate: (its collective in forward, its c
     "split": ("", "all-gather"),
 }
 GRADIENTS = "all-reduce of gradients"  # the collective that sums the gradients of a replicated parameter
-HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends forward", "sends backward")
+HEAD = ("submodule", "weight", "style", "comes in", "goes out", "sends forward", "sends backward")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing
     found = rows(plan, model, ranks)
     lefts = columns(found)
     title = f"A plan for {ranks} ranks"
-    tall = TOP + sum(row.height + APART for row in found)
+    heads = {found[number].name: shared for number, shared in shared_names(found)}
+    tall = TOP + sum(row.height + APART for row in found) + (LOW + APART) * len(heads)
     canvas = Canvas(lefts[-1], tall + 30, title, " ".join(f"{row}." for row in found))
     canvas.text(16, 20, title, anchor="start", weight="bold")
     for x, words in zip(lefts, HEAD, strict=False):
@@ -87,10 +91,15 @@ def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing
     y = TOP
     for row in found:
         canvas.line((16, y - APART / 2), (lefts[-1] - 16, y - APART / 2), stroke=RULE)
+        if row.name in heads:
+            canvas.text(16, y + LOW / 2, heads[row.name], anchor="start", fill=MUTED)
+            y += LOW + APART
         picture(canvas, lefts[1], y, row, ranks)
         for x, words, column in zip(lefts, cells(row), HEAD, strict=False):
             fill = SENT if column.startswith("sends") and words != "–" else INK
-            canvas.text(x, y + row.height / 2, words, anchor="start", fill=fill)
+            written, inside = lines(words, column), column == HEAD[0] and "*." in row.name
+            place = x + APART * inside, y + row.height / 2 - 8 * (len(written) - 1)
+            canvas.lines(*place, written, leading=1.2, anchor="start", fill=fill)
         y += row.height + APART
     key = "A number in a weight: the rank that has this part of it. Grey: every rank has all of it."
     canvas.text(16, tall + 12, key, size=12, anchor="start", fill=MUTED)
@@ -116,6 +125,16 @@ def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Patter
         shared = f"{GRADIENTS}, {cut.copies} ranks" if cut and cut.copies > 1 else ""
         found.append(replace(row, backward=" and ".join(filter(None, (row.backward, shared)))))
     return found
+
+
+def shared_names(found: list[PatternRow]) -> Iterator[tuple[int, str]]:
+    """Yield (number of a row, the beginning of its name up to a `*.`), where the beginning is not the last row's."""
+    before = ""
+    for number, row in enumerate(found):
+        shared = row.name[: row.name.rfind("*.") + 2] if "*." in row.name else ""
+        if shared and shared != before:
+            yield number, shared
+        before = shared
 
 
 def in_block(name: str, blocks: set[str]) -> bool:
@@ -170,17 +189,24 @@ def x(layout: Placement) -> str:
 
 def cells(row: PatternRow) -> tuple[str, ...]:
     """Return a row's words, one entry per column of HEAD; the weight's entry is empty, since the weight is drawn."""
-    name = f"{row.name} ({row.modules})" if row.modules > 1 else row.name
+    name = row.name.rpartition("*.")[2]
+    name = f"{name} ({row.modules})" if row.modules > 1 else name
     return name, "", *row.words
 
 
 def columns(found: list[PatternRow]) -> list[float]:
     """Return the x at which each column of the table begins, and the x of the drawing's right edge."""
     widths = [
-        max(width_of(head, 12), *(width_of(cells(row)[number], 13) for row in found))
+        max(width_of(head, 12), *(width_of(words, 13) for row in found for words in lines(cells(row)[number], head)))
         for number, head in enumerate(HEAD)
     ]
+    widths[1] = WIDE + APART
     return list(accumulate((8 + width for width in widths), initial=16))
+
+
+def lines(words: str, head: str) -> list[str]:
+    """Return the lines of a cell: the columns of what is sent have short ones."""
+    return wrap(words, BREAK) if head.startswith("sends") else [words]
 
 
 def picture(canvas: Canvas, left: float, top: float, row: PatternRow, ranks: int) -> None:
@@ -188,7 +214,7 @@ def picture(canvas: Canvas, left: float, top: float, row: PatternRow, ranks: int
     if not row.weight:
         return
     if row.cut is None:
-        canvas.rect(left, top + 4, WIDE, LOW - 8, fill=SOFT, radius=0)
+        canvas.rect(left, top + LOW / 2 - 6, WIDE, 12, fill=SOFT, radius=0)
         return
     outputs_across = isinstance(row.style, ColwiseParallel)
     size, long = row.weight[row.cut.dim], WIDE if outputs_across else HIGH

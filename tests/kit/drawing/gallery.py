@@ -114,6 +114,7 @@ DRAWINGS = {
     "summands": lambda: draw.blocks(Spec((12,), (4,), (Partial(),)), ("data",)),
     "empty blocks": lambda: draw.blocks(Spec((3, 4), (4,), (Shard(0),)), ("data",)),
     "plan": lambda: draw.plan(gpt_plan(PRESETS["small"]), GPT(PRESETS["small"])),
+    "ratios": lambda: draw.ratios({"small": {"slow": 112, "fast": 0.3}}, ("shorter", "longer"), "times"),
     "plan by tokens": lambda: draw.plan(gpt_plan(PRESETS["small"], True), GPT(PRESETS["small"])),
     "plan of the head": lambda: draw.plan(ALONE, GPT(PRESETS["small"])),
     "plan without a weight": lambda: draw.plan({"loss": LossParallel(256)}, GPT(PRESETS["tiny"]), ranks=3),
