@@ -14,19 +14,19 @@ import torch.distributed as dist
 from bench.figure import Figure, figure, ratios
 from bench.step import stepper
 from labs.kit.launch import run
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 CALLS = 200
 
 
 def with_and_without(action, count: int) -> list[tuple[float, float]]:
     """Return pairs of the action's processor seconds, (without, with) the recorder; which comes first alternates."""
-    listeners = list(tap.listeners)
+    listeners = list(c10d_tap.listeners)
     found = []
     for number in range(count + 2):
         seconds = {}
         for on in (number % 2 == 0, number % 2 == 1):
-            tap.listeners[:] = listeners if on else []
+            c10d_tap.listeners[:] = listeners if on else []
             start = time.process_time()
             action()
             seconds[on] = time.process_time() - start

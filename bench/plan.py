@@ -39,7 +39,7 @@ from labs.kit.dry import dry
 from labs.kit.simulated.strategy_steps import NEIGHBOURS, rehearse
 from labs.kit.simulated.without_other_ranks import unheard
 from labs.kit.training.strategies import ROWS
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.kit.watch.communication import Event
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
@@ -201,11 +201,11 @@ def two_steps(name: str) -> list[int]:
     return computed.before
 
 
-class Computed(tap.Listener):
+class Computed(c10d_tap.Listener):
     def __init__(self, operations: Callable[[], int]) -> None:
         self.operations, self.before = operations, []
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         self.before.append(self.operations())
 
 

@@ -349,10 +349,10 @@ check.load_shards(load_shards)
 
 # %% [markdown]
 # The course's `load` does the same with blocks, in any number of dims:
-# [labs/checkpoint/extents.py](../labs/checkpoint/extents.py) computes the overlap between the blocks that a rank needs
-# and the blocks that a file has. So the number of ranks that saved does not matter, nor how they had sharded the model.
-# The next cell loads a checkpoint of four ranks with ZeRO into FSDP on three ranks, on two, and on one. Each job then
-# takes two steps, and we compare the second loss, which depends on the loaded moments, too.
+# [labs/checkpoint/tensor_blocks.py](../labs/checkpoint/tensor_blocks.py) computes the overlap between the blocks that a
+# rank needs and the blocks that a file has. So the number of ranks that saved does not matter, nor how they had sharded
+# the model. The next cell loads a checkpoint of four ranks with ZeRO into FSDP on three ranks, on two, and on one. Each
+# job then takes two steps, and we compare the second loss, which depends on the loaded moments, too.
 
 # %%
 layouts = {

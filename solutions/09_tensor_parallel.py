@@ -299,9 +299,9 @@ check.row_linear(row_linear)
 # including the rank itself. If there are at least as many heads of keys and values as ranks, no two ranks share one.
 # Then distribute them as evenly as possible; if there is a remainder, the first ranks get one more. A rank's heads may
 # be consecutive or not, as you like. If there are fewer heads of keys and values than ranks, the ranks that share a
-# head must be neighbours: [labs/tp/shares.py](../labs/tp/shares.py), which cuts the matrices, relies on this. The check
-# tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the number of the
-# process that calls your function.
+# head must be neighbours: [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), which cuts the matrices, relies on
+# this. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the
+# number of the process that calls your function.
 
 
 # %%
@@ -619,10 +619,11 @@ for number in (1, 0):
 #
 # The next notebook tests PyTorch's own tensor parallelism with the same ledgers.
 #
-# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
-# [labs/tp/vocabulary.py](../labs/tp/vocabulary.py) and [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py), in
-# this order. Shoeybi et al., 2019, *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing
-# Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), section 4.
+# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py),
+# [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), [labs/tp/vocabulary.py](../labs/tp/vocabulary.py) and
+# [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py), in this order. Shoeybi et al., 2019, *Megatron-LM* (arXiv
+# 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models*
+# (arXiv 2205.05198), section 4.
 #
 # **Next.** The logits, which the last matrix of a model computes, are more numbers than any other activation, and your
 # own model has other submodules than this one. In [09b Plan and wire](09b_plan_and_wire.ipynb) you split the loss,

@@ -126,7 +126,7 @@ check.split_loss(split_loss)
 from labs.dtensor import Replicate, Shard
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 from labs.tp.conjugate import gather, scatter
-from labs.tp.shares import Keys, Queries
+from labs.tp.parameter_cuts import Keys, Queries
 
 CONFIG, SEQUENCES = replace(PRESETS["small"], depth=2, kv_heads=4), 4  # as in the last notebook
 loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
@@ -166,7 +166,8 @@ draw.table(rows, caption="bytes per token, rank 0 of 4; all logits of a token ta
 # if every rank has all of x, `Shard(1)` if each rank has a shard of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=between)` are the two halves of a pair. With `heads=`, a
-#   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they split between heads only.
+#   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), they split between
+#   heads only.
 # - `PrepareModuleInput(input_layouts=between)` is for a module that contains a pair. It converts the module's input
 #   from `between` to a replicated tensor, once for all column-split matrices that read it.
 # - `SequenceParallel()` is for a module that reads a shard of the tokens. The gradients of its parameters are partial
@@ -789,12 +790,12 @@ draw.timeline(recording, recording, step=quickest, names=names)
 # help with a single token, which cannot be split into shards.
 
 # %% [markdown]
-# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
-# [labs/tp/vocabulary.py](../labs/tp/vocabulary.py), [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py),
-# [labs/tp/styles.py](../labs/tp/styles.py) and [labs/tp/tp.py](../labs/tp/tp.py), in this order. Shoeybi et al., 2019,
-# *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
-# Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
-# (arXiv 2211.05102).
+# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py),
+# [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), [labs/tp/vocabulary.py](../labs/tp/vocabulary.py),
+# [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py), [labs/tp/styles.py](../labs/tp/styles.py) and
+# [labs/tp/tp.py](../labs/tp/tp.py), in this order. Shoeybi et al., 2019, *Megatron-LM* (arXiv 1909.08053), section 3.
+# Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), section
+# 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference* (arXiv 2211.05102).
 #
 # **Next.** Over a slow link TP is too slow, and FSDP gathers every layer through it. [10 Pipeline](10_pipeline.ipynb)
 # splits the model by depth, and sends little enough for a slow link.

@@ -283,8 +283,8 @@ draw.products(PRODUCTS, sent)
 # ## A layer, forward and backward
 #
 # Now a whole layer of the course's GPT. These layouts are given
-# ([labs/gspmd/annotated.py](../labs/gspmd/annotated.py)), and all others follow. A gradient has the layout of its
-# tensor.
+# ([labs/gspmd/annotated_layer.py](../labs/gspmd/annotated_layer.py)), and all others follow. A gradient has the layout
+# of its tensor.
 #
 # | the weight of | the axis that cuts its outputs | its inputs | because |
 # |---|---|---|---|
@@ -352,8 +352,9 @@ draw.chart(bytes_sent, "B", caption="a layer, forward and backward: bytes that a
 #
 # ## One program, many layouts
 #
-# [labs/xla/pure.py](../labs/xla/pure.py) is the course's GPT in JAX, as functions of arrays. It is written for one
-# device, and loads the weights of the PyTorch model that you know. Does it train the same, whatever the mesh is?
+# [labs/xla/gpt_in_jax.py](../labs/xla/gpt_in_jax.py) is the course's GPT in JAX, as functions of arrays. It is written
+# for one device, and loads the weights of the PyTorch model that you know. Does it train the same, whatever the mesh
+# is?
 
 # %% tags=["subject"]
 loader = Batches(corpus().tokens, 16, config.context)
@@ -559,7 +560,7 @@ check.pipelined(pipelined)
 
 # %% [markdown]
 # JAX derives its backward, too: there the permutation goes the other way.
-# [labs/xla/mapped.py](../labs/xla/mapped.py) has a training with it.
+# [labs/xla/shard_map.py](../labs/xla/shard_map.py) has a training with it.
 #
 # ## Optional: layouts in the types
 #

@@ -14,8 +14,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge, increment_version
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
+from labs.kit.watch.c10d_tap import reduction
 from labs.kit.watch.kinds_of_memory import keep
-from labs.kit.watch.tap import reduction
 
 LABS = Path(__file__).resolve().parent.parent / "labs"
 NAMES = """

@@ -2,7 +2,7 @@
 
 In this order:
 
-    extents          the place of a block in a tensor; the assignment of blocks to the ranks that write them
+    tensor_blocks    the place of a block in a tensor; the assignment of blocks to the ranks that write them
     optimizer_state  the state and the options that any optimizer keeps for each parameter
     parts            the part of a training that this rank holds, by name: under labs.ddp, zero, fsdp, tp, pp
     index            a checkpoint on disk: its files, and the index that says which file holds which block

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, first_difference
-from labs.checkpoint.extents import Piece, assign_pieces, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, numbered, to_json
 from labs.checkpoint.optimizer_state import Options
 from labs.checkpoint.parts import Groups, Parts, Savable
+from labs.checkpoint.tensor_blocks import Piece, assign_pieces, require_whole
 from labs.dtensor.placement import Block
 
 Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # shape, dtype, first key, blocks

@@ -39,9 +39,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.checkpoint.agreement import Share, contribute
-from labs.checkpoint.extents import Piece
 from labs.checkpoint.parts import Savable
 from labs.checkpoint.saving import finish
+from labs.checkpoint.tensor_blocks import Piece
 
 
 class Saver:

@@ -28,10 +28,10 @@ from torch.distributed import P2POp, ProcessGroup
 
 from labs.agree import compare, first_difference, on_all_ranks
 from labs.checkpoint.agreement import Described, agreed, bytes_of, describe, require_equal_copies, tensors_in
-from labs.checkpoint.extents import assign_pieces, whole
 from labs.checkpoint.index import Index, Stored, rename
 from labs.checkpoint.parts import Held, Parts
 from labs.checkpoint.pretrained import named, require_all
+from labs.checkpoint.tensor_blocks import assign_pieces, whole
 from labs.dtensor.placement import Block
 from labs.llama.config_json import write_config
 from labs.llama.weights import DTYPES, INDEX, names

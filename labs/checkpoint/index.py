@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import torch
 
-from labs.checkpoint.extents import as_slices, require_whole
+from labs.checkpoint.tensor_blocks import as_slices, require_whole
 from labs.dtensor.placement import Block
 from labs.memory.disk import sealed
 from labs.memory.mapped_files import checksum, flush

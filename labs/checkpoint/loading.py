@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, fingerprint, first_difference, on_all_ranks
-from labs.checkpoint.extents import common, within
 from labs.checkpoint.index import Index, Stored, entry, opened, require_as_written
 from labs.checkpoint.optimizer_state import Entries, Entry, Kept, Options
 from labs.checkpoint.parts import Groups, Held, Parts
+from labs.checkpoint.tensor_blocks import common, within
 from labs.dtensor.placement import Block
 from labs.memory.disk import sealed
 

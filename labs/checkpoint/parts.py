@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor as TorchDTensor
 
-from labs.checkpoint.extents import of_range, whole
 from labs.checkpoint.optimizer_state import Entries, Kept, Optimizer, Options, Wanted
+from labs.checkpoint.tensor_blocks import of_range, whole
 from labs.dtensor import DTensor
 from labs.dtensor.placement import Block
-from labs.tp.shares import Cut
+from labs.tp.parameter_cuts import Cut
 from labs.zero import Zero
 from labs.zero.flat import Unit
 

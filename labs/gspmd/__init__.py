@@ -2,12 +2,12 @@
 
 Read the files in this order:
 
-    tracing      a function's operations as a list, forward and backward, each with its letters
-    traceable    checks that refuse what a list of operations cannot express
-    propagation  the layout of each value, from the given ones: cuts pass along letters, and a rule decides conflicts
-    lowering     the way in which each operation is computed, with its collectives and the bytes that a rank sends
-    execution    running the program on the blocks of a mesh
-    annotated    forward and backward of a layer, and the few layouts that are given for it
+    tracing          a function's operations as a list, forward and backward, each with its letters
+    traceable        checks that refuse what a list of operations cannot express
+    propagation      the layout of each value, from the given ones: cuts pass along letters, a rule decides conflicts
+    lowering         the way in which each operation is computed, with its collectives and the bytes that a rank sends
+    execution        running the program on the blocks of a mesh
+    annotated_layer  forward and backward of a layer, and the few layouts that are given for it
 
 Example:
 
@@ -24,7 +24,7 @@ Source: Xu et al. 2021, arXiv 2105.04663, section 3; the letters are what Shardy
 
 # ruff: noqa: F401
 
-from labs.gspmd.annotated import forward_and_backward, given
+from labs.gspmd.annotated_layer import forward_and_backward, given
 from labs.gspmd.execution import execute
 from labs.gspmd.lowering import Program, lower
 from labs.gspmd.propagation import propagate

@@ -3,7 +3,7 @@
 The files, in the order of reading:
 
     conjugate          the borders of a split layer: its collectives in forward and in backward
-    shares             the part of a parameter that each rank holds, cut by features or by heads
+    parameter_cuts     the part of a parameter that each rank holds, cut by features or by heads
     vocabulary         an embedding and a cross-entropy of a split vocabulary
     optimizers         checks that an optimizer can update a split model
     misused_parts      checks in the first step that no part of a parameter is used as the whole

@@ -33,7 +33,7 @@ from labs.mesh import Mesh
 from labs.optimizer_probe import require_no_scaler
 from labs.tp.misused_parts import Parts
 from labs.tp.optimizers import require_elementwise
-from labs.tp.shares import Cut
+from labs.tp.parameter_cuts import Cut
 
 INPUTS = (
     "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "

@@ -21,7 +21,7 @@ from labs import agree
 from labs.agree import everybodys, rounding
 from labs.hooks import weakly
 from labs.mesh import Mesh
-from labs.tp.shares import Cut
+from labs.tp.parameter_cuts import Cut
 
 DRAWN = (
     "{name!r} has the same numbers on ranks {first} and {other}, which have different parts of it: both drew it from "

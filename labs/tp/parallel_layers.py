@@ -25,7 +25,7 @@ from labs.model import CrossEntropy
 from labs.tp import vocabulary
 from labs.tp.conjugate import copy, gather, join, once, reduce, split
 from labs.tp.first_step import FirstStep
-from labs.tp.shares import Cut
+from labs.tp.parameter_cuts import Cut
 
 Border = Callable[[Tensor], Tensor]
 

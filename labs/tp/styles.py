@@ -27,7 +27,7 @@ from labs.tp.parallel_layers import (
     VocabParallelEmbedding,
     same,
 )
-from labs.tp.shares import Cut, Features, Keys, Queries
+from labs.tp.parameter_cuts import Cut, Features, Keys, Queries
 
 WHOLE, IN_FEATURES, BY_FEATURE = Replicate(), Shard(-1), Features()
 

@@ -55,7 +55,7 @@ from labs.model import Config
 from labs.tp import whole_model_check
 from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import Place, Region, unwatch
-from labs.tp.shares import Cut, Keys, Queries
+from labs.tp.parameter_cuts import Cut, Keys, Queries
 from labs.tp.splittable import Rows, expect_whole, require_in_no_graph, require_splittable
 from labs.tp.styles import (
     IN_FEATURES,

@@ -40,7 +40,7 @@ from labs.tp.parallel_layers import (
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
 )
-from labs.tp.shares import Features
+from labs.tp.parameter_cuts import Features
 
 ANOTHER_RESULT = (
     "{name} is not what the whole model has there: in front of it each rank has some of the features (in shards, some "

@@ -1,13 +1,13 @@
 """Annotations: one program with many layouts, in which each array says along which mesh axis each dim is cut.
 
-The table of layouts is that of labs.gspmd.annotated: "tp" cuts the output dim of q, k, v, gate and up, and the input
-dim of o and down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
+The table of layouts is that of labs.gspmd.annotated_layer: "tp" cuts the output dim of q, k, v, gate and up, and the
+input dim of o and down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
 
     {"dp": 8}      FSDP            {"dp": 4, "tp": 2}     both: each matrix is tiled over both axes
     {"tp": 2}      TP              {"dp": 4, "tp": 8}     the same on 32 devices
 
-No line of labs.xla.pure mentions layouts.  jax.jit takes the layouts of its arguments as they are, propagates them
-through the program, and adds collectives where two layouts do not fit (Xu et al. 2021, arXiv 2105.04663).
+No line of labs.xla.gpt_in_jax mentions layouts.  jax.jit takes the layouts of its arguments as they are, propagates
+them through the program, and adds collectives where two layouts do not fit (Xu et al. 2021, arXiv 2105.04663).
 """
 
 import time
@@ -24,9 +24,9 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from labs.dtensor.placement import Placement, Shard, Spec
-from labs.gspmd.annotated import layout_of, rows
+from labs.gspmd.annotated_layer import layout_of, rows
 from labs.model import IGNORED, Config
-from labs.xla.pure import step
+from labs.xla.gpt_in_jax import step
 from labs.xla.training_result import Trained
 
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from labs.checkpoint import Held, Saver, background, load, newest, saving
-from labs.checkpoint.extents import whole
 from labs.checkpoint.parts import Part
+from labs.checkpoint.tensor_blocks import whole
 from labs.kit.launch import RankError, run
 from labs.model import GPT
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, linear, numbers, same, steps, words_of

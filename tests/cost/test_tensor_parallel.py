@@ -27,7 +27,7 @@ from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
 from labs.tp.async_tp import gather_linear, linear_scatter
-from labs.tp.shares import Queries
+from labs.tp.parameter_cuts import Queries
 from tests.depth import deepen
 from tests.models import GPT3Layer
 from tests.recordings import as_predicted, held

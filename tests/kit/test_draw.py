@@ -48,7 +48,7 @@ def test_wrong_input_is_reported_in_a_sentence(wrong, sentence):
 
 
 def test_a_plan_tells_what_crosses_each_border():
-    """Check against the table at the head of labs.tp.conjugate, and labs.tp.shares for which rank has which heads."""
+    """Check against the table at the head of labs.tp.conjugate, and labs.tp.parameter_cuts for the heads of a rank."""
     lines = [line.split() for line in conjugate.__doc__.splitlines()]
     table = {
         words[0]: words[-2:]

@@ -16,7 +16,7 @@ from labs.tp import (
     parallelize,
 )
 from labs.tp.parallel_layers import Region, Watched
-from labs.tp.shares import Queries
+from labs.tp.parameter_cuts import Queries
 from tests.tp.common import SMALL, batch, largest_difference, refuse, split, tp_mesh
 
 # ---- random numbers --------------------------------------------------------------------------------------

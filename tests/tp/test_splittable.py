@@ -23,7 +23,7 @@ from labs.tp import (
     gpt_plan,
     slices,
 )
-from labs.tp.shares import Queries
+from labs.tp.parameter_cuts import Queries
 from tests.tp.common import SMALL, batch, refuse, split, tp_mesh
 
 

@@ -28,7 +28,7 @@ from labs.tp import (
     gpt_plan,
     parallelize,
 )
-from labs.tp.shares import Queries
+from labs.tp.parameter_cuts import Queries
 from labs.zero import Zero
 from tests.depth import deepen
 from tests.models import OtherTransformer

@@ -21,7 +21,7 @@ from labs.tp import (
     placements,
     slices,
 )
-from labs.tp.shares import Queries
+from labs.tp.parameter_cuts import Queries
 from tests.tp.common import largest_difference, refuse, tp_mesh
 
 COLUMNS, ROWS = ColwiseParallel(), RowwiseParallel()

@@ -46,9 +46,11 @@ def forward(jobs):
     """Return logits and losses of several models, from arrays of one device."""
     import jax
 
-    from labs.xla import pure
+    from labs.xla import gpt_in_jax
 
-    both = jax.jit(lambda w, x, y, config: (pure.logits(w, x, config), pure.loss(w, x, y, config)), static_argnums=3)
+    both = jax.jit(
+        lambda w, x, y, config: (gpt_in_jax.logits(w, x, config), gpt_in_jax.loss(w, x, y, config)), static_argnums=3
+    )
     return [jax.tree.map(np.asarray, both(w, x, y, config)) for config, w, x, y in jobs]
 
 
@@ -137,7 +139,7 @@ def test_4_times_8_with_each_matrix_tiled_over_both_axes(reference):
 
 def refused():
     from labs.dtensor import Partial
-    from labs.gspmd.annotated import layout_of
+    from labs.gspmd.annotated_layer import layout_of
     from labs.xla.annotations import laid_out, mesh_of, partition_spec
 
     sentences, down = [], layout_of("mlp.down.weight", ("dp",))
@@ -163,7 +165,7 @@ def test_what_does_not_fit_is_reported():
 
 
 def too_long():
-    from labs.xla.pure import logits
+    from labs.xla.gpt_in_jax import logits
 
     logits({}, np.zeros((1, 9), int), EIGHT_HEADS)
 
@@ -177,7 +179,7 @@ def test_more_tokens_than_the_context_are_refused():
 def ignoring():
     """Return the refusal of a target of -100 by `train`, and the loss of the program that is not checked first."""
     from labs.xla.annotations import train
-    from labs.xla.pure import loss
+    from labs.xla.gpt_in_jax import loss
 
     weights, x = as_arrays(GPT(EIGHT_HEADS)), np.zeros((1, 4), int)
     y = np.array([[1, 2, -100, 3]])

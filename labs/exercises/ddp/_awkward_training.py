@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labs.exercises.engine.answer import show
 from labs.exercises.engine.on_ranks import F32, Draw
 from labs.exercises.engine.scripts import Look, World
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 LEARNING_RATE = 0.1
 WIDE = 64  # dimensions of the model whose bytes held are measured
@@ -148,13 +148,13 @@ class Awkward(nn.Module):
 # ---- on a rank -------------------------------------------------------------------------------------------
 
 
-class Cargo(tap.Listener):
+class Cargo(c10d_tap.Listener):
     """A counter of the collectives whose inputs lie in the parameters' own memory."""
 
     def __init__(self, model: nn.Module) -> None:
         self.places, self.count = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}, 0
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         self.count += any(x.untyped_storage().data_ptr() in self.places for x in call.inputs)
 
 

@@ -30,7 +30,7 @@ from labs.exercises.engine.by_script import Play, checked, wrong
 from labs.exercises.engine.mixture import TIED
 from labs.exercises.engine.on_ranks import BF16, F32, F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 LAYERS, DIM = 7, 5
 LAYER_BYTES = 8 * DIM * DIM  # float64
@@ -104,19 +104,19 @@ class Layers(nn.Module):
         return x_BD.square().mean()
 
 
-class InOrder(tap.Listener):
+class InOrder(c10d_tap.Listener):
     """A record of the events on a rank while it is entered; collectives are numbered in the order of their starts."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
         self.begun = 0
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         call.notes[self] = self.begun
         self.events.append(("begin", self.begun))
         self.begun += 1
 
-    def waiting(self, call: tap.IssuedCall) -> None:
+    def waiting(self, call: c10d_tap.IssuedCall) -> None:
         if self in call.notes:
             self.events.append(("wait", call.notes[self]))
 

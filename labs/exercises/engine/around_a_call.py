@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from labs.exercises.engine.answer import Mistake
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 
 @dataclass
@@ -97,28 +97,28 @@ AFTERMATH = (
 # ---- a slow network -------------------------------------------------------------------------------------
 
 SLOWEST = 0.002  # s
-POSTED: dict[tap.IssuedCall, dist.Work] = {}  # the messages that nobody has waited for yet
+POSTED: dict[c10d_tap.IssuedCall, dist.Work] = {}  # the messages that nobody has waited for yet
 
 
-class SlowWire(tap.Listener):
+class SlowWire(c10d_tap.Listener):
     """A slow network while it is entered; `touched` lists the peers whose message changed while it was being sent."""
 
     def __init__(self, rank: int, seed: int) -> None:
         self.delays = random.Random(1000 * seed + rank)
         self.touched: list[int] = []
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         if call.op == "send":
             time.sleep(self.delays.random() * SLOWEST)
             call.notes[self] = call.inputs[0], call.inputs[0].detach().clone()
         elif call.op == "recv":
             nonsense(call.outputs[0])
 
-    def returned(self, call: tap.IssuedCall, work: dist.Work | None) -> None:
+    def returned(self, call: c10d_tap.IssuedCall, work: dist.Work | None) -> None:
         if call.op in ("send", "recv"):
             POSTED[call] = work
 
-    def waited(self, call: tap.IssuedCall) -> None:
+    def waited(self, call: c10d_tap.IssuedCall) -> None:
         POSTED.pop(call, None)
         if self in call.notes and not same_bits(*call.notes[self]):
             self.touched.append(call.peer)
@@ -150,7 +150,7 @@ class Late(SlowWire):
         torch.UntypedStorage.resize_ = self.resize
         torch.use_deterministic_algorithms(False)
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         super().issued(call)
         if call.op not in ("send", "recv"):
             time.sleep(self.delays.random() * SLOWEST / 4)

@@ -20,7 +20,7 @@ from labs.exercises.engine.on_ranks import F64, Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
 from labs.fsdp import fully_shard
 from labs.fsdp.module_events import Sharding
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.mesh import Mesh
 
 DIM = 4
@@ -89,7 +89,7 @@ def sharding(layer: Any) -> Sharding:
     return layer._sharding
 
 
-class Gathers(tap.Listener):
+class Gathers(c10d_tap.Listener):
     """A record of the gathers while it is entered, each by its layer, and of the most layers gathered or in flight."""
 
     def __init__(self, layers: dict[int, Any], notes: list[Any]) -> None:
@@ -101,7 +101,7 @@ class Gathers(tap.Listener):
         """The number of layers whose parameters are gathered or in flight."""
         return sum(group.gathered or group.arriving is not None for group in self.groups)
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         if (
             call.op == "all_gather" and call.outputs[0].dtype is F64
         ):  # gathers of other dtypes compare values between ranks
@@ -109,7 +109,7 @@ class Gathers(tap.Listener):
             self.notes.append(("gather", call.notes[self]))
             self.most = max(self.most, 1 + self.held)
 
-    def waiting(self, call: tap.IssuedCall) -> None:
+    def waiting(self, call: c10d_tap.IssuedCall) -> None:
         if self in call.notes:
             self.notes.append(("wait", call.notes[self]))
 

@@ -21,7 +21,7 @@ from labs.exercises.engine.value import One
 from labs.mesh import Mesh, smaller_group
 from labs.model import Config
 from labs.tp import ColwiseParallel, Plan, RowwiseParallel, parallelize
-from labs.tp.shares import Keys, Queries
+from labs.tp.parameter_cuts import Keys, Queries
 from labs.tp.tp import cuts_of
 
 X = (2, 12, 24)  # the shape of the block's input

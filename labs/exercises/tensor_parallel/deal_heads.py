@@ -11,7 +11,7 @@ from labs.exercises.engine.by_script import Play, as_a_whole, checked
 from labs.exercises.engine.learner_job import noted
 from labs.exercises.engine.on_ranks import Draw
 from labs.exercises.engine.scripts import Look, StepOutcomes, World
-from labs.tp.shares import fits
+from labs.tp.parameter_cuts import fits
 
 
 class Deal(NamedTuple):
@@ -171,7 +171,7 @@ PLAY = Play(
                     "Which ranks have the same heads of keys and values, and are they next to each other?",
                     lambda dealt: dealt.first(lambda r: (s := dealt.expected_sharers[r])[-1] - s[0] >= len(s)
                                               and f"shares with {s}"),
-                    symptom="groups of ranks that do not fit those of labs/tp/shares.py, or of a node"),
+                    symptom="groups of ranks that do not fit those of labs/tp/parameter_cuts.py, or of a node"),
             Mistake("the gradient of shared keys and values is not summed", SHARE,
                     lambda dealt: other_sharers(dealt, alone=True),
                     symptom="copies of k and v that drift apart, where there are fewer of them than ranks"),

@@ -21,7 +21,7 @@ from labs.kit.drawing.palette import INK, MUTED, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, RowwiseParallel, SequenceParallel
-from labs.tp.shares import Cut
+from labs.tp.parameter_cuts import Cut
 from labs.tp.styles import Style, border
 
 WIDE, HIGH, LOW, APART, TOP = 64, 56, 30, 10, 60  # pixels: width and height of a weight, other rows, gap, header

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from labs.kit.nccl.calls import Communicator, NcclCall, describe
 from labs.kit.nccl.deadlock_replay import Match
+from labs.kit.watch.c10d_tap import OUTSTANDING
 from labs.kit.watch.communication import Event, Extent
-from labs.kit.watch.tap import OUTSTANDING
 
 Fault = tuple[str, tuple[Event, ...]]
 OF_EQUALS = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"

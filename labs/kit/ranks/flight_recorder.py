@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.kit.watch.stack_frames import LABS, learner_frame, source_line
 
 # The header has five numbers: bytes of text; number of records; 1 + the record that the rank waits for and without
@@ -133,7 +133,7 @@ class Entry:
         return pieces_in(self.what, self.group)
 
 
-class FlightRecorder(tap.Listener):
+class FlightRecorder(c10d_tap.Listener):
     """A writer of flight records about this rank's collectives, sends and receives.
 
     fd: descriptor of a file of at least SIZE bytes, which the caller maps, too.
@@ -150,14 +150,14 @@ class FlightRecorder(tap.Listener):
         self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # cached results of `form`
         self.waits: dict[int, bool] = {}  # {record that is waited for: whether the whole rank stops}
         self.lock = threading.Lock()  # any thread may issue a collective
-        for text in ["", NEW_GROUP, *{op for op, *_ in tap.OPERATORS.values()}]:
+        for text in ["", NEW_GROUP, *{op for op, *_ in c10d_tap.OPERATORS.values()}]:
             self.text(text)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[FlightRecorder]:
         """Record every collective that this process issues in the body of the with statement."""
-        tap.install()
-        tap.listeners.append(self)
+        c10d_tap.install()
+        c10d_tap.listeners.append(self)
         make = distributed_c10d._new_group_with_tag  # makes every new group, also those of meshes
         distributed_c10d._new_group_with_tag = self.recorded(make)
         try:
@@ -165,9 +165,9 @@ class FlightRecorder(tap.Listener):
             self.put(OVER, 1)
         finally:
             distributed_c10d._new_group_with_tag = make
-            tap.remove(self)
+            c10d_tap.remove(self)
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         with self.lock:
             group = self.group_text(call.group)
             peer = call.peer if call.peer is not None else ANY_SOURCE if call.op == "recv" else NOT_P2P
@@ -215,7 +215,7 @@ class FlightRecorder(tap.Listener):
 
         return make_and_record
 
-    def form(self, call: tap.IssuedCall) -> tuple[int, int, int]:
+    def form(self, call: c10d_tap.IssuedCall) -> tuple[int, int, int]:
         """Return three fields of a call's flight record: the number of its text, the checksum `match`, its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
@@ -230,10 +230,10 @@ class FlightRecorder(tap.Listener):
             self.forms[key] = what, zlib.crc32(comparable(call).encode()), size
         return self.forms[key]
 
-    def waiting(self, call: tap.IssuedCall) -> None:
+    def waiting(self, call: c10d_tap.IssuedCall) -> None:
         self.wait(call.notes.get("record", 0))
 
-    def waited(self, call: tap.IssuedCall) -> None:
+    def waited(self, call: c10d_tap.IssuedCall) -> None:
         self.wait_is_over(call.notes.get("record", 0))
 
     def wait(self, record: int) -> None:
@@ -368,7 +368,7 @@ def pieces_in(what: str, group: str) -> tuple[Mapping[int, int], Mapping[int, in
     return (dict.fromkeys(members, elements_in(what) // len(members)),) * 2
 
 
-def describe(call: tap.IssuedCall) -> str:
+def describe(call: c10d_tap.IssuedCall) -> str:
     """Return the text of a call: "all_reduce float32[4, 8]", "send float32[10] to 1", "broadcast int64[2] from 0"."""
     tensors = call.outputs if call.op in ("recv", "scatter") else call.inputs
     shown = " ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:2])
@@ -390,7 +390,7 @@ def describe(call: tap.IssuedCall) -> str:
     return " ".join(filter(None, [call.op, shown])) + more + whom + reduction
 
 
-def comparable(call: tap.IssuedCall) -> str:
+def comparable(call: c10d_tap.IssuedCall) -> str:
     """Return the properties of a collective that must be the same on all ranks of its group, as a text."""
     same: list[object] = []
     uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
@@ -402,7 +402,7 @@ def comparable(call: tap.IssuedCall) -> str:
     return f"{call.op} {call.root} {call.reduction} {same}"
 
 
-def pieces(call: tap.IssuedCall, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[int]:
+def pieces(call: c10d_tap.IssuedCall, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[int]:
     """Return the number of elements that an all_to_all sends to each member, or takes from each member.
 
     tensors: one tensor per member, or a single tensor whose rows are split.
@@ -419,12 +419,12 @@ def strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return () if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.squeeze().stride()
 
 
-def order_of_memory(call: tap.IssuedCall) -> tuple[int, ...]:
+def order_of_memory(call: c10d_tap.IssuedCall) -> tuple[int, ...]:
     """Return the strides that all tensors of a collective must have, on all ranks; () if strides do not matter."""
     return strides(call.outputs[-1]) if call.raw in AS_THEY_LIE else ()
 
 
-def require_one_order(call: tap.IssuedCall, tensors: Sequence[torch.Tensor]) -> None:
+def require_one_order(call: c10d_tap.IssuedCall, tensors: Sequence[torch.Tensor]) -> None:
     """Raise ValueError if gloo would silently mix up the elements of a tensor.
 
     gloo sends elements in the order of their memory.  The result is right if every tensor of the call fills its memory

@@ -1,7 +1,7 @@
 """The course's modules in the fork server: imported once, and not in each rank of each job.
 
 before the forks    files = import_course(COURSE) imports the course, and installs the tap on torch's collectives
-                    (labs.kit.watch.tap).  These two take half of the time in which a rank starts: do them once.
+                    (labs.kit.watch.c10d_tap).  These two take half of the time in which a rank starts: do them once.
 before a job        The fork server asks edited(files) whether a file of the course has changed.
 in a rank           If a file has changed, the rank calls forget() and imports the course again: each job sees every
                     edit.
@@ -21,7 +21,7 @@ COURSE = [
     "labs.kit.beat",
     "labs.kit.train",
 ]  # the modules that import all other modules of the course
-TAP = "labs.kit.watch.tap"
+TAP = "labs.kit.watch.c10d_tap"
 
 
 def import_course(modules: Sequence[str]) -> dict[str, int | None]:

@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)bit/s")
 PREFIX = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -159,4 +159,4 @@ def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[
             return [(root, other) for other in others], nbytes / size, 0
         case "reduce" | "gather":
             return [(other, root) for other in others], nbytes, 0
-    raise ValueError(f"op={op!r}: give one of {', '.join(sorted({op for op, *_ in tap.OPERATORS.values()}))}")
+    raise ValueError(f"op={op!r}: give one of {', '.join(sorted({op for op, *_ in c10d_tap.OPERATORS.values()}))}")

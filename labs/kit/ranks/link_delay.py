@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
 from labs.kit.ranks.link import MOST_NODES, Link
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 MESSAGES = "send", "recv"
 WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # operations whose Works have no future on gloo
@@ -47,7 +47,7 @@ POLL = 0.001  # seconds between two looks at whether a Work has completed
 FAILURE = "failure"  # the key in Call.notes for the error of a call
 
 
-class Wire(tap.Listener):
+class Wire(c10d_tap.Listener):
     """A listener that delays the transfers of one rank over slow links; `file` is SIZE bytes that all ranks share."""
 
     def __init__(self, link: Link, ranks: int, file: int) -> None:
@@ -59,16 +59,16 @@ class Wire(tap.Listener):
 
     @contextlib.contextmanager
     def slowing(self) -> Iterator[None]:
-        tap.install()
-        tap.listeners.insert(0, self)  # before the listeners that note the end of a wait
+        c10d_tap.install()
+        c10d_tap.listeners.insert(0, self)  # before the listeners that note the end of a wait
         usual, dist.Work.wait = dist.Work.wait, with_timeout(dist.Work.wait, self.slowed)
         try:
             yield
         finally:
             dist.Work.wait = usual
-            tap.remove(self)
+            c10d_tap.remove(self)
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         group = tuple(dist.get_process_group_ranks(call.group))
         root = group[call.root or 0]
         order: tuple[object, ...] = call.group.group_name, group
@@ -113,7 +113,7 @@ class Wire(tap.Listener):
         at = 2 * MOST_NODES + len(SLOT) * (key % SLOTS)
         return self.shared[at : at + len(SLOT)]
 
-    def completion_time(self, call: tap.IssuedCall) -> float:
+    def completion_time(self, call: c10d_tap.IssuedCall) -> float:
         """Return the time at which a call may complete, in seconds of time.monotonic.
 
         If some members have not issued the call yet, return its earliest end, since a root need not wait for them.
@@ -132,7 +132,7 @@ class Wire(tap.Listener):
             finally:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
-    def handed(self, call: tap.IssuedCall, work: dist.Work) -> dist.Work:
+    def handed(self, call: c10d_tap.IssuedCall, work: dist.Work) -> dist.Work:
         """Return a Work that is done once `work` is done and the emulated transfer has ended."""
         if self not in call.notes or call.op in WITHOUT_FUTURE:
             return work
@@ -155,7 +155,7 @@ class Wire(tap.Listener):
         self.slowed.add(late)
         return late
 
-    def waited(self, call: tap.IssuedCall) -> None:
+    def waited(self, call: c10d_tap.IssuedCall) -> None:
         if FAILURE in call.notes:
             raise call.notes[FAILURE]
         if self in call.notes:

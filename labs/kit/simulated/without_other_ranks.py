@@ -29,7 +29,7 @@ from torch.distributed.tensor import debug
 from labs import agree, group
 from labs.kit.simulated.device import NAME, register
 from labs.kit.training import training_step
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.pp import batches
 from labs.pp.batches import GivenBatches
 from labs.pp.messages import MOST_DIMS, Mail, Receive, cut_of
@@ -52,7 +52,7 @@ def at_once(*args: Any) -> Any:
 
 @contextmanager
 def alone(rank: int, ranks: int) -> Iterator[None]:
-    tap.install()
+    c10d_tap.install()
     register()
     coalesce()
     if NAME not in (devices := dist.Backend.backend_capability["fake"]):
@@ -71,7 +71,7 @@ def unheard() -> Iterator[None]:
     """Patch everything that would wait for the other ranks of a fake process group, or compare values with them."""
     with ExitStack() as stack:
         # If this process is a rank of a job, the job's listeners must not see the collectives of the dry run.
-        stack.enter_context(patch.object(tap, "listeners", [Done()]))
+        stack.enter_context(patch.object(c10d_tap, "listeners", [Done()]))
         make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
         stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
         stack.enter_context(patch.object(agree, "alone", True))
@@ -86,14 +86,14 @@ def unheard() -> Iterator[None]:
         yield
 
 
-class Done(tap.Listener):
+class Done(c10d_tap.Listener):
     """A listener that replaces the Work of each collective by a Work that is complete.
 
     The Work keeps the collective's tensors alive, as a backend's Work does.  The Work of an all-reduce keeps its
     outputs.
     """
 
-    def handed(self, call: tap.IssuedCall, work: dist.Work) -> dist.Work:
+    def handed(self, call: c10d_tap.IssuedCall, work: dist.Work) -> dist.Work:
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result([*call.outputs] if call.op == "all_reduce" else [*call.inputs, *call.outputs])
         return _create_work_from_future(future)

@@ -35,12 +35,12 @@ RANKS = 4
 
 
 def by_xla(fn: Callable[..., Any], sizes: Mapping[str, int], arguments: Arguments, results: Sequence[Layout]) -> list:
-    """Return the collectives that XLA adds to `fn`; the arguments are those of labs.xla.placed.communication."""
+    """Return the collectives that XLA adds to `fn`; its arguments: see labs.xla.added_collectives."""
     return on_devices(compile_all, fn, [(sizes, arguments, results)], devices=prod(sizes.values()))[0]
 
 
 def compile_all(fn: Callable[..., Any], cases: Sequence[tuple]) -> list[list]:
-    from labs.xla.placed import communication
+    from labs.xla.added_collectives import communication
 
     return [communication(fn, *case) for case in cases]
 
@@ -56,18 +56,18 @@ def layers_by_xla(
 
 
 def compile_layers(config: Config, names: Sequence[str], cases: Sequence[tuple]) -> list[list]:
-    from labs.xla.placed import forward_and_backward
+    from labs.xla.added_collectives import forward_and_backward
 
     return compile_all(forward_and_backward(config, names), cases)
 
 
 def zero_3_by_hand(config: Config, weights: Mapping[str, Any], batch: Sequence[Any], devices: int = 8) -> list:
-    """Return the collectives of a step of ZeRO 3 that is written with shard_map (labs/xla/mapped.py)."""
+    """Return the collectives of a step of ZeRO 3 that is written with shard_map (labs/xla/shard_map.py)."""
     return on_devices(compile_zero_3, config, weights, *batch, devices=devices)
 
 
 def compile_zero_3(config: Config, weights: Mapping[str, Any], tokens: Any, targets: Any) -> list:
-    from labs.xla.mapped import zero_3_collectives
+    from labs.xla.shard_map import zero_3_collectives
 
     return zero_3_collectives(config, ADAMW, weights, tokens, targets)
 

@@ -48,7 +48,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.kit.watch.stack_frames import KIT, TORCH, is_machinery, learner_frame, short_name
 from labs.kit.watch.storages import storages_of
 
@@ -112,7 +112,7 @@ class Event:
         return sum(end - start for start, end in self.waits)
 
 
-class CommunicationWatch(tap.Listener):
+class CommunicationWatch(c10d_tap.Listener):
     """A recorder of this process' collectives, sends and recvs in the body of a with statement.
 
     The recording, `tape`, is small and picklable.
@@ -131,8 +131,8 @@ class CommunicationWatch(tap.Listener):
         return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
-        tap.install()
-        tap.listeners.append(self)
+        c10d_tap.install()
+        c10d_tap.listeners.append(self)
         # Every batch_isend_irecv calls this check once, however a program imported it; gloo shows batches nowhere else.
         self.check = distributed_c10d._check_p2p_op_list
         distributed_c10d._check_p2p_op_list = self.batch.counting(self.check)
@@ -140,9 +140,9 @@ class CommunicationWatch(tap.Listener):
 
     def __exit__(self, *failure: Any) -> None:
         distributed_c10d._check_p2p_op_list = self.check
-        tap.remove(self)
+        c10d_tap.remove(self)
 
-    def issued(self, call: tap.IssuedCall) -> None:
+    def issued(self, call: c10d_tap.IssuedCall) -> None:
         call.notes[self] = row = describe(call)
         frame = sys._getframe(1)
         row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
@@ -153,29 +153,29 @@ class CommunicationWatch(tap.Listener):
         row["start"] = time.monotonic_ns()
         self.rows.append(row)
 
-    def returned(self, call: tap.IssuedCall, work: dist.Work | None) -> None:
+    def returned(self, call: c10d_tap.IssuedCall, work: dist.Work | None) -> None:
         row = call.notes[self]
         row["returned"] = time.monotonic_ns()
         if work is not None and not row["unseen"]:
-            self.in_flight = [*self.in_flight, row][-tap.OUTSTANDING :]
+            self.in_flight = [*self.in_flight, row][-c10d_tap.OUTSTANDING :]
         if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
             # The callback runs on one of gloo's threads, before gloo wakes the threads that wait for the collective.
             work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
 
-    def has_future(self, call: tap.IssuedCall) -> None:
+    def has_future(self, call: c10d_tap.IssuedCall) -> None:
         if self in call.notes:
             row = call.notes[self]
             row["unseen"] = True
             self.in_flight = [other for other in self.in_flight if other is not row]
 
-    def waiting(self, call: tap.IssuedCall) -> None:
+    def waiting(self, call: c10d_tap.IssuedCall) -> None:
         if self in call.notes:
             row = call.notes[self]
             row["since"] = time.monotonic_ns()
             # The backend itself writes to the output in a wait, as gloo divides for an average: that is no early touch.
             self.in_flight = [other for other in self.in_flight if not is_done_with(other, row)]
 
-    def waited(self, call: tap.IssuedCall) -> None:
+    def waited(self, call: c10d_tap.IssuedCall) -> None:
         if self in call.notes:
             row, now = call.notes[self], time.monotonic_ns()
             row["waits"].append((row.pop("since"), now))
@@ -228,7 +228,7 @@ class Batch(threading.local):
         return self.number
 
 
-def versions_of(call: tap.IssuedCall) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
+def versions_of(call: c10d_tap.IssuedCall) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
     """Return (weak reference, version) of each tensor of a call whose version counter shows only the program's writes.
 
     An inference tensor has no version counter, and a slice shares the counter of the memory beside it.  An all_gather's
@@ -247,7 +247,7 @@ def is_whole(x: torch.Tensor) -> bool:
     return sum(storage.nbytes() for storage in storages_of(x)) <= x.numel() * x.element_size()
 
 
-def describe(call: tap.IssuedCall) -> dict[str, Any]:
+def describe(call: c10d_tap.IssuedCall) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
     ranks, is_root = shared(tuple(dist.get_process_group_ranks(call.group))), call.group.rank() == call.root
 
@@ -310,7 +310,7 @@ def part(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.element_size() * tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
-def destinations(call: tap.IssuedCall) -> dict[int, int]:
+def destinations(call: c10d_tap.IssuedCall) -> dict[int, int]:
     """Return {member of the group: bytes that this rank must send to it}, by the table at the head of this file."""
     ranks, rank = call.group.size(), call.group.rank()
     given, received = nbytes(call.inputs), nbytes(call.outputs)
@@ -343,7 +343,7 @@ def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
     return size + (index < longer)
 
 
-def sources(call: tap.IssuedCall) -> dict[int, int]:
+def sources(call: c10d_tap.IssuedCall) -> dict[int, int]:
     """Return {member: bytes that this rank receives from it} for an all_to_all, and {} for any other call."""
     if call.op != "all_to_all":
         return {}
@@ -355,7 +355,7 @@ def without(rank: int, sizes: list[int]) -> dict[int, int]:
     return {member: size for member, size in enumerate(sizes) if member != rank}
 
 
-def cuts(call: tap.IssuedCall, tensors: tuple[torch.Tensor, ...], splits: Sequence[int]) -> list[int]:
+def cuts(call: c10d_tap.IssuedCall, tensors: tuple[torch.Tensor, ...], splits: Sequence[int]) -> list[int]:
     """Return the bytes that an all_to_all sends to each member, or receives from it.
 
     tensors: one tensor per member, or a single tensor whose rows are split.

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 SLICE = 5e-5  # seconds between two checks
 PATIENCE = 10.0  # seconds: longest wait for a busy machine; after one such wait, no loan is waited for again
@@ -45,25 +45,25 @@ class Loan:
         return len(self.back) < len(self.tensors)
 
 
-class Loans(tap.Listener):
+class Loans(c10d_tap.Listener):
     """The loans of all collectives that the backend runs during one recording of memory."""
 
     def __init__(self) -> None:
         self.waited_for: list[Loan] = []
         self.is_overdue = False  # whether the backend has held a tensor for longer than PATIENCE
 
-    def lent(self, call: tap.IssuedCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def lent(self, call: c10d_tap.IssuedCall, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
         return tree_map_only(torch.Tensor, loan.lend, args)
 
-    def returned(self, call: tap.IssuedCall, work: dist.Work | None) -> None:
+    def returned(self, call: c10d_tap.IssuedCall, work: dist.Work | None) -> None:
         loan = call.notes.get(self)  # a call that was issued before the recording began has no loan
         if loan and work is not None:
             loan.handle = weakref.ref(work)
 
-    def waited(self, call: tap.IssuedCall) -> None:
+    def waited(self, call: c10d_tap.IssuedCall) -> None:
         if loan := call.notes.pop(self, None):
-            tap.let_go(call)
+            c10d_tap.let_go(call)
             self.waited_for.append(loan)
 
     def wait_for_release(self) -> None:

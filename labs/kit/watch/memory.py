@@ -42,7 +42,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.kit.watch.kinds_of_memory import Finders
 from labs.kit.watch.late_release import Loans
 from labs.kit.watch.storage_ledger import GATHERED, KINDS, Ledger
@@ -69,8 +69,8 @@ class StorageWatch(Ledger):
         return {"changes": self.changes, "kinds": kinds}
 
     def __enter__(self) -> StorageWatch:
-        tap.listeners.append(self.loans)
-        self.stack.callback(tap.remove, self.loans)
+        c10d_tap.listeners.append(self.loans)
+        self.stack.callback(c10d_tap.remove, self.loans)
         finders = self.stack.enter_context(Finders(self, self.this_thread))
         self.stack.enter_context(self.this_thread(finders))
         return self

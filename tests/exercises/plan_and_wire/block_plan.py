@@ -2,7 +2,7 @@
 
 from labs.dtensor import Replicate, Shard
 from labs.tp import ColwiseParallel, Plan, PrepareModuleInput, RowwiseParallel, SequenceParallel
-from labs.tp.shares import Keys, Queries
+from labs.tp.parameter_cuts import Keys, Queries
 from tests.answers import Exercise
 
 # fmt: off

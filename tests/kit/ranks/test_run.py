@@ -24,7 +24,7 @@ from labs.fsdp import fully_shard
 from labs.kit.launch import RankError, run
 from labs.kit.ranks import flight_recorder, torchrun
 from labs.kit.ranks.team import Team
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 from labs.mesh import Mesh
 from tests.kit.ranks.jobs import gone_within
 
@@ -209,7 +209,7 @@ def test_more_shapes_than_the_flight_recorder_has_room_for(monkeypatch):
 
     def job():
         flight_recorder.TEXT = flight_recorder.GROUP_TEXT  # no room at all
-        tap.listeners[0].text.__func__.__defaults__ = ("", 0)
+        c10d_tap.listeners[0].text.__func__.__defaults__ = ("", 0)
         rank, x = dist.get_rank(), torch.ones(9)
         group = dist.new_group([0, 1])
         for size in range(1, 9):

@@ -14,14 +14,14 @@ from tools import warm
 JOBS = """
 import torch, torch.distributed as dist
 from labs.kit.launch import run
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 def job(k):
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(k), group=group)
     return dist.get_rank() + k
 for k in range(3):
     assert run(job, k) == [k, k + 1]
-    assert not tap.listeners and not tap._outstanding and not tap._by_storage
+    assert not c10d_tap.listeners and not c10d_tap._outstanding and not c10d_tap._by_storage
 def last():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     for _ in range(3):

@@ -31,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 from labs.group import all_gather
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.kit.watch import c10d_tap, storage_ledger
 from labs.kit.watch import late_release as loans
-from labs.kit.watch import storage_ledger, tap
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.model import GPT, PRESETS
 
@@ -442,7 +442,7 @@ def test_what_ddp_keeps_beside_is_its_buckets():
         assert results.recording.steady(rank)["comm"] == pytest.approx(parameters, abs=KIB)
 
 
-class KeepsLonger(tap.Listener):
+class KeepsLonger(c10d_tap.Listener):
     """A backend's thread that runs 20 ms late, and holds its tensors until then."""
 
     def lent(self, call, args):
@@ -462,7 +462,7 @@ def overtaken(frame, event, argument):
 def gather_in_a_row(late):
     if late:
         # added after the recorder's own listener, so that it holds what that one gave to the backend
-        tap.listeners.append(KeepsLonger())
+        c10d_tap.listeners.append(KeepsLonger())
         threading.settrace(overtaken)
     mark("step")
     for _ in range(5):
@@ -479,7 +479,7 @@ def test_what_is_held_does_not_depend_on_when_a_thread_runs():
             assert [recording.held(rank, step)["comm"] for step in (0, 1)] == [4 * 3000, 0]
 
 
-class KeepsForEver(tap.Listener):
+class KeepsForEver(c10d_tap.Listener):
     """A backend that keeps its tensors."""
 
     def __init__(self):
@@ -492,7 +492,7 @@ class KeepsForEver(tap.Listener):
 
 def gather_with_one_that_keeps():
     loans.PATIENCE = 1.0
-    tap.listeners.append(KeepsForEver())
+    c10d_tap.listeners.append(KeepsForEver())
     begun = time.monotonic()
     for _ in range(60):
         all_gather(torch.empty(2 * 1000), torch.ones(1000))

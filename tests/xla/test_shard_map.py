@@ -1,5 +1,6 @@
-"""Tests of labs.xla.mapped against labs.model and torch's AdamW on one process, and labs.xla.pure; collectives by
-hand.
+"""Tests of labs.xla.shard_map against labs.model, torch's AdamW on one process and labs.xla.gpt_in_jax.
+
+The collectives are counted by hand.
 """
 
 from functools import partial
@@ -33,7 +34,7 @@ def in_shards(batches):
 
     from labs.xla.annotations import mesh_of
     from labs.xla.hlo import collectives
-    from labs.xla.mapped import zero_3
+    from labs.xla.shard_map import zero_3
 
     mesh = mesh_of({"dp": RANKS})
     now = jax.device_put(as_arrays(SHALLOW), NamedSharding(mesh, PartitionSpec("dp")))
@@ -67,9 +68,9 @@ def through_stages(x):
     import jax.numpy as jnp
 
     from labs.xla.annotations import mesh_of
+    from labs.xla.gpt_in_jax import layer
     from labs.xla.hlo import collectives
-    from labs.xla.mapped import pipeline, stacked
-    from labs.xla.pure import layer
+    from labs.xla.shard_map import pipeline, stacked
 
     weights, piped = stacked(as_arrays(CONFIG), CONFIG), pipeline(mesh_of({"pp": RANKS // 2}), "pp", CONFIG)
 

@@ -24,8 +24,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from labs.model import Config
 from labs.xla.annotations import mesh_of
+from labs.xla.gpt_in_jax import Weights, adamw, layer, loss, part
 from labs.xla.hlo import Collective, collectives
-from labs.xla.pure import Weights, adamw, layer, loss, part
 
 EVERYWHERE = PartitionSpec()
 
@@ -33,7 +33,7 @@ EVERYWHERE = PartitionSpec()
 def zero_3(
     mesh: Mesh, axis: str, config: Config, settings: Mapping[str, Any]
 ) -> Callable[..., tuple[Weights, Weights, Array]]:
-    """Return a step like labs.xla.pure.step: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
+    """Return a step like labs.xla.gpt_in_jax.step: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
 
     Every array is cut along its first dim by this mesh axis, whose size must divide the dim.
     """

@@ -1,4 +1,4 @@
-"""Tests of labs.tp.shares: ranks get whole heads."""
+"""Tests of labs.tp.parameter_cuts: ranks get whole heads."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from labs.tp import (
     gpt_plan,
     placements,
 )
-from labs.tp.shares import Keys, Queries
+from labs.tp.parameter_cuts import Keys, Queries
 from tests.tp.common import SMALL, split, tp_mesh
 
 # ---- refusals --------------------------------------------------------------------------------------------

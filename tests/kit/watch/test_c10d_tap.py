@@ -1,31 +1,31 @@
-"""Tests of labs.kit.watch.tap against the operators that torch has."""
+"""Tests of labs.kit.watch.c10d_tap against the operators that torch has."""
 
 import torch
 import torch.distributed as dist
 
 from labs.kit.launch import run
 from labs.kit.record import PASSES, mark
-from labs.kit.watch import tap
+from labs.kit.watch import c10d_tap
 
 
 def test_the_tap_knows_every_operator_that_torch_has():
     """Check that no collective of a new version passes unseen: each belongs in one of the two tables."""
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     collectives = {name.removeprefix("c10d::") for name in names if name.startswith("c10d::")}
-    assert collectives - tap.OPERATORS.keys() - tap.NO_COMMUNICATION == set()
-    assert not tap.OPERATORS.keys() & tap.NO_COMMUNICATION
-    assert len(collectives & tap.OPERATORS.keys()) >= 20
+    assert collectives - c10d_tap.OPERATORS.keys() - c10d_tap.NO_COMMUNICATION == set()
+    assert not c10d_tap.OPERATORS.keys() & c10d_tap.NO_COMMUNICATION
+    assert len(collectives & c10d_tap.OPERATORS.keys()) >= 20
     waits = {name.split("::")[1] for name in names if name.startswith("_c10d_functional::wait")}
-    assert waits <= set(tap.WAITS)
+    assert waits <= set(c10d_tap.WAITS)
 
 
 def test_the_tap_knows_where_each_operator_has_its_tensors_and_its_group():
-    for raw, (_, inputs, outputs, group) in tap.OPERATORS.items():
+    for raw, (_, inputs, outputs, group) in c10d_tap.OPERATORS.items():
         if torch._C._dispatch_has_kernel(f"c10d::{raw}"):
             arguments = getattr(torch.ops.c10d, raw).default._schema.arguments
             assert "ProcessGroup" in str(arguments[group].type), raw
             assert all("Tensor" in str(arguments[n].type) for n in (inputs, outputs) if n is not None), raw
-            assert raw not in tap.ROOT or "root" in arguments[tap.ROOT[raw]].name, raw
+            assert raw not in c10d_tap.ROOT or "root" in arguments[c10d_tap.ROOT[raw]].name, raw
 
 
 def functional(pairs):
@@ -72,17 +72,17 @@ def test_every_functional_collective_passes_the_tap():
 
 
 def kept_by_the_tap():
-    others, tap.listeners[:] = list(tap.listeners), []
+    others, c10d_tap.listeners[:] = list(c10d_tap.listeners), []
     x = torch.ones(2**10)
     with PASSES["communication"]():
         work = dist.all_reduce(x, async_op=True)
         functional = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
-        kept = [call for _, call, _ in tap._outstanding.values()] + list(tap._by_storage.values())
+        kept = [call for _, call, _ in c10d_tap._outstanding.values()] + list(c10d_tap._by_storage.values())
         groups = [call.group for call in kept]
     work.wait()
     torch.ops._c10d_functional.wait_tensor(functional)
-    left = len(tap._outstanding) + len(tap._by_storage)
-    tap.listeners[:] = others
+    left = len(c10d_tap._outstanding) + len(c10d_tap._by_storage)
+    c10d_tap.listeners[:] = others
     return groups, left
 
 
@@ -92,7 +92,7 @@ def test_the_tap_keeps_no_group_and_after_the_pass_nothing():
         assert len(groups) >= 2 and set(groups) == {None} and left == 0
 
 
-class Counts(tap.Listener):
+class Counts(c10d_tap.Listener):
     count = 0
 
     def issued(self, call):
@@ -105,9 +105,9 @@ def test_uninstall_removes_what_was_installed():
     def body():
         with Counts() as counts:
             dist.barrier()
-            tap.uninstall()
+            c10d_tap.uninstall()
             dist.barrier()
-            tap.install()
+            c10d_tap.install()
             dist.barrier()
         return counts.count, hasattr(dist.Work.wait.__wrapped__, "__wrapped__")
 

@@ -1,4 +1,4 @@
-"""Tests of labs.checkpoint.extents against tensors that are really cut."""
+"""Tests of labs.checkpoint.tensor_blocks against tensors that are really cut."""
 
 from math import prod
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labs.checkpoint.extents import as_slices, assign_pieces, common, of_range, require_whole, whole, within
+from labs.checkpoint.tensor_blocks import as_slices, assign_pieces, common, of_range, require_whole, whole, within
 from labs.dtensor.placement import Block
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)

@@ -1,4 +1,4 @@
-"""Tests of labs.gspmd.annotated against whole tensors in float64; bytes by hand, and as recorded; tracing by hand."""
+"""Tests of labs.gspmd.annotated_layer against whole tensors in float64; bytes by hand, and recorded; tracing by hand."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labs.gspmd import execute, forward_and_backward, given, lower, propagate, trace
-from labs.gspmd.annotated import layout_of
+from labs.gspmd.annotated_layer import layout_of
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.mesh import Mesh

@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding
 from labs.dtensor.placement import Placement
 from labs.model import Config
 from labs.xla.annotations import mesh_of, partition_spec
+from labs.xla.gpt_in_jax import layer
 from labs.xla.hlo import Collective, collectives
-from labs.xla.pure import layer
 
 
 def communication(

@@ -29,7 +29,7 @@ def multiply(x, w):
 
 
 def by_xla():
-    from labs.xla.placed import communication
+    from labs.xla.added_collectives import communication
 
     return [
         communication(multiply, {"tp": RANKS}, list(zip(SHAPES, [[x], [w]], strict=True)), [[y]]) for x, w, y in LAYOUTS
@@ -65,8 +65,8 @@ def test_a_product_in_27_layouts():
 def layer_by_xla(names, sizes, arguments, results):
     import jax
 
-    from labs.xla.placed import communication
-    from labs.xla.pure import layer
+    from labs.xla.added_collectives import communication
+    from labs.xla.gpt_in_jax import layer
 
     def fn(x, gradient, *weights):
         y, back = jax.vjp(lambda x, *w: layer(dict(zip(names, w, strict=True)), x, CONFIG), x, *weights)
