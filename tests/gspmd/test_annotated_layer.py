@@ -1,4 +1,4 @@
-"""Tests of labs.gspmd.annotated_layer against whole tensors in float64; bytes by hand, and recorded; tracing by hand."""
+"""Tests of labs.gspmd.annotated_layer against whole tensors in float64; bytes and tracing by hand."""
 
 from functools import cache
 
