@@ -16,8 +16,7 @@
     tp           the part of each matrix           x and its gradient: for each micro-batch, at every split layer
 
 The axis that sends the most bytes stands last, so that its ranks are neighbours: tp inside of a node, pp and replicate
-    between
-nodes.  The three strategies are applied in this order:
+between nodes.  The three strategies are applied in this order:
 
     1  tp       splits the matrices of every stage.  It comes first, since pp and fsdp take a rank's part for a
                 parameter.
@@ -34,8 +33,7 @@ between steps, as stage 2 of ZeRO does.
 along tp, the gradient of a parameter that is not split; along pp, the gradient of a tied parameter.
 
 Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3, which calls the combination PTD-P; torchtitan, arXiv
-    2410.06511, section
-2.1.4, for sharded data parallelism.
+    2410.06511, section 2.1.4, for sharded data parallelism.
 """
 
 from collections.abc import Mapping, Sequence

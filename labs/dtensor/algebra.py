@@ -13,11 +13,9 @@ product can be computed
                                               Replicate(), Partial()   → Partial()
 
 There are no other ways to compute an operation on blocks (`ways` lists them).  With several outputs, as in "ab->a,b",
-each output
-follows its own letters: if a is cut, the first is Shard(0), and the second, which lacks a, is Partial().  An operation
-takes the way for which the redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does the same for
-a whole program (Xu et al.
-2021, arXiv 2105.04663, section 3).
+each output follows its own letters: if a is cut, the first is Shard(0), and the second, which lacks a, is Partial().
+An operation takes the way for which the redistribution of its inputs sends the fewest elements (`choose`).  GSPMD does
+the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
 
 A rule says in which inputs the operation is linear: in "each" input while the others are whole, as a product is; in all
 inputs "together", as a sum is; or only in the "first" input.  If the rule says "shape", the result depends on the

@@ -24,9 +24,8 @@ def pp(
 
     Pass x on the rank of the first stage, and target and losses on the rank of the last stage.  At the end of a step,
     all gradients are divided by the number of micro-batches, even gradients of earlier steps.  A parameter that stages
-    share is
-    not handled: all-reduce its gradient before the optimizer's step.  In the schedules that split the backward, W holds
-    all activations that F has saved.
+    share is not handled: all-reduce its gradient before the optimizer's step.  In the schedules that split the
+    backward, W holds all activations that F has saved.
 
     stages: all stages of the model; this rank's stages must be modules, the others may be None
     name: a schedule's name in `labs.pp.SCHEDULES`

@@ -79,8 +79,7 @@ def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array]
 
     There is a stage for each device of the axis, the number of stages must divide the depth, and every device gets y.
     A step with M micro-batches and N stages has M + N - 1 ticks.  Every stage computes in every tick, also in the first
-    and
-    last ones, in which its input is meaningless: that is the bubble.  The stages of labs.pp wait in the bubble; the
+    and last ones, in which its input is meaningless: that is the bubble.  The stages of labs.pp wait in the bubble; the
     stages of this program compute in vain.
     """
 

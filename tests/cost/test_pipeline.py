@@ -1,7 +1,6 @@
 """Tests of labs.cost on pipelines: cases by hand, and jobs that know nothing of it.
 
-The recorder measures what ranks of labs.pp send and hold under each schedule, with uneven cuts and with
-tied weights.
+The recorder measures what ranks of labs.pp send and hold under each schedule, with uneven cuts and with tied weights.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 A step is a list of instructions, in the order in which a rank issues them.  A forward or a backward takes its time, and
 waits for its layer.  A gather starts a message and returns at once; each backward starts a reduce-scatter.  The network
-carries one message at a time, which takes latency + bytes / bandwidth.  A rank holds a layer from its
-gather to its drop, and a gradient from its backward until it is reduced (`measured`).
+carries one message at a time, which takes latency + bytes / bandwidth.  A rank holds a layer from its gather to its
+drop, and a gradient from its backward until it is reduced (`measured`).
 
 The bound is the larger of two times.  All layers are computed between the first gather and the last reduce-scatter.
 The network carries a gather and a reduce-scatter of each layer; and the layers that do not fit beside the last layer's

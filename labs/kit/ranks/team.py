@@ -5,9 +5,8 @@
 
 For each rank, the caller has a control connection (the job goes to the rank; warnings, the value or the failure come
 back), a pipe for the rank's output, and a pipe from the fork server for the rank's exit status.  The caller and its
-ranks
-share files without a name: the function with its arguments, the flight records, the stacks, the values, and the state
-of the links between nodes.
+ranks share files without a name: the function with its arguments, the flight records, the stacks, the values, and the
+state of the links between nodes.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
     end     reports a failure on stderr and exits, whereupon torchrun ends all other ranks
 
 torchrun itself reports and restarts a rank that raises or dies, even a rank that the backend aborts over different
-sizes.
-A Patrol does not see the ranks of other machines: each machine reports its own ranks, and a mismatch between the ranks
-of two machines shows only at the timeout.
+sizes.  A Patrol does not see the ranks of other machines: each machine reports its own ranks, and a mismatch between
+the ranks of two machines shows only at the timeout.
 """
 
 from __future__ import annotations
