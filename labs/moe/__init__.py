@@ -2,13 +2,16 @@
 
 The files, in the order of reading:
 
-    router    the experts of each token, and their weights; two ways to keep the experts' loads balanced
-    mixture   tokens sorted by expert, the experts' products, and their sum at each token's place
-    moe_gpt   the course's GPT with a mixture in place of each MLP, and the shapes of such models
+    router           the experts of each token, and their weights; two ways to keep the experts' loads balanced
+    mixture          tokens sorted by expert, the experts' products, and their sum at each token's place
+    moe_gpt          the course's GPT with a mixture in place of each MLP, and the shapes of such models
+    exchange         rows sent to the ranks of their experts, and results back, as autograd
+    expert_parallel  experts split over the ranks, gradients averaged over others, the norm of all
 
 Usage:
 
     model = MoEGPT(MOE_PRESETS["tiny-moe"])
+    model = ExpertParallel(model, Mesh((1, 4), ("edp", "ep")))           # in a job of 4 ranks
     loss = model(x, y)
 
 Shape suffixes, beside those of `labs.model`:
@@ -18,6 +21,8 @@ Shape suffixes, beside those of `labs.model`:
 
 # ruff: noqa: F401
 
+from labs.moe.exchange import AllToAll, ParallelExperts
+from labs.moe.expert_parallel import ExpertParallel
 from labs.moe.mixture import Experts, Mixture
 from labs.moe.moe_gpt import MOE_PRESETS, MoEConfig, MoEGPT, active_parameters, dropped, parameters
 from labs.moe.router import SCORES, Router, balance_biases

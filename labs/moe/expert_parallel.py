@@ -1,0 +1,128 @@
+"""Expert parallelism: each rank holds some of the experts, and a copy of everything else.
+
+    mesh = Mesh((2, 4), AXES)                      # in a job of 8 ranks
+    model = ExpertParallel(model, mesh)            # every labs.moe.Mixture in it is split
+    model(*part_of_the_batch).backward()           # all 8 ranks read different parts
+    model.sync()
+    optimizer.step()
+
+The mesh is folded: along `ep` ranks hold different experts, and along `edp` copies of the same.  Attention, routers and
+all else see one axis, both together, along which they are replicated.
+
+                  copies on         a rank's gradient is a sum over       sync() adds up along    and divides by
+    experts       edp ranks         the tokens of all ranks along ep      edp                     edp × ep
+    all else      edp × ep ranks    its own tokens                        edp and ep              edp × ep
+
+**The scale.**  The loss is a mean over all ranks, so each sum is divided by the number of *all* ranks.  An expert's
+gradient holds the tokens of its ep ranks before anybody averages it, since they have sent them.  A mean over its copies
+would divide by edp alone, and be ep times too large.  AdamW hides this, since it divides by the gradient's size; the
+norm does not, and the experts' gradients are clipped away everyone else's (pytorch/pytorch#160285,
+NVIDIA/Megatron-LM#5956).
+
+Sums go in the order of the ranks: with edp = 1 or ep = 1, the result has the bits of one process that adds up as many
+micro-batches as there are ranks.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
+
+from labs.agree import everybodys, require_equal_replicas
+from labs.clip import global_norm, shorten
+from labs.group import all_gather, reduce_scatter, send_buffers
+from labs.hooks import require_counted
+from labs.mesh import Mesh
+from labs.moe.exchange import ParallelExperts
+from labs.moe.mixture import Mixture
+from labs.unaveraged import require_all_averaged
+
+AXES = "edp", "ep"
+
+
+class ExpertParallel(nn.Module):
+    """A model whose experts are split over the ranks along `ep`, with gradients that `sync` averages.
+
+    model: the whole model, equal on all ranks, with a `labs.moe.Mixture` or more; it is changed.
+    mesh: device mesh with the two AXES.
+
+    Raises ValueError, on every rank, for other axes, fewer experts than ranks along ep, no mixture, replicas that
+    differ, or a parameter of several experts.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh):
+        super().__init__()
+        if mesh.mesh_dim_names != AXES:
+            raise ValueError(f"{mesh!s} is no mesh for experts: give the axes {AXES}, with size 1 where you want none")
+        mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
+        if not mixtures:
+            raise ValueError(f"{type(model).__name__} has no labs.moe.Mixture whose experts could be split: build one")
+        require_equal_replicas(model)
+        require_apart(model, {p for mixture in mixtures for p in mixture.experts.parameters()})
+        send_buffers(model, None)
+        for mixture in mixtures:
+            mixture.experts = ParallelExperts(mixture.experts, mesh.get_group("ep"))
+        self.module, self.mesh = model, mesh
+        self.experts = {p for mixture in mixtures for p in mixture.experts.parameters()}
+        require_all_averaged(self, {*model.parameters()}.__contains__, [None])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        require_counted(self, args, kwargs)
+        return self.module(*args, **kwargs)
+
+    def sync(self) -> None:
+        """Make every gradient its mean over all ranks; call it between `backward()` and `optimizer.step()`.
+
+        Raises RuntimeError if a parameter that is trained has no gradient.
+        """
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and p.grad is None:
+                raise RuntimeError(
+                    f"rank {dist.get_rank()} has no gradient for {name!r}: call loss.backward() before sync(), with a "
+                    "loss that depends on every parameter, or freeze it"
+                )
+        for p in self.module.parameters():
+            if p.requires_grad:
+                add_in_order(p.grad, self.mesh.get_group("edp") if p in self.experts else None)
+                p.grad /= self.mesh.size()
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Clip by the norm of the whole model, as `labs.clip.clip_gradients` does; return the norm before (0-dim).
+
+        Each expert counts once, on whichever rank it is.  Every rank must call this method, after `sync`.
+        """
+        parameters = list(self.module.parameters())
+        copies = {p: self.mesh.size("ep") for p in parameters if p not in self.experts}
+        norm = global_norm(parameters, [self.mesh.get_group("ep")], copies)
+        shorten(parameters, norm, max_norm)
+        return norm
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Gather the experts of all ranks on the CPU, and return `{name in the whole model: tensor}`."""
+        full = dict(self.module.named_parameters())
+        experts = {name: p.detach().cpu() for name, p in full.items() if p in self.experts}
+        for its in everybodys(experts, self.mesh.get_group("ep")).values():
+            full |= its
+        return full
+
+
+def add_in_order(x: Tensor, group: ProcessGroup | None) -> None:
+    """Replace `x` by its sum over the ranks, added in their order: a reduce-scatter and an all-gather."""
+    if (ranks := dist.get_world_size(group)) > 1:
+        flat = pad(x.flatten(), (0, -x.numel() % ranks))
+        all_gather(flat, reduce_scatter(flat, group), group=group)
+        x.copy_(flat[: x.numel()].view(x.shape))
+
+
+def require_apart(model: nn.Module, experts: set[nn.Parameter]) -> None:
+    """Raise ValueError if an expert's parameter has several names: its gradients would be on several ranks."""
+    names = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
+    for name, p in model.named_parameters():
+        if p in experts and names[p] > 1:
+            raise ValueError(
+                f"parameter {name!r} of an expert has {names[p]} names in the model, and could be on a rank under one "
+                "of them alone: give each expert parameters of its own"
+            )
