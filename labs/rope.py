@@ -19,7 +19,8 @@ from torch import Tensor
 def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: "RopeScaling | None" = None) -> Tensor:
     """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance alone.
 
-    Pair i is (x[i], x[i + E/2]). The angles are computed in float32 at least; the result has the dtype of x.
+    Pair i is (x[i], x[i + E/2]). The angles are computed in float32 at least; the result has the dtype of x.  If rows
+    have positions of their own, give them as [B, 1, T].
     """
     first, second = at_least_float32(x_BHTE).chunk(2, dim=-1)
     pairs = first.shape[-1]
@@ -27,7 +28,7 @@ def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: "RopeScali
     frequencies = base ** (-pair / pairs)
     if scaling is not None:
         frequencies = scaling(frequencies)
-    angles = positions_T[:, None].to(first.dtype) * frequencies
+    angles = positions_T[..., None].to(first.dtype) * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTE.dtype)
 

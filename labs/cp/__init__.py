@@ -8,15 +8,17 @@ every sequence, and they meet in attention.
     ring               keys and values go round
     gathered_keys      keys and values are all-gathered
     ulysses            heads are exchanged for tokens
+    cp                 a GPT whose ranks each compute a piece
 
-Usage, for q, k and v of this rank's tokens:
+Usage, for a model, or for q, k and v of this rank's tokens:
 
-    pieces = Pieces(zigzag(tokens=1000, ranks=4))
-    output = ring_attention(q, k, v, pieces, group)
+    context_parallel(model, group)
+    output = ring_attention(q, k, v, Pieces(zigzag(tokens=1000, ranks=4)), group)
 """
 
 # ruff: noqa: F401
 
+from labs.cp.cp import context_parallel
 from labs.cp.gathered_keys import gathered_attention
 from labs.cp.partial_softmax import merge
 from labs.cp.pieces import Pieces, Tokens, contiguous, products, striped, zigzag

@@ -1,0 +1,142 @@
+"""Context parallelism of a GPT: each rank computes a piece of every sequence, and gradients are averaged as ever.
+
+    x, y whole ──▶ cut ──▶ embed ──▶ layers, which meet in attention ──▶ head ──▶ loss of the piece
+
+All ranks of the group read the same batch, and `context_parallel` lets each compute its own piece of it.  Everything
+but attention treats each token by itself, and so stays as it is.  Attention needs to know two things about a token:
+
+    its place        in the whole sequence, which decides which keys it sees
+    its position     in its document, by which its queries and keys are turned: positions begin anew in each document
+
+**To a parameter, a piece of a sequence is a part of the batch.**  Each rank has the gradient of its own tokens, just as
+in data parallelism.  So context parallelism has no averaging of its own: average the gradients over dp and cp together,
+with labs.ddp, or shard the model over both with labs.fsdp.
+
+    mesh = Mesh((2, 4), ("dp", "cp"))
+    context_parallel(model, mesh.get_group("cp"))
+    replicas = Overlapped(model, group=mesh._flatten().get_group())
+    replicas(x, y).backward()                                            # x, y: whole sequences, as without cp
+
+**The loss is weighed.**  Pieces may have different numbers of tokens that count.  Each rank divides the sum of its
+losses by a N-th of all tokens that count in its batch; then the mean over the ranks is the batch's mean, and the mean
+of the gradients its gradient.  All ranks have the whole targets, so no rank has to send its number.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from labs.agree import fingerprint, first_difference, require_same
+from labs.collectives import place
+from labs.cp.pieces import Pieces, pick, zigzag
+from labs.cp.ring import ring_attention
+from labs.model import GPT, IGNORED, Core, require_context
+from labs.rope import at_least_float32, rotate
+from labs.unaveraged import require_averaged
+
+
+def context_parallel(
+    model: GPT, group: ProcessGroup | None = None, attention: Any = ring_attention, cut: Any = zigzag
+) -> None:
+    """Let every rank of the group compute its own piece of each sequence; the model changes in place.
+
+    The model's forward then takes whole sequences, the same on all ranks of the group, and returns the logits of this
+    rank's piece, or its loss, whose mean over the ranks is the batch's.  `model(x, y, documents=n)` packs documents:
+    n [B, T] has each token's number, and a document is a run of equal numbers.
+
+    attention: ring_attention, gathered_attention or ulysses_attention.
+    cut: zigzag, striped or contiguous.
+
+    Raises ValueError, on every rank, for a model that is no GPT, or if ranks differ in model, attention or cut; in the
+    first forward if they differ in the batch.  An optimizer's first step raises RuntimeError if gradients differ.
+    """
+    cores = [(name, each) for name, each in model.named_modules() if isinstance(each, Core | Meeting)]
+    if not isinstance(model, GPT) or any(type(core) is not Core for _, core in cores):
+        raise ValueError(
+            f"{type(model).__name__} is not a GPT of labs.model with its own attention, of which alone is known that "
+            "nothing else mixes tokens: call ring_attention in your model's attention, and cut its inputs by Pieces"
+        )
+    mine = {"attention": attention.__name__, "cut": cut.__name__, "heads": (model.config.heads, model.config.kv_heads)}
+    require_same(mine, group, differ)
+    sequence = Sequence(group, attention, cut)
+    for name, core in cores:
+        model.set_submodule(name, Meeting(core, sequence))
+    model.register_forward_pre_hook(sequence.before_forward, with_kwargs=True)
+    require_averaged(model, group)
+
+
+class Meeting(nn.Module):
+    """A Core whose queries meet the keys of all ranks."""
+
+    def __init__(self, core: Core, sequence: "Sequence"):
+        super().__init__()
+        self.core, self.sequence = core, sequence
+
+    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
+        now, base, scaling = self.sequence, self.core.rope_base, self.core.rope_scaling
+        q_BHTE, k_BKTE = (rotate(heads, now.positions, base, scaling) for heads in (q_BHTE, k_BKTE))
+        return now.attention(q_BHTE, k_BKTE, v_BKTE, now.pieces, now.group)
+
+
+class Sequence:
+    """The sequences that a model computes at present, which all of its layers share.
+
+    pieces: the tokens of every rank.
+    positions: the position of each of this rank's tokens in its document, [T], or [B, 1, T] if there are several.
+    """
+
+    def __init__(self, group: ProcessGroup | None, attention: Any, cut: Any):
+        self.group, self.attention, self.cut, self.compared = group, attention, cut, False
+
+    def before_forward(self, model: GPT, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Cut the model's inputs."""
+        return self.own(model, *args, **kwargs)
+
+    def own(
+        self,
+        model: GPT,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        over: float | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Any, Any]:
+        self.compare(tokens=tokens_BT, targets=targets_BT, over=over, documents=documents)
+        require_context(model.config, tokens_BT.shape[1])
+        if documents is not None and documents.shape != tokens_BT.shape:
+            raise ValueError(
+                f"documents have the shape {tuple(documents.shape)}, and tokens {tuple(tokens_BT.shape)}: give each "
+                "token the number of its document"
+            )
+        rank, ranks = place(self.group)
+        positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        if documents is not None:
+            begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))  # all documents of a row but its first
+            documents, positions = begins.cumsum(1), positions - (begins * positions).cummax(1).values
+        self.pieces = Pieces(self.cut(tokens_BT.shape[1], ranks), documents)
+        own = partial(pick, places=self.pieces.places[rank], dim=-1)
+        self.positions = own(positions if documents is None else positions[:, None])
+        if targets_BT is None:
+            return (own(tokens_BT),), {}
+        if over is None:  # a tensor, for which the host need not wait
+            over = (targets_BT != IGNORED).sum().to(at_least_float32(model.norm.weight).dtype)
+        return (own(tokens_BT), own(targets_BT), over / ranks), {}
+
+    def compare(self, **given: Any) -> None:
+        """Compare the inputs of the first forward, which must be the same on all ranks of the group."""
+        if not self.compared:
+            read = {name: fingerprint(x) if isinstance(x, Tensor) else x for name, x in given.items()}
+            require_same(read, self.group, differ)
+            self.compared = True
+
+
+def differ(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
+    name = first_difference(its, others)
+    return (
+        f"{name} is {its[name]!r} on rank {rank}, but {others[name]!r} on rank {other}: all ranks of one group "
+        "of context parallelism take the same arguments, and read the same whole sequences, which the model cuts (data "
+        "parallelism cuts the batch along another axis of the mesh)"
+    )
