@@ -44,10 +44,10 @@ RANKS = (2, 3, 4)
 # ZeRO's vectors, one for each layer: embed (and head), inside, frozen, and the model itself with its scale.
 ODD = Config(vocab=13, dim=8, depth=1, heads=2, kv_heads=2, hidden=6, context=CONTEXT)
 AWKWARD = [
-    cost.Layer(((13, 7),), uses=2),
-    cost.Layer(((7, 7), (7,))),
-    cost.Layer(frozen=((7, 7),)),
-    cost.Layer(((1,),)),
+    cost.LayerShapes(((13, 7),), uses=2),
+    cost.LayerShapes(((7, 7), (7,))),
+    cost.LayerShapes(frozen=((7, 7),)),
+    cost.LayerShapes(((1,),)),
 ]
 EMBED, LAYER, *REST = cost.gpt_layers(GPT_CONFIG)
 LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # a container's own parameters form a layer
@@ -388,7 +388,7 @@ def test_bytes_held(strategy):
         assert {kind: awkward[rank][kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
-def require_as_predicted(strategy, rank: int, measured: dict[str, int], predicted: cost.Held) -> None:
+def require_as_predicted(strategy, rank: int, measured: dict[str, int], predicted: cost.HeldBytes) -> None:
     """Check that P, G, S and A are exact, and the peak within 5 %; on a mesh with a pipeline, A is within 5 %, too."""
     found, known = as_predicted(measured, predicted)
     if is_pipeline(strategy) and strategy.side == "ours" and len(strategy.axes(4)) > 1:

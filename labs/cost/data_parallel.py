@@ -9,7 +9,7 @@ from dataclasses import replace
 from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
-    Held,
+    HeldBytes,
     MiB,
     Moment,
     Prediction,
@@ -85,7 +85,7 @@ def ddp(job: Job, variant: str = "overlapped", bucket_bytes: int = 25 * MiB) -> 
     )
 
 
-def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
+def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> HeldBytes:
     """Return the bytes held in a step.
 
     P, S and A are those of one process ("single"). The variants differ in these bytes:
@@ -105,7 +105,7 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
         max(buckets(sizes, variant, bucket_bytes), default=0),
     )
     if variant == "torch":
-        return Held(P=P, G=P, S=S)
+        return HeldBytes(P=P, G=P, S=S)
     rows = {"bucketed": (P, 0, FLOAT * largest_bucket), "overlapped": (0, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
     most = held(P, S, ddp_moments(job, sizes, own, staying, passing))

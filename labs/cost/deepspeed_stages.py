@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import prod
 
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, Held, Layer, Moment, Prediction, gpt_layers, held
+from labs.cost.model_states import FLOAT, HeldBytes, LayerShapes, Moment, Prediction, gpt_layers, held
 from labs.cost.saved_activations import activations, backward
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 from labs.cost.zero_stages import padded
@@ -50,7 +50,7 @@ def deepspeed(job: Job, stage: int, bucket: int) -> Prediction:
 
 
 def deepspeed_sent(
-    layers: Sequence[Layer], ranks: int, stage: int, rank: int, bucket: int, accumulation: int = 1
+    layers: Sequence[LayerShapes], ranks: int, stage: int, rank: int, bucket: int, accumulation: int = 1
 ) -> int:
     """Return the bytes that a rank sends in a step, whatever the model; layers: in the order of registration."""
     sizes = [size for layer in layers for size in layer.sizes]
@@ -80,7 +80,7 @@ def reduced_together(sizes: Sequence[int], bucket: int) -> list[list[int]]:
     return filled
 
 
-def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
+def deepspeed_held(job: Job, stage: int, bucket: int) -> HeldBytes:
     """Return P, G, S and A exactly, and the peak within 10 %.
 
     The optimizer has a counter for a single vector.

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from labs.cost.job import Job
-from labs.cost.model_states import Held, held
+from labs.cost.model_states import HeldBytes, held
 from labs.cost.zero_stages import zero_step
 
 POWERS = 21  # the powers of two that are tried: 1, 2, ... 2**20 ranks
 
 
 @lru_cache(1024)
-def per_rank(job: Job, stage: int, offload: bool = False, fused_norms: bool = True) -> Held:
+def per_rank(job: Job, stage: int, offload: bool = False, fused_norms: bool = True) -> HeldBytes:
     """Return the bytes on each rank in a step of the job on GPUs, or, without fused norms, on CPU.
 
     stage: 0 to 3

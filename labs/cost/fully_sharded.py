@@ -25,8 +25,8 @@ from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
     INDEX,
-    Held,
-    Layer,
+    HeldBytes,
+    LayerShapes,
     Moment,
     Prediction,
     Shape,
@@ -66,16 +66,16 @@ def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsi
 # ---- sent ------------------------------------------------------------------------------------------------
 
 
-def groups(config) -> tuple[Layer, list[Layer]]:
+def groups(config) -> tuple[LayerShapes, list[LayerShapes]]:
     """Return the root and the layers of a GPT, each of which is gathered at once."""
     embedding, *others = gpt_layers(config)
     layers, rest = others[: config.depth], others[config.depth :]
-    return Layer(tuple(chain(embedding.trained, *(layer.trained for layer in rest)))), layers
+    return LayerShapes(tuple(chain(embedding.trained, *(layer.trained for layer in rest)))), layers
 
 
 def fully_shard_sent(
-    root: Layer,
-    layers: Sequence[Layer],
+    root: LayerShapes,
+    layers: Sequence[LayerShapes],
     ranks: int,
     reshard_after_forward: bool = True,
     accumulation: int = 1,
@@ -116,7 +116,7 @@ def computed(job: Job, itemsize: int) -> Job:
     return job if itemsize == FLOAT else replace(job, precision="mixed")
 
 
-def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Held:
+def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> HeldBytes:
     """Return the bytes held in a step.
 
     P and S are the rank's chunks, without padding.  G has the padding, since a gradient stays in the buffer in which it

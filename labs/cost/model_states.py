@@ -2,7 +2,7 @@
 
     per parameter   PIE, bytes_held(psi, ranks, stage, precision)
     for the GPT     gpt_layers(config), parameter_sizes(config), optimizer_state(sizes)
-    predictions     Moment, Held, Prediction
+    predictions     Moment, HeldBytes, Prediction
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 and table 1.
 """
@@ -53,7 +53,7 @@ def bytes_of(precision: str) -> dict[str, int]:
 
 @checked
 @dataclass(frozen=True)
-class Layer:
+class LayerShapes:
     """The shapes of a layer's parameters; uses: how many layers share them (tied weights), each in its forward."""
 
     trained: tuple[Shape, ...] = ()
@@ -67,7 +67,7 @@ class Layer:
 
 
 @lru_cache(64)
-def gpt_layers(config) -> tuple[Layer, ...]:
+def gpt_layers(config) -> tuple[LayerShapes, ...]:
     """Return embedding, layers, norm and head of `labs.model.GPT(config)`.
 
     A tied head is a second use of the embedding.
@@ -75,9 +75,9 @@ def gpt_layers(config) -> tuple[Layer, ...]:
     V, D, F = config.vocab, config.dim, config.hidden
     HE, KE = (heads * config.head_size for heads in (config.heads, config.kv_heads))
     attention, mlp = ((HE, D), (KE, D), (KE, D), (D, HE)), ((F, D), (F, D), (D, F))
-    layers = (Layer(((D,), *attention, (D,), *mlp)),) * config.depth
-    head = () if config.tied else (Layer(((V, D),)),)
-    return (Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head)
+    layers = (LayerShapes(((D,), *attention, (D,), *mlp)),) * config.depth
+    head = () if config.tied else (LayerShapes(((V, D),)),)
+    return (LayerShapes(((V, D),), uses=1 + config.tied), *layers, LayerShapes(((D,),)), *head)
 
 
 def parameter_sizes(config) -> list[int]:
@@ -115,7 +115,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """The bytes on one rank: the most of each kind during a step, and `peak`, the most of their sum at one moment.
 
     P parameters, G gradients, S optimizer state, A activations, comm buffers of collectives, temporary the rest.
@@ -143,11 +143,11 @@ def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: boo
     return Moment("step", A=A, G=G + copy, comm=comm, temporary=work + FLOAT)
 
 
-def held(P: int, S: int, step: Iterable[Moment]) -> Held:
+def held(P: int, S: int, step: Iterable[Moment]) -> HeldBytes:
     """Return the most of each kind at any moment of the step, and the most of their sum."""
     moments = list(step)
     most = {kind: max(getattr(moment, kind) for moment in moments) for kind in ("G", "A", "comm", "temporary")}
-    return Held(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
+    return HeldBytes(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Prediction:
     sent: int
     collectives: Mapping[str, int]
     textbook: Fraction
-    held: Held
+    held: HeldBytes
 
     @property
     def all_reduces(self) -> int:

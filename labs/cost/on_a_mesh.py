@@ -32,8 +32,8 @@ from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
     INDEX,
-    Held,
-    Layer,
+    HeldBytes,
+    LayerShapes,
     Prediction,
     Shape,
     gpt_layers,
@@ -78,7 +78,7 @@ class Own:
         return numbers_of(self.plan)
 
     @property
-    def units(self) -> list[list[Layer]]:
+    def units(self) -> list[list[LayerShapes]]:
         """Return the groups of parameters that are gathered at once, for each stage of the rank.
 
         The first group is embedding, last norm and head, as far as the stage has them; each layer is another one.
@@ -128,10 +128,10 @@ def place(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def units_of(stage: Stage, is_tied: bool) -> list[Layer]:
+def units_of(stage: Stage, is_tied: bool) -> list[LayerShapes]:
     embedding, *layers, norm, head = gpt_layers(stage.job.config)
     ends = [*[embedding] * stage.is_first, *[norm] * stage.is_last, *[head] * (stage.is_last and not is_tied)]
-    return [Layer(tuple(chain(*(end.trained for end in ends)))), *layers]
+    return [LayerShapes(tuple(chain(*(end.trained for end in ends)))), *layers]
 
 
 # ---- sent ------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def along_data(own: Own) -> Step:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def parallel_held(own: Own) -> Held:
+def parallel_held(own: Own) -> HeldBytes:
     """Return the bytes held in a step.
 
     P and S are the rank's chunks without padding; G has the padding.  While the stages compute, all their parameters

@@ -19,7 +19,7 @@ from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
     INDEX,
-    Held,
+    HeldBytes,
     Moment,
     Prediction,
     held,
@@ -44,7 +44,7 @@ def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> 
     return step_of(job, plans, pp_held(job, stages, plans[job.rank], table), table)
 
 
-def step_of(job: Job, plans: Sequence[Plan], most: Held, table: int = 0) -> Prediction:
+def step_of(job: Job, plans: Sequence[Plan], most: HeldBytes, table: int = 0) -> Prediction:
     """Return the prediction of a step; table: bytes of a tied gradient that the rank exchanges with another."""
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
     x, once = FLOAT * job.tokens * job.config.dim, int(table > 0)
@@ -95,7 +95,7 @@ def exchanged(job: Job, plans: Sequence[Plan]) -> int:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
+def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> HeldBytes:
     """Return the bytes held in a step; comm and temporary are in the peak alone."""
     numbers = numbers_of(plan)
     if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first

@@ -35,7 +35,7 @@ from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
     INDEX,
-    Held,
+    HeldBytes,
     Moment,
     Prediction,
     held,
@@ -137,7 +137,7 @@ def require_equal_shards(job: Job, sequence_parallel: bool) -> None:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
+def tp_held(job: Job, sequence_parallel: bool = False) -> HeldBytes:
     """Return the bytes of the rank's share, which has no padding.  The batch counts as temporary."""
     own = replace(job, config=share(job.config, job.ranks, job.rank, sequence_parallel), ranks=1, rank=0)
     sizes, size = parameter_sizes(own.config), job.size
@@ -145,7 +145,7 @@ def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
     return with_bytes(most, batch_bytes(job) + INDEX * job.ranks)  # the batch, and the ranks' numbers
 
 
-def with_bytes(most: Held, extra: int) -> Held:
+def with_bytes(most: HeldBytes, extra: int) -> HeldBytes:
     """Return the bytes with more of them at the peak, without a prediction of buffers and temporaries."""
     return replace(most, comm=None, temporary=None, peak=most.peak + extra)
 

@@ -31,7 +31,7 @@ from fractions import Fraction
 from labs.cost.data_parallel import buckets, ddp_sent
 from labs.cost.fully_sharded import chunks_of, fsdp, groups, rows
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, Held, Prediction, optimizer_state, parameter_sizes
+from labs.cost.model_states import FLOAT, HeldBytes, Prediction, optimizer_state, parameter_sizes
 from labs.cost.on_a_mesh import on_mesh, parallel
 from labs.cost.pipeline import Plan, checked_stages, numbers_of, step_of
 from labs.cost.pipeline_stages import Stage
@@ -54,7 +54,7 @@ def zero_redundancy(job: Job) -> Prediction:
         sent=zero_redundancy_sent(sizes, ranks, job.rank),
         collectives={"all_reduce": len(buckets(sizes, "torch")), "broadcast": len(sizes)},
         textbook=Fraction(FLOAT * 3 * (ranks - 1) * sum(sizes), ranks),
-        held=Held(P=whole, G=whole, S=optimizer_state(assign(sizes, ranks)[job.rank])),
+        held=HeldBytes(P=whole, G=whole, S=optimizer_state(assign(sizes, ranks)[job.rank])),
     )
 
 
@@ -80,7 +80,7 @@ def fully_shard(job: Job, reshard_after_forward: bool = True, replicas: int = 1,
     root, layers = groups(job.config)
     ranks = job.ranks // replicas
     shards = FLOAT * sum(rows(shape, ranks) for group in (root, *layers) for shape in group.trained) // ranks
-    states = Held(P=shards, G=shards, S=optimizer_state(chunks_of(job, ranks)))
+    states = HeldBytes(P=shards, G=shards, S=optimizer_state(chunks_of(job, ranks)))
     return replace(fsdp(job, reshard_after_forward, replicas, itemsize), held=states)
 
 
@@ -92,7 +92,7 @@ def parallelize_module(job: Job, sequence_parallel: bool = False) -> Prediction:
         parameter_sizes(share(job.config, job.ranks, rank, sequence_parallel)) for rank in (job.rank, 0)
     )  # the first rank has the longest parts
     of_all_words = job.config.vocab * job.config.dim
-    states = Held(P=FLOAT * sum(longest), G=FLOAT * (of_all_words + sum(own[1:])), S=optimizer_state(own))
+    states = HeldBytes(P=FLOAT * sum(longest), G=FLOAT * (of_all_words + sum(own[1:])), S=optimizer_state(own))
     return Prediction(*torch_step(job, sequence_parallel, USES), textbook(job), states)
 
 
@@ -139,7 +139,7 @@ def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = N
     stages = checked_stages(job, plans, layers)
     sizes = [size for number in numbers_of(plans[job.rank]) for size in stages[number].sizes]
     P = FLOAT * sum(sizes)
-    return step_of(job, plans, Held(P=P, G=P, S=optimizer_state(sizes)))
+    return step_of(job, plans, HeldBytes(P=P, G=P, S=optimizer_state(sizes)))
 
 
 def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> Prediction:
@@ -161,7 +161,7 @@ def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int
         step,
         sent=step.sent + times * one_by_one(row),
         collectives=dict(Counter(step.collectives) + Counter({"all_reduce": times})),
-        held=Held(P=P, G=G, S=optimizer_state(own.chunks)),
+        held=HeldBytes(P=P, G=G, S=optimizer_state(own.chunks)),
     )
 
 

@@ -20,8 +20,8 @@ from labs.cost.data_parallel import ddp_moments
 from labs.cost.job import Job
 from labs.cost.model_states import (
     FLOAT,
-    Held,
-    Layer,
+    HeldBytes,
+    LayerShapes,
     Moment,
     Prediction,
     gpt_layers,
@@ -59,11 +59,13 @@ def zero_limit(psi: int, ranks: int, stage: int, accumulation: int = 1) -> Fract
 
     In stages 1, 2 and 3 these are 2, 2 and 3 times (N-1)/N Ψ for a single micro-batch.
     """
-    gathers, reduces = turns(Layer(), stage, accumulation)
+    gathers, reduces = turns(LayerShapes(), stage, accumulation)
     return Fraction(psi) * (gathers + reduces) * (ranks - 1) / ranks
 
 
-def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int = 1, itemsize: int = FLOAT) -> int:
+def zero_sent(
+    layers: Sequence[LayerShapes], ranks: int, stage: int, accumulation: int = 1, itemsize: int = FLOAT
+) -> int:
     """Return the bytes that each rank sends in a step, whatever the model."""
     sent = 0
     for layer in layers:
@@ -76,7 +78,7 @@ def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int
     return itemsize * sent + CHECKSUM * all_gather(ranks, ranks).elements
 
 
-def turns(layer: Layer, stage: int, accumulation: int) -> tuple[int, int]:
+def turns(layer: LayerShapes, stage: int, accumulation: int) -> tuple[int, int]:
     """Return how often a layer's parameters are gathered in a step, and how often their gradients are reduced."""
     match stage:
         case 1:
@@ -95,7 +97,7 @@ def padded(n: int, ranks: int) -> int:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def zero_held(job: Job, stage: int) -> Held:
+def zero_held(job: Job, stage: int) -> HeldBytes:
     """Return the bytes held in a step: P, G and S as the stage shards them, with padding; the most of the others."""
     return replace(held(*zero_step(job, stage)), G=most_gradients(job, stage), temporary=None)
 

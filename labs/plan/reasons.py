@@ -120,7 +120,7 @@ def spent(plan: Plan) -> str:
     return f"{plan.step.seconds:.2f} s a step, {parts_in_words}{slow}"
 
 
-def kinds(held: cost.Held) -> str:
+def kinds(held: cost.HeldBytes) -> str:
     names = {
         "P": "parameters",
         "G": "gradients",

@@ -38,7 +38,7 @@ class Plan(NamedTuple):
         return self.step.seconds * (self.setup.constants.thrash if self.crowded else 1)
 
     @property
-    def held(self) -> cost.Held:
+    def held(self) -> cost.HeldBytes:
         """Return the bytes on the fullest rank, by kind."""
         return held(self.setup, self.layout)
 

@@ -23,7 +23,7 @@ CROSSING = 2  # whole tensors while a split layer is at work: its input, and the
 GATHERED = 2  # gathered layers: the one at work, and the next
 
 
-def held(setup: Setup, layout: Layout) -> cost.Held:
+def held(setup: Setup, layout: Layout) -> cost.HeldBytes:
     """Return the bytes that the fullest rank holds, by kind."""
     ranks = unlike(setup, layout.pp, layout.schedule, layout.stages_per_rank)
     return max((held_by(setup, layout, rank) for rank in ranks), key=lambda each: each.peak)
@@ -36,9 +36,9 @@ def peak(setup: Setup, layout: Layout) -> int:
     )
 
 
-def held_by(setup: Setup, layout: Layout, rank: int) -> cost.Held:
+def held_by(setup: Setup, layout: Layout, rank: int) -> cost.HeldBytes:
     by_kind = kinds(setup, layout, rank)
-    return cost.Held(*by_kind, peak=sum(by_kind))
+    return cost.HeldBytes(*by_kind, peak=sum(by_kind))
 
 
 @lru_cache(1 << 12)

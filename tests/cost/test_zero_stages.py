@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from labs import cost, native
-from labs.cost import Job, Layer
+from labs.cost import Job, LayerShapes
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
@@ -43,7 +43,7 @@ def test_the_volumes_are_the_published_ones():
     assert cost.zero_limit(1000, 4, 1) == cost.zero_limit(1000, 4, 2) == cost.all_reduce_limit(1000, 4)
 
 
-INSIDE, FROZEN, SCALE = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),)), Layer(((1,),))
+INSIDE, FROZEN, SCALE = LayerShapes(((7, 7), (7,))), LayerShapes(frozen=((7, 7),)), LayerShapes(((1,),))
 
 
 def put_together(way, model, layers, precision="float32"):
@@ -98,10 +98,10 @@ def predict(way, job):
 def sent_of_tied(way, ranks, rank, accumulation):
     match way:
         case 1 | 2 | 3:
-            return cost.zero_sent([Layer(((13, 7),), uses=2), INSIDE, FROZEN, SCALE], ranks, way, accumulation)
+            return cost.zero_sent([LayerShapes(((13, 7),), uses=2), INSIDE, FROZEN, SCALE], ranks, way, accumulation)
         case "zero1":
             return cost.zero_redundancy_sent([1, 91, 49, 7], ranks, rank)
-    root = Layer(((1,), (13, 7)), frozen=((7, 7),))
+    root = LayerShapes(((1,), (13, 7)), frozen=((7, 7),))
     return cost.fully_shard_sent(root, [INSIDE], ranks, "kept" not in way, accumulation)
 
 
@@ -132,7 +132,7 @@ def test_ranks_send_what_was_predicted():
 
 def test_sent_by_hand():
     # 7 elements on 3 ranks are padded to 9, and 2/3 of them sent each time; 5 elements to 6
-    layers = [Layer(((7,),)), Layer(((5,),))]
+    layers = [LayerShapes(((7,),)), LayerShapes(((5,),))]
     assert [cost.zero_sent(layers, 3, stage) for stage in (1, 2, 3)] == [
         16 + 4 * 2 * 10,
         16 + 4 * 2 * 10,
@@ -144,7 +144,7 @@ def test_sent_by_hand():
         16 + 240,
     ]
     # [5, 3] is padded to [6, 3] on 2 ranks and sent 9 elements a time; the root is sent once less
-    group = Layer(((5, 3),))
+    group = LayerShapes(((5, 3),))
     assert cost.fully_shard_sent(group, [group], 2) == 4 * 9 * (2 + 3)
     assert cost.fully_shard_sent(group, [group], 2, reshard_after_forward=False) == 4 * 9 * (2 + 2)
     # rank 0 owns 6 and 2, rank 1 owns 5 and 3; all_reduce of 16: 16; broadcast to 1: 8

@@ -9,7 +9,7 @@ from labs.kit.training.strategies import COMPILED, ONE_DEVICE, train
 from labs.model import GPT
 from tests.extras import need_jax
 
-PLAN = tour.Plan(ranks=2, steps=2, batch=4, device="cpu")
+PLAN = tour.TourSettings(ranks=2, steps=2, batch=4, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ ONE_OF_EACH = (  # one strategy of each kind, ours and PyTorch's, in about a min
 
 
 @dataclass(frozen=True)
-class Plan:
+class TourSettings:
     """The settings of a tour.  Raises ValueError, with a remedy, for settings that cannot be trained."""
 
     size: str = "tiny"
@@ -161,7 +161,7 @@ class Row:
 
 
 def tour(
-    plan: Plan, chosen: Sequence[Strategy | Compiled], tick: Callable[[str, int], Any] = lambda name, done: None
+    plan: TourSettings, chosen: Sequence[Strategy | Compiled], tick: Callable[[str, int], Any] = lambda name, done: None
 ) -> Iterator[Row]:
     """Yield the measurements of one device, and then of each chosen strategy, compared with one device.
 
@@ -184,7 +184,9 @@ def tour(
         yield compare(strategy, plan, ranks, **seen)
 
 
-def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
+def watch(
+    strategy: Strategy, plan: TourSettings, ranks: int, kind: str, reference: dict[str, Tensor] | None
+) -> Results:
     """Train once with a strategy, and make a recording of this kind."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
     build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
@@ -206,7 +208,9 @@ def train_and_compare(
     return losses, max((kept[name] - p).abs().max().item() for name, p in reference.items())
 
 
-def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
+def compare(
+    strategy: Strategy, plan: TourSettings, ranks: int, time: Results, communication: Results, memory: Results
+) -> Row:
     """Return the measurements of a strategy's three runs, compared with the predictions on every rank."""
     losses, differences = zip(*time, strict=True)
     share = plan.batch // strategy.parts(plan.ranks)
@@ -250,7 +254,7 @@ def most(predicted: Iterable[int | None]) -> int | None:
     return max((number for number in predicted if number is not None), default=None)
 
 
-def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor]) -> Row:
+def read(strategy: Compiled, plan: TourSettings, ranks: int, reference: dict[str, Tensor]) -> Row:
     """Return the measurements of a strategy of XLA, and the bytes that the compiled program sends and holds."""
     weights = {name: p.detach().numpy() for name, p in GPT(plan.config).named_parameters()}
     batches = [tuple(part.numpy() for part in batch) for batch in plan.batches(1, plan.steps)[0]]
@@ -336,7 +340,7 @@ def three_digits(number: float | None, unit: int) -> str:
     return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
-def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
+def verdicts(rows: Sequence[Row], plan: TourSettings) -> list[str]:
     """Return the conclusions from the table of measurements, in sentences."""
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
@@ -365,7 +369,7 @@ def off(row: Row) -> str:
     return f"{row.name} held, in bytes: {', '.join(differ)}." if differ else ""
 
 
-def picture(rows: Sequence[Row], plan: Plan) -> bytes:
+def picture(rows: Sequence[Row], plan: TourSettings) -> bytes:
     """Return a PNG of all strategies' losses over one process's, and of the bytes held, predicted and measured."""
     from matplotlib import image
     from numpy import vstack
@@ -387,7 +391,7 @@ def label(row: Row) -> str:
     return row.name if row.ranks == 1 else f"{row.name} × {row.ranks}"
 
 
-def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
+def summary(rows: Sequence[Row], plan: TourSettings) -> dict[str, Any]:
     """Return the content of the JSON file that `--json` writes."""
     return {
         "schema": 1,
@@ -438,7 +442,7 @@ def write(path: Path, content: bytes) -> None:
 
 def shown() -> list[str]:
     """Return the names of the strategies that can run here: those of an extra only if it is installed."""
-    others = [strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)]
+    others = [strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(TourSettings.ranks)]
     return [strategy.name for strategy in (*STRATEGIES, *others)]
 
 
@@ -449,11 +453,11 @@ HELP = f"all, or some of {', '.join(shown())}; by default {','.join(ONE_OF_EACH)
 class Tour:
     """Train the course's GPT on one process and on several ranks, strategy by strategy; measure and compare."""
 
-    ranks: int = Plan.ranks  # processes of a job
-    steps: int = Plan.steps  # steps of training
-    batch: int = Plan.batch  # sequences per step, on all ranks
-    size: Annotated[str, arg(help=f"size of the model: {', '.join(SIZES)}")] = Plan.size
-    device: str = Plan.device  # auto, cpu or cuda
+    ranks: int = TourSettings.ranks  # processes of a job
+    steps: int = TourSettings.steps  # steps of training
+    batch: int = TourSettings.batch  # sequences per step, on all ranks
+    size: Annotated[str, arg(help=f"size of the model: {', '.join(SIZES)}")] = TourSettings.size
+    device: str = TourSettings.device  # auto, cpu or cuda
     strategies: Annotated[str | None, arg(metavar="A,B", help=HELP)] = None
     json: Path = Path("tour.json")  # file for all numbers
     figure: Path = Path("tour.png")  # file for a picture
@@ -487,7 +491,7 @@ def main(arguments: list[str]) -> int:
     """Run the tour; return 0 if every strategy agrees with its predictions, 1 if one differs, 2 if no tour was run."""
     chosen = tyro.cli(Tour, prog="python -m labs tour", args=arguments, config=(DisallowNone,))
     try:
-        plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
+        plan = TourSettings(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
         strategies = choose(chosen.strategies, plan.ranks)
         require_writable(chosen.json)
         require_writable(chosen.figure)
@@ -519,7 +523,7 @@ def main(arguments: list[str]) -> int:
     return int(bool(differs))
 
 
-def introduction(plan: Plan) -> str:
+def introduction(plan: TourSettings) -> str:
     text, tokens = plan.corpus, f"{plan.batch} × {plan.config.context} tokens"
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     model = f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32)"

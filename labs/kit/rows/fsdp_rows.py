@@ -120,7 +120,7 @@ def fully_sharded(
 
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         trained, frozen = (tuple(chain(*(getattr(layer, kind) for layer in root))) for kind in ("trained", "frozen"))
-        return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, rank=rank, **how)
+        return cost.fully_shard_sent(cost.LayerShapes(trained, frozen), layers, ranks, rank=rank, **how)
 
     apply, predict = (our_fsdp, cost.fsdp) if side == "ours" else (torch_fsdp, cost.fully_shard)
     apply, predict = partial(apply, reshard, precision), partial(predict, **how)

@@ -28,7 +28,7 @@ from labs import cost
 from labs.kit.training.training_step import Training
 from labs.mesh import Mesh
 
-Layers = Sequence[cost.Layer]
+Layers = Sequence[cost.LayerShapes]
 
 
 @dataclass(frozen=True)

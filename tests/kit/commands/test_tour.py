@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from labs import ddp
-from labs.cost import Held, Prediction
+from labs.cost import HeldBytes, Prediction
 from labs.kit.commands import tour
 from labs.kit.launch import RankError
 from labs.kit.training.strategies import COMPILED, ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with
@@ -142,7 +142,7 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
 
 
 def test_the_loss_falls_below_the_unigram_entropy():
-    plan = tour.Plan(ranks=1)
+    plan = tour.TourSettings(ranks=1)
     rows = list(tour.tour(plan, []))
     assert rows[0].final_loss < plan.corpus.unigram_entropy() - 0.2
     assert "is below the corpus's unigram entropy" in tour.verdicts(rows, plan)[0]
@@ -184,7 +184,7 @@ def test_a_strategy_that_differs_fails_the_tour(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "tour.json").exists()  # the file stays for inspection
 
 
-HELD = Held(P=8, G=8, S=16, A=99, comm=0, temporary=5, peak=130)
+HELD = HeldBytes(P=8, G=8, S=16, A=99, comm=0, temporary=5, peak=130)
 PREDICTED = Prediction(sent=12, collectives={"all_reduce": 1}, textbook=12, held=HELD)
 MEASURED = vars(HELD)
 
@@ -289,13 +289,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_auto_is_decided_once_for_reference_and_strategies(monkeypatch):
     monkeypatch.delenv("LABS_DEVICE")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert tour.Plan(ranks=4).device == "cpu"
-    assert tour.Plan(ranks=1).device == "cuda"
-    assert tour.Plan(ranks=4, device="cuda").device == "cuda"
+    assert tour.TourSettings(ranks=4).device == "cpu"
+    assert tour.TourSettings(ranks=1).device == "cuda"
+    assert tour.TourSettings(ranks=4, device="cuda").device == "cuda"
 
 
 def test_batches_are_the_same_text_for_any_number_of_ranks():
-    plan = tour.Plan()
+    plan = tour.TourSettings()
     ((x, y),) = plan.batches(1, steps=1)[0]
     inputs, targets = zip(*(part[0] for part in plan.batches(4, steps=1)), strict=True)
     assert torch.equal(torch.cat(inputs), x) and torch.equal(torch.cat(targets), y)
