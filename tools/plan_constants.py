@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from labs.plan.compare import bytes_of, predicted
-from labs.plan.constants import FITS, MEMORY, TIME, Constants
+from labs.plan.constants import FITS, MEMORY, SPARSE_TIME, TIME, Constants
 from labs.plan.published import PublishedRun, read
 
 MOST = 0.5  # most that a run's |log| counts: no arithmetic explains some of the runs
@@ -23,7 +23,11 @@ EVERY = 3  # the playbook has many runs: the fit uses one in this many
 
 PLAYBOOK = ("nanotron_playbook",)
 # The fit leaves out the runs of nanotron in 2024: they reach half the throughput of the same layouts in the playbook.
-OTHERS = ("megatron", "korthikanti", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4")
+# NVIDIA's releases from 26.06 on are held out: their software has become faster at the same layouts.
+OTHERS = (
+    *("megatron", "korthikanti", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4"),
+    "nvidia_megatron_bridge",
+)
 FREE = ("matmul", "attention", "passes", "launch", "exposed", "step")
 ONLY_HERE = ("tangle", "hidden", "ahead")  # only the playbook's runs determine these: pipelines and PyTorch's ZeRO
 OF_COMPILED = ("passes",)  # three runs determine no more: the other runs use software that is not compiled
@@ -47,14 +51,21 @@ def main() -> None:
         without[software, source] = of_software(rest, start, (left,))[left]
     proof = {name: evidence(cases, fitted[name], without) for name, cases in by_software(playbook + others)}
     proof["compiled"] |= {name: proof["pytorch"][name] for name in ("least", "most")}  # three runs determine no range
-    rows = [{"software": name} | proof[name] | fields(constants) for name, constants in fitted.items()]
+    rows = [{"software": name} | proof[name] | fields(constants, names_of(name)) for name, constants in fitted.items()]
     rows += [{"software": "nanotron"} | fields(nanotron, MEMORY)]
-    rows += [{"software": name, "without": source} | fields(each) for (name, source), each in without.items()]
+    rows += [
+        {"software": name, "without": source} | fields(each, names_of(name)) for (name, source), each in without.items()
+    ]
     FITS.write_text(text(rows), encoding="utf-8")
 
 
-def fields(constants: Constants, names: Sequence[str] = (*TIME, *MEMORY)) -> dict[str, float | str]:
+def fields(constants: Constants, names: Sequence[str]) -> dict[str, float | str]:
     return {name: getattr(constants, name) for name in names}
+
+
+def names_of(software: str) -> tuple[str, ...]:
+    """Return the constants that the runs of a software determine: only one's have experts, and products of 8 bits."""
+    return (*TIME, *(SPARSE_TIME if software == "bridge" else ()), *MEMORY)
 
 
 def cases_of(tables: Sequence[str]) -> list[PublishedRun]:
@@ -72,9 +83,9 @@ def of_software(runs: Sequence[PublishedRun], start: Constants, names: Sequence[
     of = dict(by_software(runs))
     megatron, found = replace(start, tangle=0.0, hidden=1.0, ahead=1.0), {}
     for name in names:
-        first = {"megatron": megatron, "compiled": found.get("pytorch", start)}.get(name, start)
-        told = any(case.source == "nanotron" for case in of[name])
-        free = OF_COMPILED if name == "compiled" else FREE + ONLY_HERE * told
+        first = {"megatron": megatron, "bridge": megatron, "compiled": found.get("pytorch", start)}.get(name, start)
+        more = ONLY_HERE * any(case.source == "nanotron" for case in of[name]) + SPARSE_TIME * (name == "bridge")
+        free = OF_COMPILED if name == "compiled" else FREE + more
         found[name] = fit(free, first, loss_of(of[name]), TRIES)
     return found
 
@@ -87,7 +98,7 @@ def by_software(runs: Sequence[PublishedRun]) -> list[tuple[str, list[PublishedR
     return [(name, [case for case in timed if case.setup.software == name]) for name in SOFTWARE]
 
 
-SOFTWARE = ("pytorch", "compiled", "megatron")
+SOFTWARE = ("pytorch", "compiled", "megatron", "bridge")
 
 
 def evidence(cases: Sequence[PublishedRun], fitted: Constants, without: dict) -> dict[str, float | str]:
@@ -125,6 +136,7 @@ def fit(names: Sequence[str], start: Constants, loss: Callable[[Constants], floa
 # an H100 [Shah et al. 2024, arXiv 2407.08608]. Megatron-LM's runs, nearly all with tensor parallelism, cannot tell
 # these apart.
 MOST_OF = {"matmul": 1.0, "attention": 0.75, "exposed": 1.5, "hidden": 1.0, "ahead": 1.0}
+MOST_OF |= {"eight": 2.0, "grouped": 1.0, "exchanged": 1.5}  # a data sheet's 8-bit products are twice as fast
 
 
 def with_time(cases: Sequence[PublishedRun], constants: Constants) -> list[PublishedRun]:
@@ -208,7 +220,7 @@ STRIDE = 0.2  # edge of the first simplex, in logarithms
 def text(rows: Sequence[dict]) -> str:
     """Return the text of labs/plan/fitted.csv, with three digits of each number."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, ("software", "without", *EVIDENCE, *TIME, *MEMORY), lineterminator="\n")
+    writer = csv.DictWriter(file, ("software", "without", *EVIDENCE, *names_of("bridge")), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: as_text(cell) for name, cell in row.items()} for row in rows)
     return file.getvalue()

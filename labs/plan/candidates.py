@@ -5,6 +5,7 @@ require(setup, layout)    raises ValueError with the reason if one layout cannot
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from labs import cost
@@ -21,7 +22,7 @@ class Rejected(NamedTuple):
 
 def require(setup: Setup, layout: Layout) -> None:
     """Raise ValueError for a layout that this cluster cannot run, however large its memory is."""
-    for name in ("tp", "pp", "stages_per_rank", "replicas", "shards", "batch", "accumulation"):
+    for name in ("tp", "pp", "stages_per_rank", "replicas", "shards", "batch", "accumulation", "cp", "ep"):
         value = getattr(layout, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
@@ -30,6 +31,7 @@ def require(setup: Setup, layout: Layout) -> None:
         raise ValueError(f"recompute is {layout.recompute!r}: it must be one of {known}")
     if layout.ranks != setup.cluster.gpus:
         sizes = f"pp {layout.pp} × replicas {layout.replicas} × shards {layout.shards} × tp {layout.tp}"
+        sizes += f" × cp {layout.cp}" * (layout.cp > 1)
         raise ValueError(f"{sizes} = {layout.ranks}, but there are {setup.cluster.gpus} GPUs")
     if layout.zero not in (0, 1, 2, 3) or ((layout.zero == 0) != (layout.shards == 1) and layout.dp > 1):
         raise ValueError(f"ZeRO stage {layout.zero} with {layout.shards} shards: stage 0 has 1, the others share dp")
@@ -42,6 +44,8 @@ def require(setup: Setup, layout: Layout) -> None:
         tp_reason(setup, layout.tp, layout.sequence_parallel),
         pp_reason(setup, layout.pp, layout.schedule, layout.stages_per_rank),
         pace_reason(layout),
+        cp_reason(setup, layout),
+        ep_reason(setup, layout),
     ):
         if reason:
             raise ValueError(f"{layout}: {reason}")
@@ -56,6 +60,21 @@ def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
         return f"{heads} query heads over {kv_heads} of keys and values cannot be split over {tp} ranks"
     if sequence_parallel and setup.context % tp:
         return f"{setup.context} positions are not divisible by {tp} ranks"
+    return ""
+
+
+def cp_reason(setup: Setup, layout: Layout) -> str:
+    if setup.context % (2 * layout.cp) and layout.cp > 1:
+        return f"{setup.context} positions are not divisible by 2 × {layout.cp}, the heads and tails of {layout.cp} ranks"
+    return ""
+
+
+def ep_reason(setup: Setup, layout: Layout) -> str:
+    experts, ranks = getattr(setup.config, "experts", 0), layout.ranks // layout.pp
+    if layout.ep > 1 and not experts:
+        return f"ep is {layout.ep}, but the model has no experts"
+    if experts % layout.ep or ranks % layout.ep:
+        return f"{layout.ep} ranks cannot share {experts} experts evenly among the {ranks} ranks of a stage"
     return ""
 
 
@@ -114,7 +133,21 @@ def layouts(setup: Setup) -> Iterator[Layout | Rejected]:
                 if reason := pp_reason(setup, pp, schedule, stages):
                     yield Rejected(f"pp {pp} × dp {dp} × tp {tp}, {schedule} of {stages}", reason)
                     continue
-                yield from of_mesh(setup, Layout(tp, sequence_parallel, pp, schedule, stages), dp)
+                base = Layout(tp, sequence_parallel, pp, schedule, stages)
+                yield from of_mesh(setup, base, dp)
+                for cp, ep in inside(setup, dp, tp):
+                    yield from of_mesh(setup, base._replace(cp=cp, ep=ep), dp // cp)
+
+
+LONG = 16_384  # tokens: a rank's piece of a sequence is not made shorter than this
+
+
+def inside(setup: Setup, dp: int, tp: int) -> list[tuple[int, int]]:
+    """Return the pairs of cp and ep that are tried, except 1 and 1: powers of two, within what dp ranks have."""
+    cps = [cp for cp in powers(max(1, setup.context // LONG)) if dp % cp == 0 and setup.context % (2 * cp) == 0]
+    experts = getattr(setup.config, "experts", 1)
+    eps = [ep for ep in powers(experts) if experts % ep == 0 and (dp * tp) % ep == 0]
+    return [pair for pair in product(cps, eps) if pair != (1, 1)]
 
 
 def of_mesh(setup: Setup, base: Layout, dp: int) -> Iterator[Layout | Rejected]:

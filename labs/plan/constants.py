@@ -33,6 +33,9 @@ class Constants:
         ahead       fraction of a backward that hides the reduce-scatters of ZeRO's stages 1 and 2
         prefetched  fraction of the computation that hides FSDP's traffic
         step        seconds that each step takes in addition
+        eight       factor by which matrix products of 8 bits are faster than those of 16
+        grouped     fraction of the rate of large products that the products of experts reach
+        exchanged   fraction of the tokens' way to their experts and back that computation does not hide
 
     Constants of memory:
 
@@ -55,6 +58,9 @@ class Constants:
     ahead: float = 0.01
     prefetched: float = 1.0
     step: float = 0.03
+    eight: float = 1.8
+    grouped: float = 0.45
+    exchanged: float = 0.7
     precision: str = "mixed, float32 gradients"
     slack: float = 0.91
     logit: float = 5.98
@@ -64,6 +70,7 @@ class Constants:
 
 
 TIME = ("matmul", "attention", "passes", "launch", "tangle", "exposed", "hidden", "ahead", "step")
+SPARSE_TIME = ("eight", "grouped", "exchanged")
 MEMORY = ("precision", "slack", "logit", "reserve")
 
 
@@ -81,7 +88,7 @@ def as_number(cell: str) -> float | str:
 
 
 def constants_of(row: dict) -> Constants:
-    return Constants(**{name: row[name] for name in (*TIME, *MEMORY)})
+    return Constants(**{name: row[name] for name in (*TIME, *SPARSE_TIME, *MEMORY) if name in row})
 
 
 ROWS = fits()

@@ -8,7 +8,7 @@ every pp-th stage (1F1B, interleaved), or two stages of a V.
 
 from functools import lru_cache
 
-from labs import cost
+from labs.plan.sparse import active_matrices
 
 V_SHAPED = ("zbv", "dualpipev")
 
@@ -27,11 +27,11 @@ def split_layers(config, pp: int, schedule: str = "1f1b", stages_per_rank: int =
 def cut_by_work(config, stages: int) -> list[int]:
     """Return the number of layers of each stage; the last one has fewer, since its head is work, too.
 
-    Work is measured in parameters of matrices.
+    Work is measured in parameters of matrices, of which a token uses only some experts'.
     """
     if not 1 < stages <= config.depth:  # nanotron has run pipelines of more stages than layers
         return [config.depth] if stages == 1 else [1] * config.depth + [0] * (stages - config.depth)
-    head = config.vocab * config.dim / cost.layer_matrices(config)
+    head = config.vocab * config.dim / active_matrices(config)
 
     def busiest(last: int) -> float:
         return max(-(-(config.depth - last) // (stages - 1)), last + head)

@@ -1,9 +1,11 @@
 """The question of a plan, and one answer: the part of the model, of its state and of the batch that each rank has.
 
     Setup(config, cluster, batch=512)         this model, on these machines
-    Layout(tp=8, shards=4, zero=3)            a value; replicas × shards × tp × pp ranks
+    Layout(tp=8, shards=4, zero=3)            a value; replicas × shards × cp × tp × pp ranks
 
-The axes are ordered as pp, replicas, shards, tp: the axis that sends most comes last, so that its ranks are neighbours.
+The axes are ordered as pp, replicas, shards, cp, tp: the axis that sends most comes last, so that its ranks are
+neighbours.  Experts use the same ranks otherwise: ep of the replicas × shards × cp × tp ranks of a stage, neighbours,
+share the experts of a layer, and the others have copies of them.
 """
 
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import NamedTuple
 from labs.model import Config
 from labs.plan.constants import FITTED, Constants
 from labs.plan.machines import Cluster
+from labs.plan.sparse import Shape, SparseConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +24,24 @@ class Setup:
     context: tokens per sequence; by default the config's.
     constants: by default those of the software.
     software: the training software, a name in FITTED; the default has the most cautious constants.
+    bits: of the numbers that matrix products multiply, 16 or 8.
 
     Raises ValueError for a field of another type, or a number below 1.
     """
 
-    config: Config
+    config: Shape
     cluster: Cluster
     batch: int
     context: int | None = None
     constants: Constants | None = None
     software: str = "pytorch"
+    bits: int = 16
 
     def __post_init__(self) -> None:
-        if not isinstance(self.config, Config):
+        if not isinstance(self.config, Config | SparseConfig):
             raise ValueError(f"config is {self.config!r}: it must be a Config, such as PRESETS['llama3-8b']")
+        if self.bits not in (8, 16):
+            raise ValueError(f"bits is {self.bits!r}: a plan is for products of 16 or 8 bits")
         if not isinstance(self.cluster, Cluster):
             raise ValueError(f"cluster is {self.cluster!r}: it must be a Cluster, such as CLUSTERS['H200'].of(32)")
         if self.context is None:
@@ -53,6 +60,8 @@ class Setup:
 class Layout(NamedTuple):
     """A layout: tp ranks split each layer, pp ranks have its stages, replicas × shards ranks split the batch.
 
+    cp: ranks that split each sequence, for attention in a ring.
+    ep: ranks that share the experts of a layer.
     zero: the stage of ZeRO, 0 to 3, over `shards` ranks; HSDP is stage 3 with replicas.
     batch: sequences in a micro-batch.
     accumulation: micro-batches per rank and step.
@@ -69,6 +78,8 @@ class Layout(NamedTuple):
     batch: int = 1
     accumulation: int = 1
     recompute: str = "none"
+    cp: int = 1
+    ep: int = 1
 
     @property
     def dp(self) -> int:
@@ -80,7 +91,7 @@ class Layout(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        return self.pp * self.replicas * self.shards * self.tp
+        return self.pp * self.replicas * self.shards * self.cp * self.tp
 
     @property
     def axes(self) -> str:
@@ -88,12 +99,13 @@ class Layout(NamedTuple):
         data = (
             {"replicas": self.replicas, "shards": self.shards} if self.replicas > 1 < self.shards else {"dp": self.dp}
         )
-        sizes = {"pp": self.pp} | data | {"tp": self.tp}
+        sizes = {"pp": self.pp} | data | {"cp": self.cp, "tp": self.tp}
         return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1 rank"
 
     def __str__(self) -> str:
         words = [self.axes, ("plain data parallelism", "ZeRO-1", "ZeRO-2", "FSDP")[self.zero] if self.dp > 1 else ""]
         words += ["sequence parallel" * self.sequence_parallel]
+        words += [f"experts over {self.ep} ranks" if self.ep > 1 else ""]
         if self.pp > 1:
             words += [self.schedule + f" with {self.stages_per_rank} stages a rank" * (self.stages_per_rank > 1)]
         words += [f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)} of {self.batch}"]

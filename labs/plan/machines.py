@@ -5,8 +5,8 @@
 
 These are best cases from data sheets.  `labs.plan.constants` has the fractions of them that a training program reaches.
 
-Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200 and GB200 (2025), dense 16-bit
-operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
+Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200, GB200, B300 and GB300 (2025), dense
+16-bit operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
 AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs, of which rings reached 56 % on 2 to 64 nodes in the Ultra-Scale Playbook's
 own measurement; NVIDIA's Ada and Ampere white papers for the GeForce cards (16-bit operations that are added up in 32
 bits).
@@ -31,6 +31,7 @@ class Cluster:
     flops: 16-bit operations per second of a GPU.
     inside, between: bytes per second that leave each GPU, inside a node and between nodes.
     power: the fraction of its usual power that a card gets; large products draw all power, so they are as much slower.
+        B300 and GB300 compute at most as fast as B200 and GB200, but get 1,100 and 1,400 W instead of 1,000 and 1,200.
 
     Raises ValueError for a field that is not given, or is outside of sensible limits.
     """
@@ -116,6 +117,8 @@ CLUSTERS = {
         Cluster("V100", 16, 16, 32 * 2**30, 0.9e12, 125e12, 150e9, 12.5e9),
         Cluster("B200", 32, 8, 180e9, 8e12, 2250e12, 900e9, 50e9),
         Cluster("GB200", 64, 64, 186e9, 8e12, 2500e12, 900e9, 50e9),
+        Cluster("B300", 32, 8, 270e9, 8e12, 2250e12, 900e9, 100e9, power=1100 / 1000),
+        Cluster("GB300", 64, 64, 278e9, 8e12, 2500e12, 900e9, 100e9, power=1400 / 1200),
         Cluster("RTX 4090", 4, 8, 24 * 2**30, 1.008e12, 165e12, 25e9, 1.25e9),  # PCIe 4.0 x16; 10 Gb/s between
         Cluster("RTX 3090", 4, 8, 24 * 2**30, 0.936e12, 71e12, 25e9, 1.25e9),
     )

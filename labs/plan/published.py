@@ -17,6 +17,7 @@ from labs.model import Config
 from labs.plan.constants import FITTED, NANOTRON
 from labs.plan.layout import Layout, Setup
 from labs.plan.machines import CLUSTERS, Cluster
+from labs.plan.sparse import SPARSE, Shape
 
 RUNS = Path(__file__).with_suffix(".csv")
 Row = dict[str, str]
@@ -75,25 +76,26 @@ def rows_of(path: str | Path) -> list[Row]:
 
 
 SHAPE = ("vocab", "dim", "depth", "heads", "kv_heads", "hidden")
-FIELDS = dict(zip(Layout._fields, Layout._fields, strict=True)) | {"batch": "micro_batch"}  # columns of a layout
+OTHERS = {"batch": "micro_batch", "cp": "context_ranks", "ep": "expert_ranks"}
+FIELDS = dict(zip(Layout._fields, Layout._fields, strict=True)) | OTHERS  # columns of a layout
 COLUMNS = (
     *("table", "source", "software", "precision", "model", *SHAPE, "tied", "cluster", "gpus", "context", "batch"),
     *FIELDS.values(),
-    *("context_ranks", "expert_ranks", "status", "tokens_per_gpu", "is_target", "gib", "gib_of"),
+    *("status", "tokens_per_gpu", "is_target", "gib", "gib_of"),
 )
 SIXTEEN_BITS = ("bf16", "fp16", "16 bits")
+EIGHT_BITS = ("fp8", "fp8-cs", "fp8-mx", "mxfp8")  # one scale for a tensor, or for each 32 numbers
 
 
 def unusable(row: Row) -> str:
     """Return why a row is no question to the plan; an empty string if it is one."""
     if row["status"] != "ok":
         return row["status"]
-    if row["context_ranks"] != "1":
-        return "splits the sequence (context parallelism): the plan does not"
-    if row["expert_ranks"] != "1":
-        return "spreads experts over ranks (expert parallelism): the plan does not"
-    if row["precision"] not in SIXTEEN_BITS:
-        return "computes in 8 bits: the plan's are 16" if "8" in row["precision"] else "its precision is not 16 bits"
+    if row["expert_ranks"] != "1" and row["model"] not in SPARSE:
+        return "spreads experts over ranks, of a model whose shape is not known here"
+    if row["precision"] not in (*SIXTEEN_BITS, *(EIGHT_BITS if row["software"] == "bridge" else ())):
+        eight = "computes in 8 bits: this software's constants are those of 16"
+        return eight if "8" in row["precision"] else "its precision is not 16 or 8 bits"
     if untold := [name for name in (*SHAPE, "context", "batch") if not row[name]]:
         return f"{', '.join(untold)}: not told"
     if row["cluster"] not in CLUSTERS:
@@ -108,11 +110,15 @@ def unusable(row: Row) -> str:
 
 def case_of(row: Row) -> PublishedRun:
     shape, gpus, context = (int(row[name]) for name in SHAPE), int(row["gpus"]), int(row["context"])
-    config = Config(*shape, context=context, tied=row["tied"] == "1")
+    config = SPARSE.get(row["model"]) or Config(*shape, context=context, tied=row["tied"] == "1")
     cluster = replace(CLUSTERS[row["cluster"]], gpus=gpus)
     told = {field: row[column] for field, column in FIELDS.items() if row[column]}
     return PublishedRun(
-        setup_of(config, cluster, int(row["batch"]), row["software"], row["source"]),
+        setup_of(
+            config,
+            cluster,
+            *(int(row["batch"]), context, row["software"], row["source"], 8 if row["precision"] in EIGHT_BITS else 16),
+        ),
         Layout(**{field: type(Layout._field_defaults[field])(as_number(cell)) for field, cell in told.items()}),
         (row["model"], gpus),
         float(row["tokens_per_gpu"]) if row["tokens_per_gpu"] else None,
@@ -129,10 +135,12 @@ def as_number(cell: str) -> int | str:
 
 
 @lru_cache(1 << 12)
-def setup_of(config: Config, cluster: Cluster, batch: int, software: str, source: str) -> Setup:
+def setup_of(
+    config: Shape, cluster: Cluster, batch: int, context: int, software: str, source: str, bits: int
+) -> Setup:
     """Return a setup, the same object for equal arguments; without measured memory, no run counts as crowded."""
     constants = replace(FITTED[software], **KNOWN.get(source, NO_MEMORY))
-    return Setup(config, cluster, batch, constants=constants, software=software)
+    return Setup(config, cluster, batch, context, constants=constants, software=software, bits=bits)
 
 
 NO_MEMORY = {"thrash": 1.0}

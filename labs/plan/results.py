@@ -19,6 +19,7 @@ from labs.plan.constants import EVIDENCE
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import Step
 from labs.plan.room import held, peak
+from labs.plan.sparse import active_matrices, attention_operations
 
 
 class Plan(NamedTuple):
@@ -60,7 +61,8 @@ class Plan(NamedTuple):
         Attention counts as causal.
         """
         config = self.setup.config
-        operations = config.depth * cost.layer_operations(config, self.setup.context) + cost.head_operations(config)
+        layer = 6 * active_matrices(config) + attention_operations(config, self.setup.context)
+        operations = config.depth * layer + cost.head_operations(config)
         return self.tokens_per_gpu * operations / self.setup.cluster.flops
 
 
@@ -126,7 +128,7 @@ def simplicity(layout: Layout) -> tuple:
     """Return a key that is less for a simpler layout: fewer axes, less sharding, simpler schedules, fewer passes."""
     schedule = SIMPLEST.index(layout.schedule), layout.stages_per_rank
     return (
-        (layout.tp > 1) + (layout.pp > 1),
+        (layout.tp > 1) + (layout.pp > 1) + (layout.cp > 1) + (layout.ep > 1),
         layout.zero,
         layout.replicas > 1 < layout.shards,
         schedule,
