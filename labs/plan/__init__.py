@@ -4,6 +4,7 @@
     constants        the fraction of those numbers that a training program reaches, which no data sheet says
     layout           a layout: the part of the model, of its state and of the batch that each rank has
     candidates       all layouts, and those that cannot be run
+    sparse           models with experts: their shapes, and what of them a token uses
     layer_split      a model's layers, split among the ranks of a pipeline
     room             the bytes that a layout holds, by kind
     pace             the time of a step: computation, exposed communication, bubble
@@ -32,3 +33,4 @@ from labs.plan.pace import Step, seconds
 from labs.plan.reasons import explain, mesh, warnings
 from labs.plan.results import Found, Plan, nearest
 from labs.plan.room import held
+from labs.plan.sparse import SPARSE, SparseConfig, read_sparse

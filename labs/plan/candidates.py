@@ -65,7 +65,9 @@ def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
 
 def cp_reason(setup: Setup, layout: Layout) -> str:
     if setup.context % (2 * layout.cp) and layout.cp > 1:
-        return f"{setup.context} positions are not divisible by 2 × {layout.cp}, the heads and tails of {layout.cp} ranks"
+        return (
+            f"{setup.context} positions are not divisible by 2 × {layout.cp}, the heads and tails of {layout.cp} ranks"
+        )
     return ""
 
 
@@ -139,15 +141,19 @@ def layouts(setup: Setup) -> Iterator[Layout | Rejected]:
                     yield from of_mesh(setup, base._replace(cp=cp, ep=ep), dp // cp)
 
 
-LONG = 16_384  # tokens: a rank's piece of a sequence is not made shorter than this
+LONG = 32_768  # tokens: no rank's piece of a sequence is made shorter than this
 
 
 def inside(setup: Setup, dp: int, tp: int) -> list[tuple[int, int]]:
-    """Return the pairs of cp and ep that are tried, except 1 and 1: powers of two, within what dp ranks have."""
+    """Return the pairs of cp and ep that are tried, except 1 and 1: powers of two, within what dp ranks have.
+
+    Of the numbers of ranks that share the experts, only the four largest are tried: fewer hold too much of a model
+    that needs them.
+    """
     cps = [cp for cp in powers(max(1, setup.context // LONG)) if dp % cp == 0 and setup.context % (2 * cp) == 0]
     experts = getattr(setup.config, "experts", 1)
     eps = [ep for ep in powers(experts) if experts % ep == 0 and (dp * tp) % ep == 0]
-    return [pair for pair in product(cps, eps) if pair != (1, 1)]
+    return [pair for pair in product(cps, [1, *eps[1:][-4:]]) if pair != (1, 1)]
 
 
 def of_mesh(setup: Setup, base: Layout, dp: int) -> Iterator[Layout | Rejected]:

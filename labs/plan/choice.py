@@ -7,13 +7,13 @@ A layout does not fit if a rank holds more than the card.  If it leaves less tha
 allocator has to return memory and request it again: all published runs like that were 2.5 to 20 times slower.
 """
 
-from labs.model import Config
 from labs.plan.candidates import Rejected, layouts, require
 from labs.plan.layout import Layout, Setup
 from labs.plan.machines import Cluster
 from labs.plan.pace import seconds
 from labs.plan.results import Found, Plan, TooLarge, has
 from labs.plan.room import peak
+from labs.plan.sparse import Shape
 
 
 def plan(setup: Setup, layout: Layout) -> Plan:
@@ -23,15 +23,21 @@ def plan(setup: Setup, layout: Layout) -> Plan:
 
 
 def search(
-    config: Config, cluster: Cluster, batch: int, context: int | None = None, software: str = "pytorch"
+    config: Shape,
+    cluster: Cluster,
+    batch: int,
+    context: int | None = None,
+    software: str = "pytorch",
+    bits: int = 16,
 ) -> Found:
     """Return every layout: those that fit, those that do not, and those that cannot be run.
 
     batch: sequences per step, on all GPUs together.
     context: tokens per sequence; by default the config's.
     software: the training software, a name in FITTED.
+    bits: of the numbers that matrix products multiply, 16 or 8.
     """
-    setup = Setup(config, cluster, batch, context, software=software)
+    setup = Setup(config, cluster, batch, context, software=software, bits=bits)
     feasible, too_large, impossible, card = [], [], [], setup.cluster.card
     for layout in layouts(setup):
         if isinstance(layout, Rejected):

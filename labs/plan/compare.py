@@ -13,7 +13,7 @@ from statistics import mean, median
 
 from labs import cost
 from labs.plan.candidates import pace_reason, powers, pp_reason
-from labs.plan.constants import TIME, WITHOUT
+from labs.plan.constants import SPARSE_TIME, TIME, WITHOUT
 from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.published import RUNS, PublishedRun, read
@@ -141,7 +141,9 @@ def left_out_of(case: PublishedRun) -> PublishedRun:
 @lru_cache(1 << 12)
 def without(setup: Setup, source: str) -> Setup:
     fitted = WITHOUT.get((setup.software, source), setup.constants)
-    return replace(setup, constants=replace(setup.constants, **{name: getattr(fitted, name) for name in TIME}))
+    return replace(
+        setup, constants=replace(setup.constants, **{name: getattr(fitted, name) for name in (*TIME, *SPARSE_TIME)})
+    )
 
 
 def bytes_of(case: PublishedRun, plan: Plan) -> int:

@@ -5,11 +5,11 @@
 
 These are best cases from data sheets.  `labs.plan.constants` has the fractions of them that a training program reaches.
 
-Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200, GB200, B300 and GB300 (2025), dense
-16-bit operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
-AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs, of which rings reached 56 % on 2 to 64 nodes in the Ultra-Scale Playbook's
-own measurement; NVIDIA's Ada and Ampere white papers for the GeForce cards (16-bit operations that are added up in 32
-bits).
+Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200, GB200, B300 and GB300 (2025),
+dense 16-bit operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages
+take; [EFA] AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs, of which rings reached 56 % on 2 to 64 nodes in the Ultra-Scale
+Playbook's own measurement; NVIDIA's Ada and Ampere white papers for the GeForce cards (16-bit operations that are added
+up in 32 bits).
 """
 
 from dataclasses import dataclass, replace

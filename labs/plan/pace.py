@@ -57,7 +57,9 @@ def seconds(setup: Setup, layout: Layout) -> Step:
     tp, sp, pp, schedule, stages, replicas, shards, zero, batch, m, recompute, cp, ep = layout
     once = zero == 0 and m == 1
     ranks = on_ranks(setup, tp, sp, pp, schedule, stages, batch, m, recompute, once, cp, ep)
-    data, rest = between_replicas(setup, tp, pp, schedule, stages, replicas, shards, zero, m, once, cp, ep, ranks.compute)
+    data, rest = between_replicas(
+        setup, tp, pp, schedule, stages, replicas, shards, zero, m, once, cp, ep, ranks.compute
+    )
     return Step(*ranks, data, rest)
 
 

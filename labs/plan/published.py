@@ -135,9 +135,7 @@ def as_number(cell: str) -> int | str:
 
 
 @lru_cache(1 << 12)
-def setup_of(
-    config: Shape, cluster: Cluster, batch: int, context: int, software: str, source: str, bits: int
-) -> Setup:
+def setup_of(config: Shape, cluster: Cluster, batch: int, context: int, software: str, source: str, bits: int) -> Setup:
     """Return a setup, the same object for equal arguments; without measured memory, no run counts as crowded."""
     constants = replace(FITTED[software], **KNOWN.get(source, NO_MEMORY))
     return Setup(config, cluster, batch, context, constants=constants, software=software, bits=bits)

@@ -81,18 +81,18 @@ def why_not(found: Found, fields: dict) -> str:
     return "no mesh of these GPUs is such a one"
 
 
-FSDP = {"tp": 1, "pp": 1, "zero": 3, "replicas": 1}
+FSDP = {"tp": 1, "pp": 1, "cp": 1, "zero": 3, "replicas": 1}
 
 
 def ways(setup: Setup) -> dict[str, dict]:
     """Return the usual alternatives, as `{name: fields of the layout}`."""
     names = {
-        "Plain data parallelism": {"tp": 1, "pp": 1, "zero": 0},
+        "Plain data parallelism": {"tp": 1, "pp": 1, "cp": 1, "zero": 0},
         f"FSDP over all {setup.cluster.gpus} GPUs": FSDP,
     }
     if setup.cluster.nodes > 1:
         names[f"{node_name(setup)} and data parallelism across"] = of_node(setup)
-    return names | {"A pipeline without tensor parallelism": {"tp": 1, "staged": True}}
+    return names | {"A pipeline without tensor parallelism": {"tp": 1, "cp": 1, "staged": True}}
 
 
 def node_name(setup: Setup) -> str:
@@ -100,15 +100,16 @@ def node_name(setup: Setup) -> str:
 
 
 def of_node(setup: Setup) -> dict:
-    return {"tp": setup.cluster.node, "pp": 1}
+    return {"tp": setup.cluster.node, "pp": 1, "cp": 1}
 
 
 def spent(plan: Plan) -> str:
     """Return the time of a step in words, by what it is spent on, such as: 12.30 s a step, 80% computation, ..."""
+    inner = plan.layout.cp > 1 or plan.layout.ep > 1
     names = {
         "compute": "computation",
         "launch": "Python",
-        "tensor": "tensor parallelism",
+        "tensor": "messages inside of layers" if inner else "tensor parallelism",
         "pipeline": "sends",
         "data": "gradients and parameters",
     }
@@ -135,7 +136,7 @@ def kinds(held: cost.HeldBytes) -> str:
 def placed(each: Plan) -> str:
     """Return a sentence that says which axes are inside a node, and which cross nodes."""
     cluster, layout, stride, says = each.setup.cluster, each.layout, 1, []
-    for name in ("tp", "shards", "replicas", "pp"):
+    for name in ("tp", "cp", "shards", "replicas", "pp"):
         size = getattr(layout, name)
         if size > 1:
             local = cluster.local(size, stride)
@@ -212,6 +213,6 @@ def fsdp_wins(setup: Setup) -> bool | None:
 
 def mesh(layout: Layout) -> Grid:
     """Return the ranks as a grid, with the axes in order, outermost first."""
-    sizes = {"pp": layout.pp, "replicas": layout.replicas, "shards": layout.shards, "tp": layout.tp}
+    sizes = {"pp": layout.pp, "replicas": layout.replicas, "shards": layout.shards, "cp": layout.cp, "tp": layout.tp}
     kept = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
     return Grid(tuple(kept.values()), tuple(kept))

@@ -13,9 +13,9 @@
 These functions take a dense `labs.model.Config`, too, which has no experts.  Some models have a few dense layers, or
 attend to a window in some layers: the numbers are means over the layers, since a plan splits equal layers.
 
-The experts are SwiGLUs of `expert_hidden` columns, `active` of `experts` for each token; `shared_hidden` columns work on
-every token.  Multi-head latent attention [DeepSeek] projects x to `queries` and `keys` numbers and from these to heads,
-of which `rotary` numbers carry the position.
+The experts are SwiGLUs of `expert_hidden` columns, `active` of `experts` for each token; `shared_hidden` columns work
+on every token.  Multi-head latent attention [DeepSeek] projects x to `queries` and `keys` numbers and from these to
+heads, of which `rotary` numbers carry the position.
 
 Sources: the `config.json` of each model on Hugging Face; Mixtral, arXiv 2401.04088; Qwen3, arXiv 2505.09388; [DeepSeek]
 DeepSeek-V3, arXiv 2412.19437, sections 2.1 and 4.2; GPT-OSS, arXiv 2508.10925.

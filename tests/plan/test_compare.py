@@ -36,6 +36,17 @@ def test_other_tables(name):
     assert not [over for over in output.too_large if over > 0.05]
 
 
+def test_experts_and_eight_bits():
+    """Check the rows that are left out, and the errors: of runs that were fitted, of models that were left out of the
+    fit, and of later releases, whose software is up to 1.57 times as fast with the same layout.
+    """
+    output, later = check("nvidia_megatron_bridge"), check("nvidia_megatron_bridge_later")
+    assert output.left_out == {"computes in 4 bits": 7, "a cell names two settings": 9, "its precision is not told": 5}
+    assert len(output.time_errors) == 91 and len(later.time_errors) == 15
+    assert median(output.time_errors) < 0.08 and median(output.left_out_errors) < 0.15
+    assert 0.15 < median(later.time_errors) < 0.30
+
+
 def test_old_runs_of_nanotron_are_slower_than_planned():
     """Check only the memory: the constants are PyTorch's, and these runs reach half the speed."""
     output = check("nanotron")
@@ -44,7 +55,7 @@ def test_old_runs_of_nanotron_are_slower_than_planned():
 
 def test_rows_that_are_left_out_are_counted_with_the_reason():
     output = str(check("torchtitan"))
-    assert "15 computes in 8 bits" in output and "2 splits the sequence" in output and "8 rows, error" in output
+    assert "17 computes in 8 bits" in output and "8 rows, error" in output
 
 
 def test_all_rows_are_cases_or_left_out():
@@ -87,10 +98,9 @@ def test_a_row_with_one_change_is_left_out_for_it(tmp_path):
     row = next(row for row in rows_of(RUNS) if row["table"] == "torchtitan")
     path = tmp_path / "one.csv"
     for change, reason in {
-        ("context_ranks", "2"): "splits the sequence (context parallelism): the plan does not",
-        ("expert_ranks", "8"): "spreads experts over ranks (expert parallelism): the plan does not",
-        ("precision", "mxfp8"): "computes in 8 bits: the plan's are 16",
-        ("cluster", "B300"): "on B300, which has no numbers here",
+        ("expert_ranks", "8"): "spreads experts over ranks, of a model whose shape is not known here",
+        ("precision", "mxfp8"): "computes in 8 bits: this software's constants are those of 16",
+        ("cluster", "R100"): "on R100, which has no numbers here",
         ("vocab", ""): "vocab: not told",
         ("batch", "17"): "dp × micro-batch × accumulation is not the batch that is given",
         ("status", "out of memory"): "out of memory",

@@ -4,6 +4,7 @@ python -m labs plan llama3-70b --gpus 32 --batch 512
 python -m labs plan llama3-8b --gpus 8 --software compiled --layout shards=8,batch=2
 python -m labs plan llama3-8b --gpus 12 --node 4 --card "RTX 4090" --context 32k
 python -m labs plan --config model/config.json --gpus 8
+python -m labs plan qwen3-30b-a3b --gpus 8 --cluster B200 --software bridge --bits 8 --context 4096
 """
 
 import re
@@ -18,14 +19,17 @@ from tyro.conf import DisallowNone, Positional, arg
 
 from labs.kit.commands.names import known
 from labs.llama import read_config
-from labs.model import PRESETS, Config
+from labs.llama.config_json import read_json
+from labs.model import PRESETS
 from labs.plan.choice import priced, search
 from labs.plan.constants import FITTED
 from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS, Cluster
 from labs.plan.reasons import evidence, explain, mesh, spent
 from labs.plan.results import HEAD, Found, gb, row, table
+from labs.plan.sparse import KNOWN, SPARSE, Shape, read_sparse
 
+MODELS = PRESETS | SPARSE
 KIND = "H100, InfiniBand"
 FIELDS = ", ".join(Layout._fields)
 
@@ -34,13 +38,14 @@ FIELDS = ", ".join(Layout._fields)
 class Planning:
     """Find every layout in which a model fits on a cluster, the fastest first, and say why."""
 
-    model: Annotated[Positional[str | None], arg(metavar="[MODEL]", help=f"one of {', '.join(PRESETS)}")] = None
-    config: str | None = None  # config.json of a Llama, as Hugging Face keeps it, in place of a model
+    model: Annotated[Positional[str | None], arg(metavar="[MODEL]", help=f"one of {', '.join(MODELS)}")] = None
+    config: str | None = None  # config.json of a Llama or of a model with experts, in place of a model
     gpus: int = 32  # number of GPUs
     cluster: Annotated[str | None, arg(help=f"{' | '.join(CLUSTERS)}; by default {KIND}")] = None
     node: int | None = None  # GPUs of a node; by default the cluster's
     card: str | None = None  # a kind of cluster whose card it is, like 'RTX 4090', or the card's memory, like 24GB
     software: Annotated[str, arg(help=f"training software, which selects constants: {', '.join(FITTED)}")] = "pytorch"
+    bits: int = 16  # of the numbers that matrix products multiply: 16 or 8
     batch: int = 512  # sequences of a step, on all GPUs together
     context: str | None = None  # tokens of a sequence, like 4096 or 32k; by default the model's
     layout: Annotated[str | None, arg(help=f"one layout to price, like shards=8,tp=8: {', '.join(Layout._fields)}")] = (
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         cluster = cluster_of(chosen.cluster, chosen.card, chosen.node, chosen.gpus)
         config = config_of(chosen.model, chosen.config, context)
         layout = chosen.layout and fields(chosen.layout)
-        found = search(config, cluster, chosen.batch, context, software)
+        found = search(config, cluster, chosen.batch, context, software, chosen.bits)
         lines = [one(found, layout)] if layout else all_of(found, chosen.list)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -112,12 +117,18 @@ def cluster_of(kind: str | None, card: str | None, node: int | None, gpus: int) 
     return replace(base, node=node or base.node, gpus=gpus)
 
 
-def config_of(model: str | None, path: str | None, context: int | None) -> Config:
+def config_of(model: str | None, path: str | None, context: int | None) -> Shape:
     """Return the model's shape; its positions are rotary, so any context is possible."""
     if path and Path(path).name != "config.json":
         raise ValueError(f"config {path!r}: give a file of the name config.json, as Hugging Face keeps it")
-    config = read_config(Path(path).parent) if path else PRESETS[known("model", model, PRESETS)]
+    config = config_in(Path(path).parent) if path else MODELS[known("model", model, MODELS)]
     return replace(config, context=max(context or 0, config.context))
+
+
+def config_in(folder: Path) -> Shape:
+    """Return the shape in a folder's config.json: of a model with experts if it names one, or of a Llama."""
+    kind = read_json(folder / "config.json").get("model_type")
+    return read_sparse(folder) if kind in KNOWN else read_config(folder)
 
 
 # ---- the output -------------------------------------------------------------------------------------------
