@@ -48,6 +48,7 @@ NAMES = """
     torch.distributed.pipelining.stage        PipelineStage._recv_meta PipelineStage._send_meta
     torch.distributed.pipelining.schedules    _PipelineSchedule PipelineScheduleSingle._initialize_stage
                                               PipelineScheduleMulti._initialize_stages
+    torch.nn.parallel                         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     torch.nn.parallel.distributed             _sync_module_states _verify_param_shape_across_processes
     torch.testing._internal.distributed       fake_pg
     torch.utils                               _device.DeviceContext

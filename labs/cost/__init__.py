@@ -13,6 +13,7 @@
     pipeline_stages    bytes that a pipeline stage saves, and holds during each instruction
     pipeline           bytes that a rank of a pipeline sends and holds under a schedule
     on_a_mesh          stages that are split and sharded
+    experts            experts split over ranks, for given loads
     bubble             seconds of a schedule, and the activations alive meanwhile, in closed form
     operations         additions and multiplications of a step
     torch_states       PyTorch's own strategies: bytes sent, and P, G and S
@@ -40,6 +41,7 @@ from labs.cost.bubble import bubble_seconds, pipeline_seconds, stages_alive
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.deepspeed_stages import deepspeed, deepspeed_sent
+from labs.cost.experts import even_loads, expert_parallel, mixture_sent, own_experts, torch_expert_parallel
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
 from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent

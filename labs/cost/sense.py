@@ -41,8 +41,8 @@ def are_axes(xs: Any) -> bool:
 
 
 COUNTS = (
-    "batch context accumulation ranks replicas tp itemsize bucket bucket_bytes uses s b h a t microbatches "
-    "stages_per_rank"
+    "batch context accumulation ranks replicas edp ep tp experts dim itemsize bucket bucket_bytes uses s b h a t "
+    "microbatches stages_per_rank"
 )
 AMOUNTS = "n tokens past buffer_bytes moments counter P S A G comm"
 FLAGS = "reshard_after_forward sequence_parallel find_unused offload fused_norms masters"

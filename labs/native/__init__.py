@@ -8,6 +8,7 @@ zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes have the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
+moe.ExpertParallel(model, mesh)   expert_parallel(model, device_mesh(mesh)): the model, and a function that averages
 parallel.Parallel(stages, ...)    parallel(mine, device_mesh(mesh), plan), and then pp(stages, ...)
 pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
 checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost silently
@@ -21,6 +22,7 @@ Read the files in this order:
     fsdp2                      a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
     parallelize_module         tensor parallelism: every matrix split, by the same plan
     pipelining                 stages and schedules, and checks that PyTorch does not make
+    grouped_experts            DTensor experts, an all-to-all with autograd, and DDP for the rest
     three_dimensions           FSDP, TP and PP on one mesh; the norm over all axes
     state_dicts                the state dicts that a checkpoint consists of
     dcp                        saving and loading checkpoints; weights in Hugging Face's format
@@ -37,6 +39,7 @@ from labs.native.dcp import (
 )
 from labs.native.distributed_data_parallel import ddp, zero1
 from labs.native.fsdp2 import device_mesh, fsdp
+from labs.native.grouped_experts import expert_parallel
 from labs.native.parallelize_module import tp
 from labs.native.pipelining import HAS_V, V, pp
 from labs.native.state_dicts import set_states, states

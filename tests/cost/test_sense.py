@@ -9,6 +9,7 @@ import pytest
 
 from labs import cost, pp
 from labs.cost import Job
+from labs.moe import MOE_PRESETS
 from tests.cost.common import TINY
 
 # A sensible value for every parameter of every function that `cost` exports.
@@ -29,10 +30,13 @@ SENSE = {
     "bandwidth": 1e9,
     "latency": 1e-6,
     "schedule": "1f1b",
+    "loads": None,
     "ranks_seconds": [1.0, 2.0],
     **dict.fromkeys(("n", "s", "b", "h", "a", "t", "tokens", "past", "batch", "size", "psi", "card_bytes"), 2),
-    **dict.fromkeys(("context", "microbatches", "stages_per_rank", "others"), 2),
-    **dict.fromkeys(("rank", "src", "dst", "index", "kept", "P", "S", "A", "G", "comm", "moments", "counter"), 1),
+    **dict.fromkeys(("context", "microbatches", "stages_per_rank", "others", "ep", "experts", "dim"), 2),
+    **dict.fromkeys(
+        ("rank", "src", "dst", "index", "kept", "P", "S", "A", "G", "comm", "moments", "counter", "edp"), 1
+    ),
     **dict.fromkeys(
         ("stage", "itemsize", "accumulation", "replicas", "tp", "bucket", "bucket_bytes", "buffer_bytes"), 2
     ),
@@ -49,6 +53,7 @@ UNCHECKED = {
     "precision",
     "recompute",
     "schedule",
+    "loads",
     "ranks_seconds",
 }  # derived from other parameters, or looked up
 FUNCTIONS = {name: each for name, each in vars(cost).items() if inspect.isfunction(each) and name != "checked"}
@@ -59,6 +64,8 @@ def test_each_function_refuses_what_makes_no_sense(name):
     names = inspect.signature(FUNCTIONS[name]).parameters
     given = {name: SENSE[name] for name in names}
     given |= {"layers": [3, 1]} if {"plans", "layers"} <= {*names} else {}
+    given |= {"job": Job(MOE_PRESETS["tiny-moe"], 2, 2)} if {"job", "ep"} <= {*names} else {}
+    given |= {"loads": [[1, 2], [3, 4]]} if name == "mixture_sent" else {}
     FUNCTIONS[name](**given)
     for name_of_value in names.keys() - UNCHECKED:
         flag, modulo = isinstance(given[name_of_value], bool), name_of_value in ("index", "kept")
@@ -97,6 +104,8 @@ JOB, SLOW = Job(TINY, 2, 4), {"latency": 1e-3, "bandwidth": 1e6}
         (lambda: Job(TINY, True), "batch is True: it must be a whole number, and at least 1"),
         (lambda: dataclasses.replace(JOB, ranks=2, rank=2), "rank is 2: of 2 ranks it must be one of 0 to 1"),
         (lambda: Job(TINY, 1, fused_norms=1), "fused_norms is 1: it must be True or False"),
+        (lambda: cost.expert_parallel(JOB, 2, 2), "edp 2 × ep 2, and config a Config: give a labs.moe.MoEConfig, and"),
+        (lambda: cost.expert_parallel(Job(MOE_PRESETS["tiny-moe"], 2, 4), 1, 2), "ranks is 4, with edp 1 × ep 2, and"),
         (lambda: cost.pp(SENSE["job"], SENSE["plans"], [2.0, 2.0]), "stages of [2.0, 2.0] layers: "),
     ],
 )

@@ -7,5 +7,6 @@ deepspeed   DeepSpeed's ZeRO stages, if DeepSpeed is installed
 tp          strategies that split matrices
 pp          strategies that divide the layers among the ranks
 parallel    strategies on several axes at once
+ep          strategies that split experts
 gspmd       XLA's compiler, if JAX is installed
 """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from labs.kit.record import mark
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
 from labs.kit.rows.deepspeed_rows import DEEPSPEED, by_file
+from labs.kit.rows.ep_rows import EP
 from labs.kit.rows.fsdp_rows import FSDP
 from labs.kit.rows.gspmd_rows import GSPMD, Compiled
 from labs.kit.rows.parallel_rows import PARALLEL
@@ -27,13 +28,15 @@ from labs.kit.training.training_step import ADAMW, Batch, Training, backward, re
 from labs.mesh import Mesh
 
 __all__ = [
-    "ADAMW", "COMPILED", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Compiled", "Strategy",
-    "Training", "average_with", "backward", "by_file", "by_plan", "replicated", "set_up", "step", "train", "trainable",
+    "ADAMW", "COMPILED", "EXPERTS", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Compiled",
+    "Strategy", "Training", "average_with", "backward", "by_file", "by_plan", "replicated", "set_up", "step", "train",
+    "trainable",
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
 WITH_AN_EXTRA = (*DEEPSPEED,)  # strategies that need an extra; without it they fit no number of ranks, and name it
 COMPILED = (*GSPMD,)  # strategies of XLA, which need an extra, too, and run in one process; only the tour reads them
+EXPERTS = (*EP,)  # strategies of a MoEGPT, which neither the tour nor the trainer has; tests/moe reads them
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # the rows that a dry run also accepts
 
 

@@ -1,0 +1,144 @@
+"""The rows of expert parallelism, ours and PyTorch's, through the claims of tests/test_contract.py.
+
+numbers       the reference is one process with as many micro-batches as there are ranks, in float64 within 1e-12;
+              in float32 bit by bit where the row promises it
+bytes sent    the reference is labs.cost, for the loads that the routers counted: exact, on every rank
+bytes held    the reference is labs.cost: P, G and S are exact
+order         the job would neither hang on NCCL nor be wrong there
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs import cost
+from labs.agree import everybodys
+from labs.kit.launch import run
+from labs.kit.nccl.would_hang import SOUND, would_hang
+from labs.kit.record import mark
+from labs.kit.training.strategies import EXPERTS, ONE_DEVICE, set_up, step, train
+from labs.moe import MOE_PRESETS, MoEGPT
+from tests.depth import deepen
+from tests.recordings import as_predicted, held
+
+ODD = replace(MOE_PRESETS["tiny-moe"], vocab=13, dim=8, depth=2, heads=2, kv_heads=1, hidden=5, context=6, experts=6)
+CONFIGS = {
+    "shared and tied": replace(ODD, top_k=3, shared=1, tied=True),
+    "biased, with full experts": replace(ODD, scores="sigmoid", is_biased=True, capacity=0.8),
+}
+BATCH, STEPS = 12, 3
+DTYPES = torch.float64, torch.float32
+
+
+def batches(parts):
+    """Return [part][step]: the same random tokens, cut into any number of parts."""
+    whole = torch.randint(ODD.vocab, (STEPS, 2, BATCH, ODD.context), generator=torch.Generator().manual_seed(0))
+    return [[tuple(each.chunk(parts, dim=1)[part]) for each in whole] for part in range(parts)]
+
+
+def model_of(name, dtype):
+    return MoEGPT(CONFIGS[name]).to(dtype)
+
+
+def trained(rows, trainings, keep):
+    """Train each model with each row; return [(the full parameters, the loads in the last step) of each]."""
+    found = []
+    for row in rows:
+        for name, dtype in trainings:
+            model = model_of(name, dtype)
+            training, part = set_up(row, model)
+            for batch in batches(dist.get_world_size())[part]:
+                for layer in model.layers.values():
+                    layer.mlp.router.load_E = 0
+                mark("step")
+                step(training, *batch)
+                mark("end")
+            loads = [layer.mlp.router.load_E.tolist() for layer in model.layers.values()]
+            full = {name: p.detach().clone() for name, p in training.full().items()} if keep else {}
+            found.append((full, loads))
+    return found
+
+
+def predicted(row, name, ranks, rank, loads):
+    """Return the prediction for the loads of this rank's neighbours along ep, [rank][layer][expert]."""
+    job = cost.Job(CONFIGS[name], BATCH // ranks, ranks, rank)
+    ep = row.axes(ranks)["ep"]
+    own = loads[rank // ep * ep : (rank // ep + 1) * ep]
+    return row.predict(job, loads=list(zip(*own, strict=True)))
+
+
+@pytest.mark.parametrize("ranks", [4, *deepen(2, 3)])
+def test_numbers_and_bytes_sent(ranks):
+    trainings = [(name, dtype) for name in CONFIGS for dtype in DTYPES]
+    job = run(trained, EXPERTS, trainings, True, ranks=ranks, record="communication")
+    for number, (row, (name, dtype)) in enumerate((row, each) for row in EXPERTS for each in trainings):
+        build = partial(model_of, name, dtype)
+        [(_, one)] = run(train, ONE_DEVICE, build, batches(1), ranks, STEPS, ranks=1)
+        bound = 1e-12 if dtype == torch.float64 else 0.0 if ranks in row.bitwise else 1e-5
+        loads = [of_rank[number][1] for of_rank in job]
+        for rank in range(ranks):
+            full = job[rank][number][0]
+            assert {*full} == {*one}
+            far = {each: (full[each] - p).abs().max().item() for each, p in one.items()}
+            assert max(far.values()) <= bound, (row.name, name, dtype, far)
+            if dtype == torch.float32 and "full" not in name:
+                sent = job.recording.sent(rank, (number + 1) * STEPS - 1)
+                assert sent == predicted(row, name, ranks, rank, loads).sent, (row.name, rank)
+    verdict = would_hang(job.recording)
+    assert verdict.name == SOUND, verdict
+
+
+@pytest.mark.parametrize("ranks", [4, *deepen(3)])
+def test_parameters_gradients_and_state_held(ranks):
+    for row in EXPERTS:
+        job = run(trained, [row], [(name, torch.float32) for name in CONFIGS], False, ranks=ranks, record="memory")
+        for number, name in enumerate(CONFIGS):
+            loads = [of_rank[number][1] for of_rank in job]
+            for rank in range(ranks):
+                known = predicted(row, name, ranks, rank, loads).held
+                measured, expected = as_predicted(held(job.recording, rank, number, STEPS), known)
+                assert measured == expected, (row.name, name, rank)
+
+
+def test_even_loads_approach_the_textbooks_bytes():
+    job = cost.Job(replace(CONFIGS["shared and tied"], context=600), 4, 8)
+    for predict in (cost.expert_parallel, cost.torch_expert_parallel):
+        found = predict(job, edp=4, ep=2)
+        assert abs(found.sent / found.textbook - 1) < 1e-2
+    assert cost.mixture_sent([[1, 2, 3], [4, 5, 6]], 0, dim=10) == 2 * 4 * 10 * (3 + 4 + 5) + 8
+    assert [[*cost.own_experts(5, 3, rank)] for rank in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+def norms():
+    """Return the norm of the gradients under each row on this rank, and of one process's."""
+    found, ranks = [], dist.get_world_size()
+    for row in EXPERTS:
+        training, part = set_up(row, model_of("shared and tied", torch.float64))
+        training.backward(*batches(ranks)[part][0], 1)
+        training.finish()
+        found.append(training.clip(float("inf")).item())
+    one = model_of("shared and tied", torch.float64)
+    for of_part in batches(ranks):
+        (one(*of_part[0]) / ranks).backward()
+    return [*found, torch.nn.utils.get_total_norm([p.grad for p in one.parameters()]).item()]
+
+
+def test_each_expert_counts_once_in_the_norm():
+    for found in run(norms, ranks=4):
+        assert found == pytest.approx([found[-1]] * 3, rel=1e-12)
+
+
+def test_one_rank_and_experts_that_pytorch_cannot_divide_are_refused():
+    assert [row.fits(1) for row in EXPERTS] == [False, False] and EXPERTS[0].ranks(4) == 4
+    with pytest.raises(ValueError, match="expert parallelism takes 2 ranks or more: not 1"):
+        EXPERTS[0].axes(1)
+
+    def five():
+        with pytest.raises(ValueError, match="5 experts are not divisible by ep=2: change one of them"):
+            set_up(EXPERTS[1], MoEGPT(replace(ODD, experts=5)))
+        return everybodys(dist.get_rank(), None)
+
+    assert run(five, ranks=2) == [{0: 0, 1: 1}] * 2
