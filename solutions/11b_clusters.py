@@ -4,7 +4,7 @@
 # *A training runs on your laptop. Now it shall run on two machines that belong to many people. What changes, and what
 # must stay the same?*
 #
-# **Minutes**, by estimate: 20 without exercises, 45 with them.
+# **Minutes**, by estimate: 20 without exercises, 60 with them.
 # Running all cells takes a minute and 2 GB of memory. You need: [Resume](08b_resume.ipynb) and [Three
 # dimensions](11_three_dimensions.ipynb). You need no cluster.
 #
@@ -367,6 +367,48 @@ draw.table(rows)
 # | `&`, then `wait` | bash handles the signal only after the training has ended |
 # | `scontrol requeue` | a training that has saved waits for you |
 #
+# ### Exercise 3: a batch script (15 minutes)
+#
+# Write the script for a training that is called `train.py`. Here it is with blanks:
+#
+#     #!/bin/bash
+#     #SBATCH ____              six such lines: sbatch reads them, up to the first command
+#     HEAD=____
+#     srun ____ train.py        one torchrun per node, or all ranks by srun itself
+#
+# If srun starts the ranks itself, then each rank needs the variables `MASTER_ADDR` and `MASTER_PORT`. The check runs
+# your script on this machine, with stand-ins for `srun`, `torchrun`, `python`, `scontrol` and `hostname`, and looks at
+# what starts on which node. If this machine has Slurm, `sbatch --test-only` reads the script, too. Nothing is
+# submitted.
+
+
+# %%
+def batch_script(account, partition, nodes, ranks, minutes, warning):
+    """Return the text of a batch script for a job that Slurm may put back into the queue.
+
+    account, partition: whose budget pays, and the queue
+    nodes, ranks: the number of nodes, and of ranks on each node
+    minutes: the time limit
+    warning: the seconds before the limit at which the script itself gets the signal USR1
+    """
+    ### BEGIN SOLUTION
+    head = f"""#!/bin/bash
+#SBATCH --account={account} --partition={partition}
+#SBATCH --nodes={nodes} --ntasks-per-node=1
+#SBATCH --time={minutes}
+#SBATCH --signal=B:USR1@{warning} --requeue
+"""
+    body = f"""HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes={nodes} --nproc-per-node={ranks} --rdzv-backend=c10d \\
+    --rdzv-endpoint="$HEAD:29500" --rdzv-id="$SLURM_JOB_ID" train.py
+"""
+    return head + body
+    ### END SOLUTION
+
+
+check.batch_script(batch_script)
+
+# %% [markdown]
 # [CLUSTERS.md](../CLUSTERS.md) has ten steps from a laptop to a cluster, what to ask of your administrator, and a
 # manifest for Kubernetes.
 #

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from labs.exercises.clusters._rehearsal import rehearsed, slurms_own_word
+from tests.answers import from_notebook
 from tests.clusters.small_slurm import Cluster, missing, said, small_slurm
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,25 @@ def test_a_job_whose_time_ends_saves_and_is_put_back_into_the_queue(cluster, tmp
     [saved] = [path for path in folder.glob("step-*") if not path.name.endswith(".draft")]
     assert saved.name == f"step-{steps(folder)[-1]}"
     assert "start it again, and it goes on" in (cluster.folder / f"out-{job}").read_text()
+
+
+def test_the_script_of_the_exercise_starts_here_what_its_check_sees(cluster):
+    text = from_notebook("batch_script")("lab1", "main", 2, 3, 5, 60)
+    programs, script, log = (cluster.folder / name for name in ("programs", "exercise.sbatch", "starts"))
+    programs.mkdir()
+    (programs / "torchrun").write_text(f'#!/bin/sh\necho "$(hostname) $*" >> {log}\n')
+    (programs / "torchrun").chmod(0o755)
+    script.write_text(text)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = ["sbatch", "--parsable", "--wait", f"--output={cluster.folder}/out-%j", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    expected = rehearsed(text, ["n1", "n2"], "n[1-2]").starts
+    said = [" ".join([start["host"], *start["words"]]).replace("--rdzv-id=7", f"--rdzv-id={job}") for start in expected]
+    assert sorted(log.read_text().splitlines()) == sorted(said) and len(said) == 2
+    assert slurms_own_word(text) == ""
+    assert "nowhere" in slurms_own_word(text.replace("--requeue", "--nowhere"))
 
 
 @pytest.mark.soak
