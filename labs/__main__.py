@@ -35,10 +35,11 @@ def main(arguments: list[str]) -> int:
         module, _ = COMMANDS[known("command", arguments[0], COMMANDS)]
         if "TORCHELASTIC_RUN_ID" in os.environ:
             module = IN_A_JOB.get(arguments[0], module)
-    except ValueError as error:
+        command = import_module(module)
+    except (ValueError, ImportError) as error:  # also a PyTorch that is too old, or a package that is missing
         print(error, file=sys.stderr)
         return 2
-    return import_module(module).main(arguments[1:])
+    return command.main(arguments[1:])
 
 
 if __name__ == "__main__":

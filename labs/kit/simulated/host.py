@@ -86,8 +86,9 @@ ISSUED = {
 ANSWERED = {  # operators whose results need no kernel
     torch.ops.prim.device.default: lambda x: x.fake_device if isinstance(x, FakeTensor) else x.device,
     torch.ops.aten.is_set_to.default: is_set_to,
-    FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
 }
+if hasattr(FUNCTIONAL, "_wrap_tensor_autograd"):  # not in PyTorch 2.10
+    ANSWERED[FUNCTIONAL._wrap_tensor_autograd.default] = AsyncCollectiveTensor
 LARGE = 2**20  # a tensor on the host is fake, too, if it has so many elements or more
 PIPELINES = os.path.join(LABS, "pp", ""), os.path.join(TORCH, "distributed", "pipelining", "")
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}

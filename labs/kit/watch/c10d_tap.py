@@ -32,6 +32,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
 
+# Operators of older versions do not name their reduction.
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(
+        f"labs.kit, which starts and watches the ranks, needs PyTorch 2.10 or newer, and this is {torch.__version__}: "
+        "`make learn` installs 2.13; the algorithms, such as labs.fsdp, need no labs.kit"
+    )
+
 # c10d operator: (op, index of the inputs, index of the outputs, index of the group)
 OPERATORS = {
     "allreduce_": ("all_reduce", 0, 0, 1),

@@ -1,10 +1,14 @@
 """Tests of `python -m labs`: its list of commands, the flags of each, and the refusal of unknown commands and flags."""
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+import labs
 from labs.__main__ import COMMANDS, main
 
 
@@ -25,6 +29,15 @@ def test_an_unknown_command_names_the_nearest(capsys):
     names = "tour, doctor, progress, challenges, dryrun, train, plan"
     said = f"command 'plant' is not known: the nearest is 'plan', of {names}\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_pytorch_that_is_too_old_is_refused_in_a_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    tap = str(Path(labs.__file__).parent / "kit/watch/c10d_tap.py")  # every command imports it
+    monkeypatch.setattr("labs.__main__.import_module", lambda name: runpy.run_path(tap))
+    assert main(["doctor"]) == 2
+    says = "labs.kit, which starts and watches the ranks, needs PyTorch 2.10 or newer, and this is 2.9.1+cu128: "
+    assert capsys.readouterr().err.startswith(says)
 
 
 FLAGS = {
