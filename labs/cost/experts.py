@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from labs.cost.data_parallel import buckets, ddp_sent
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, INDEX, Held, Prediction, gpt_layers, optimizer_state
+from labs.cost.model_states import FLOAT, INDEX, HeldBytes, Prediction, gpt_layers, optimizer_state
 from labs.cost.traffic import all_reduce, all_reduce_limit, piece
 
 Loads = Sequence[Sequence[int]]  # [rank along ep][expert]
@@ -108,6 +108,6 @@ def textbook(job: Job, edp: int, ep: int, dense: int, experts: int) -> Fraction:
     return FLOAT * (rows * job.accumulation + averaged)
 
 
-def states(sizes: Sequence[int]) -> Held:
+def states(sizes: Sequence[int]) -> HeldBytes:
     P = FLOAT * sum(sizes)
-    return Held(P=P, G=P, S=optimizer_state(sizes))
+    return HeldBytes(P=P, G=P, S=optimizer_state(sizes))
