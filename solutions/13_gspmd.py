@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and [Tensor
 # parallelism](09_tensor_parallel.ipynb).
-# **Minutes**, by estimate: 25 without exercises, 55 with them, 15 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 25 without exercises, 70 with them, 15 more for optional parts, 25 more for the challenge.
 # The machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -172,7 +172,8 @@ def pass_on(dims, cut):
     ### END SOLUTION
 
 
-check.pass_on(pass_on)
+passed_on = check.pass_on(pass_on)
+passed_on
 
 # %% [markdown]
 # ## Build: two letters, one axis
@@ -204,13 +205,77 @@ def meet(dims, cut, sizes):
     ### END SOLUTION
 
 
-check.meet(meet)
+met = check.meet(meet)
+met
 
 # %% [markdown]
+# ## Build: until nothing is new
+#
+# Two rules, and a loop around them: that is all of the propagation. A layout may be given for any tensor, also for the
+# last result, so news travel from results to inputs as well. How often do you have to visit each operation?
+#
+# ### Exercise 3: propagate (15 minutes)
+#
+# Visit the operations, and pass on what is known, until a whole round finds nothing new. If the tensors of an operation
+# are cut along two letters, `meet` says which one it follows. `pass_on` takes the cuts of one letter, so give it None
+# for a tensor that is cut along the other. A cut that is known stays.
+
+
+# %% tags=["exercise"]
+def propagate(operations, cut, sizes, pass_on, meet):
+    """Return {name: dim that is cut}, for every tensor that a cut reaches.
+
+    operations: a list of pairs, such as (["ik", "kj", "ij"], ["x", "w1", "h"]): the letters of
+        the tensors, inputs first, and the names of these tensors
+    cut: {name: dim} of the tensors whose cut is given
+    sizes: {name: number of elements}
+    pass_on, meet: the functions of exercises 1 and 2
+    """
+    ### BEGIN SOLUTION
+    found, before = dict(cut), 0
+    while len(found) > before:
+        before = len(found)
+        for dims, names in (*operations, *reversed(operations)):
+            here = [found.get(name) for name in names]
+            if any(dim is not None for dim in here):
+                letter = meet(dims, here, [sizes[name] for name in names])
+                pairs = zip(dims, here, strict=True)
+                alike = [dim if dim == own.find(letter) else None for own, dim in pairs]
+                news = zip(names, pass_on(dims, alike), strict=True)
+                found = {name: dim for name, dim in news if dim is not None} | found
+    return found
+    ### END SOLUTION
+
+
+# %%
+answer = check.propagate(propagate)
+answer
+
+# %% [markdown]
+# Let it work out the two products of the picture, one axis of the mesh after the other:
+
+# %% tags=["subject"]
+# yours if it passed, else the course's
+pass_on = pass_on if passed_on.ok else check.pass_on.expected
+meet = meet if met.ok else check.meet.expected
+propagate = propagate if answer.ok else check.propagate.expected
+
+tensor = ends | between
+products = [(op.dims, [tensor[value] for value in op.values]) for op in small.operations]
+elements = {name: value.bytes // 4 for value, name in tensor.items()}
+for number, axis in enumerate(SIZES):
+    known = {n: p[number].dim for n, p in (GIVEN | results).items() if p[number] != WHOLE}
+    found = propagate(products, known, elements, pass_on, meet)
+    print(f"along {axis}:", {name: dim for name, dim in found.items() if name not in known})
+
+# %% [markdown]
+# These are the four layouts that the picture worked out: along `dp`, h and dh are cut in rows (dim 0), and along `tp`
+# in columns (dim 1).
+#
 # ### The answer to the question
 #
-# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py) applies these two rules over and over, until every layout is
-# known. Does XLA follow them, too? Near the crossing, where x and w are equally large, the rule is put to the test. And
+# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py) is this loop, for any mesh. Does XLA follow your two rules,
+# too? Near the crossing, where x and w are equally large, the rule is put to the test. And
 # what if the *result* is annotated, so that it must be cut along its rows?
 
 
@@ -316,13 +381,27 @@ def laid_out(sizes):
 
 LAYER = {"TP": {"tp": 4}, "FSDP": {"dp": 4}, "FSDP × TP": {"dp": 2, "tp": 2}}
 programs = {name: laid_out(sizes) for name, sizes in LAYER.items()}
-given = gspmd.given(graph, names, ("tp",))
-print(f"{len(graph.operations)} operations; {len(given)} values were given a layout")
 reduces = programs["TP"].counts["all_reduce"]
 check.predict("All-reduces:", guess_reduces, reduces, tolerance=0)
 
 # %% [markdown]
-# Those are Megatron's: two in forward, two in backward, and nobody wrote them. Is it right? Each program also runs on
+# Those are Megatron's: two in forward, two in backward, and nobody wrote them. The layouts behind them are easy to
+# find: let your own loop work on the whole layer.
+
+# %% tags=["subject"]
+operations = [(op.dims, op.values) for op in graph.operations]
+elements = {value: value.bytes // 4 for _, values in operations for value in values}
+print(f"{len(operations)} operations on {len(elements)} values")
+for axis in ("dp", "tp"):
+    given = gspmd.given(graph, names, (axis,))
+    known = {value: p[0].dim for value, p in given.items() if isinstance(p[0], Shard)}
+    found = propagate(operations, known, elements, pass_on, meet)
+    course = {v: spec.placements[0] for v, spec in gspmd.propagate(graph, (4,), given).items()}
+    same = found == {v: p.dim for v, p in course.items() if p.is_shard()}
+    print(f"{axis}: {len(known)} cuts given, {len(found)} found; as in labs.gspmd: {same}")
+
+# %% [markdown]
+# From a few annotations follow the layouts of all values. Is the training right? Each program also runs on
 # four real ranks, on their blocks, and is compared with one process. And XLA compiles the same layer in the same
 # layouts.
 
@@ -390,7 +469,7 @@ draw.apart({"one process": expected} | curves)
 # `lax.all_gather(x, "dp", tiled=True)` gathers along the first dim, `lax.psum_scatter` with the same arguments is a
 # reduce-scatter, `lax.psum(x, "dp")` an all-reduce, and `lax.axis_size("dp")` is N.
 #
-# ### Exercise 3: ZeRO 3 (10 minutes)
+# ### Exercise 4: ZeRO 3 (10 minutes)
 #
 # In notebook 04 it took a class. (All weights are whole from forward to backward here, so the bytes are those of stage
 # 2 there, and only what is held between steps is that of stage 3.) Here each device has its rows of every weight, and
@@ -526,7 +605,7 @@ beat.fewest_bytes(annotate)
 #
 # ## Optional: a pipeline by hand
 #
-# ### Exercise 4 (optional): a pipeline (15 minutes)
+# ### Exercise 5 (optional): a pipeline (15 minutes)
 #
 # Each device is a stage. In each tick it takes the array that has arrived, the first stage a fresh micro-batch, and
 # sends its result on with `lax.ppermute(x, "pp", pairs)`. There are M + N − 1 ticks, and every device computes in all

@@ -59,3 +59,6 @@ def meet(fn: Callable[..., Any], seed: int) -> str:
         )
     draw.shuffle(sheets)
     return on_paper(fn, sheets, MET, "If this letter is followed, which tensors are not cut as they should be?")
+
+
+meet.expected = met  # the notebook goes on with this function, if the learner's is not right yet

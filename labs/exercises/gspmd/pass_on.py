@@ -82,3 +82,6 @@ def pass_on(fn: Callable[..., Any], seed: int) -> str:
                 sheets.append(Sheet((renamed, cut), passed_on(renamed, cut), words, fills=True))
     draw.shuffle(sheets)
     return on_paper(fn, sheets, PASSED, "Which letter is cut, and which tensors have it?")
+
+
+pass_on.expected = passed_on  # the notebook goes on with this function, if the learner's is not right yet
