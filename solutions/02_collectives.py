@@ -895,10 +895,12 @@ check.sent_by_rings(sent_by_rings)
 # and receives one at a time, and each message keeps its sender busy for all of its α + m/W. The check runs a real job,
 # records its messages, and computes the time from them. So the score is the same on any machine.
 #
-# **The bound.** Let N be the number of ranks, M the bytes of a tensor, α the latency and W the bandwidth. Then time ≥
-# max(⌈log₂ N⌉ · α, 2 (N − 1)/N · M/W). No algorithm can beat the first term: within one α, the number of ranks that
-# know about one rank's numbers at most doubles. And none can beat the second: as shown above, some rank sends at least
-# 2 (N − 1)/N tensors.
+# **The bound.** Let N be the number of ranks, M the bytes of a tensor, α the latency and W the bandwidth.
+#
+# time ≥ max(⌈log₂ N⌉ · α, 2 (N − 1)/N · M/W)
+#
+# No algorithm can beat the first term: within one α, the number of ranks that know about one rank's numbers at most
+# doubles. And none can beat the second: as shown above, some rank sends at least 2 (N − 1)/N tensors.
 #
 # The score of a case is 100 × bound / time, and your score is the mean over the eight cases. A ring in all cases scores
 # 46.6. The course's own answer scores 63.1: that is the score to beat. Before you write code, think: in which cases

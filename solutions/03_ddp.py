@@ -410,8 +410,8 @@ draw.table([{"tensors": len(sizes), "smallest, bytes": least, "largest, bytes": 
 # ### Exercise 3 (optional): fill the buckets (10 minutes)
 #
 # Write a function that works with numbers only, for models with any number of tensors; a model without tensors has no
-# buckets. It matters when a bucket is closed: buckets that are too small cost many messages, and a bucket that holds
-# all gradients is full only when backward is over.
+# buckets. The size of a bucket is a compromise: small buckets cost many messages, and a bucket that holds all gradients
+# is full only when backward is over.
 
 
 # %%
@@ -1221,10 +1221,13 @@ check.started_when(started_when)
 # of backward to the end of the next forward.
 #
 # **The bound.** Let C be the time that all backwards and forwards take together, b and f the times of the last layer's
-# backward and forward, M the bytes of all gradients, α the latency and W the bandwidth. Then time ≥ max(C, b + α +
-# M/W + f). No schedule can beat C, since a rank computes one layer at a time. And none can beat the second term: no
-# gradient is ready before the last layer's backward is over, and all gradients must have been reduced before the last
-# layer's forward begins.
+# backward and forward, M the bytes of all gradients, α the latency and W the bandwidth.
+#
+# time ≥ max(C, b + α + M/W + f)
+#
+# No schedule can beat C, since a rank computes one layer at a time. And none can beat the second term: no gradient is
+# ready before the last layer's backward is over, and all gradients must have been reduced before the last layer's
+# forward begins.
 #
 # The score of a model is 100 × bound / time, and your score is the mean over five models. One all-reduce for each
 # layer, the last layer first, scores 72.8.

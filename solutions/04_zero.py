@@ -1152,10 +1152,10 @@ check.stages_by_event(stages_by_event)
 #
 # <details><summary>For each stage: what does a rank hold at rest, and what do the ranks send, and when?</summary>
 #
-# In stage 1 a rank holds P, G and S/N; once per step the gradients are reduce-scattered, and the updated parameters
-# all-gathered. In stage 2 a rank holds P, G/N and S/N; each layer's gradient is reduce-scattered as soon as it is
+# In stage 1 a rank holds P, G and S/N. Once per step the gradients are reduce-scattered, and the updated parameters
+# are all-gathered. In stage 2 a rank holds P, G/N and S/N. Each layer's gradient is reduce-scattered as soon as it is
 # ready, in each micro-batch, and the parameters are all-gathered once per step. In stage 3 a rank holds P/N, G/N and
-# S/N; each layer is gathered for its forward and again for its backward and dropped after both, and its gradient is
+# S/N. Each layer is gathered twice, for its forward and for its backward, and dropped each time. Its gradient is
 # reduce-scattered.
 # </details>
 #
@@ -1203,9 +1203,12 @@ check.stages_by_event(stages_by_event)
 # one process with AdamW in float32. From the second batch until your function returns, no rank may ever hold more than
 # 4 MB. This limit includes state, gradients, gathered layers, activations and buffers.
 #
-# **The bound.** Let Ψ be the number of parameters, N = 4 the number of ranks and M = 4 MB the memory of each rank. Then
-# 12Ψ ≤ N · M, so Ψ ≤ 1,333,333. No program can beat this bound: from one step to the next, AdamW must remember a
-# parameter and its two means, which take 12 bytes in float32, and some rank has to hold them.
+# **The bound.** Let Ψ be the number of parameters, N = 4 the number of ranks and M = 4 MB the memory of each rank.
+#
+# 12Ψ ≤ N · M, so Ψ ≤ 1,333,333
+#
+# No program can beat this bound: from one step to the next, AdamW must remember a parameter and its two means, which
+# take 12 bytes in float32, and some rank has to hold them.
 #
 # The score is 100 × Ψ / 1,333,333. With copies, as in DDP, 206,496 parameters fit, which scores 15.5. Stage 3 holds 16
 # bytes per parameter: which 4 of them are not among the 12?

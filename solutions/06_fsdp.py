@@ -849,12 +849,15 @@ check.held_and_sent(held_and_sent)
 # `measured(instructions, given)` returns how long a step takes, and how many bytes it holds at most.
 #
 # **The bound.** Let D be the number of layers, M the bytes of all layers, m_first and m_last those of the first and the
-# last layer, C the time of all forwards and backwards, B the budget, α the latency and W the bandwidth. Then time ≥
-# max(C + 2 (α + m_first/W), 2Dα + (2M + X)/W), where X = max(0, M + m_last − B). No step can beat the first term: the
-# first layer must be gathered before anything is computed, and its gradient is reduced after everything is computed.
-# And none can beat the second. The wire must carry one gather and one reduce-scatter of every layer. While the last
-# layer's gradient is held, only B − m_last bytes of layers can stay from forward to backward; the other X bytes must be
-# gathered a second time.
+# last layer, C the time of all forwards and backwards, B the budget, α the latency and W the bandwidth. X = max(0, M +
+# m_last − B) is what does not fit.
+#
+# time ≥ max(C + 2 (α + m_first/W), 2Dα + (2M + X)/W)
+#
+# No step can beat the first term: the first layer must be gathered before anything is computed, and its gradient is
+# reduced after everything is computed. And none can beat the second. The wire must carry one gather and one
+# reduce-scatter of every layer. While the last layer's gradient is held, only B − m_last bytes of layers can stay from
+# forward to backward, so the other X bytes must be gathered a second time.
 #
 # The score of a model is 100 × bound / time, and your score is the mean over five models. If you gather each layer when
 # it is needed, and drop it after each use, you score 49.6.

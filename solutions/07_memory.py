@@ -989,9 +989,12 @@ for how, said, due in guesses:
 #
 # **The bound.** Let L be the number of layers, n the tokens of the batch, m the limit in numbers, and W the operations
 # of the layers' forward. Without repeating a product or attention, a layer must keep k = 4D + 2KE + H + 2F numbers per
-# token; this is D less than in the table above, since the result of `down` is not needed again. Then the operations
-# done again are ≥ 2D · max(0, L · n · k − m). No placement can beat this: each of these numbers that is not kept must
-# be computed again, by a product or by attention, and this takes at least 2D operations per number.
+# token; this is D less than in the table above, since the result of `down` is not needed again.
+#
+# operations done again ≥ 2D · max(0, L · n · k − m)
+#
+# No placement can beat this: each of these numbers that is not kept must be computed again, by a product or by
+# attention, and this takes at least 2D operations per number.
 #
 # Your score is the work that you avoid, (W − operations done again) / (W − bound), in percent, as the mean over the
 # five limits. If you recompute all but attention in every layer, you score 19.2. The course's answer includes the

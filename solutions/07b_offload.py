@@ -672,10 +672,13 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 #
 # **The bound.** Let C be the GPU's time for forward and backward of one step, u the time of the first layer's update, d
 # the sum of latency + bytes/W over all layers and d_first that of the first layer, M the bytes of all states, B the
-# room in memory and W the disk's bandwidth. Then time ≥ max(2 (C + u) + d_first, 2d + 2 · max(0, M − B)/W). No list can
-# beat the first term: the first layer's gradient is ready last, so in each step its update comes after all of the GPU's
-# work, and its write comes after the second update. And none can beat the second: the disk reads and writes each state
-# at least once, and again the states that do not fit in memory between the two steps.
+# room in memory and W the disk's bandwidth.
+#
+# time ≥ max(2 (C + u) + d_first, 2d + 2 · max(0, M − B)/W)
+#
+# No list can beat the first term: the first layer's gradient is ready last, so in each step its update comes after all
+# of the GPU's work, and its write comes after the second update. And none can beat the second: the disk reads and
+# writes each state at least once, and reads and writes those that do not fit in memory between the two steps again.
 #
 # The score of a model is 100 × bound / time, and your score is the mean over five models. If you read, update and write
 # one layer after the other, you score 51.6. The check also executes your lists, and the numbers on the disk must be

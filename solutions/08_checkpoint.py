@@ -85,9 +85,10 @@ draw.chart(INTERRUPTIONS, "failures", kind="waiting", caption="interruptions in 
 #
 # ## Predict
 #
-# The simplest checkpoint takes one line: each rank calls `torch.save` on its model and its optimizer. Suppose that each
-# of four ranks has the whole model and the whole state, as in DDP, in float32 with AdamW and its two moments. How many
-# bytes per parameter do all ranks together write? And how many bytes per parameter would be enough?
+# The simplest checkpoint takes one line: each rank calls `torch.save` on its model and its optimizer. Suppose that
+# four ranks train in float32 with AdamW, which has two moments, and that each rank has the whole model and the whole
+# optimizer state, as in DDP. How many bytes per parameter do all ranks together write? And how many bytes per parameter
+# would be enough?
 
 # %%
 guess_naive = 4 * (4 + 8)  # your number
@@ -369,8 +370,8 @@ for layout, loss in losses.items():
     print(f"{layout}: loss {loss:.4f}")
 
 # %% [markdown]
-# The course's tests load from each of fourteen layouts into each other, including tensor parallelism and pipelines, and
-# compare the loaded tensors bit by bit.
+# The course's tests load from each of fourteen layouts into each of the others, including tensor parallelism and
+# pipelines, and compare the loaded tensors bit by bit.
 #
 # ## Build: all or nothing
 #
@@ -672,8 +673,11 @@ FOLDER.cleanup()
 #   one.
 # - *Room*: the disk has room for 2.25 states.
 #
-# **The bound.** Let M be the bytes that have changed since the last save. Then time ≥ M/(4W) + 2α. No save can beat
-# this: four ranks have to write M bytes and flush them, and only then may they flush the new name.
+# **The bound.** Let M be the bytes that have changed since the last save, with W and α as above.
+#
+# time ≥ M/(4W) + 2α
+#
+# No save can beat this: four ranks have to write M bytes and flush them, and only then may they flush the new name.
 #
 # The score is 100 × bound / time, as the mean over five states. The cells below, in which the first rank that holds a
 # tensor writes it, score 41.7.

@@ -1060,8 +1060,12 @@ check.bubbles(bubbles)
 # case in real processes.
 #
 # **The bound.** Let c_s be the time of F, I and W of stage s for one micro-batch, and m = 8 the number of
-# micro-batches. Then time ≥ m · max(Σ c_s / 4, max c_s). No schedule can beat this: one of the four ranks does at least
-# a quarter of the work, and one rank computes all micro-batches of the longest stage.
+# micro-batches.
+#
+# time ≥ m · max(Σ c_s / 4, max c_s)
+#
+# No schedule can beat this: one of the four ranks does at least a quarter of the work, and one rank computes all
+# micro-batches of the longest stage.
 #
 # The score of a case is 100 × bound / time, and your score is the mean over the five cases. ZB-H1, with two consecutive
 # stages per rank that count as one, meets every limit and scores 74.2. Nobody knows the best possible score: the search

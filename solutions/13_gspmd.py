@@ -154,8 +154,8 @@ play.propagation(small, SIZES, known, ends | between, words)
 #
 # ### Exercise 1: pass it on (10 minutes)
 #
-# `dims` has the letters of each tensor, inputs first and the result last. `cut` has the number of the dim that is cut
-# for each tensor, or None where nothing is known yet. One letter is cut. Fill in its dim for all other tensors that
+# `dims` has the letters of each tensor, inputs first and the result last. For each tensor, `cut` has the number of the
+# dim that is cut, or None where nothing is known yet. One letter is cut. Fill in its dim for all other tensors that
 # have this letter, in the list that you are given or in a new one.
 
 
@@ -514,7 +514,7 @@ counted(train.zero_3_by_hand(config, weights, arrays[0]))
 #
 # ## Why, and why not
 #
-# * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
+# * **Why**: one program serves any layout. To use another mesh you change one line, and the loss curve stays the same.
 # * **Why not**: what is sent is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
 #   nothing in your program says so. The issue of the beginning is a case of it. So read the compiled text, annotate
 #   activations as well as weights, or write the collectives yourself.

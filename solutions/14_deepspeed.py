@@ -407,8 +407,8 @@ draw.table([{name: f"{said} in the file"} | changed for said, changed in both.it
 # %% [markdown]
 # The default of `gradient_accumulation_steps` is 1, so a step has one micro-batch, and every backward counts as the
 # last one of a step. In stages 1 and 2 the second gradient then takes the place of the first, which is lost. Stage 3
-# copies the first gradient of a step, and adds later ones to it. Say 2, and call `step` after each backward, as
-# DeepSpeed's documentation says, and the engine updates once, by the *mean* of the two gradients: 5.5 in every stage,
+# copies the first gradient of a step, and adds later ones to it. If you say 2 and call `step` after each backward, as
+# DeepSpeed's documentation says, the engine updates once, by the *mean* of the two gradients: 5.5 in every stage,
 # and still not PyTorch's 11. So a loop that adds up two losses must be written anew, not only configured.
 #
 # ## Build: a file from a description

@@ -671,9 +671,12 @@ check.bottlenecks(bottlenecks)
 # exercises and of `labs.cost`.
 #
 # **The bound**. Let t be the planned seconds of your layout, and b the least planned seconds of all layouts that fit.
-# Then t ≥ b. Nothing can beat it, because b is the minimum over every layout that the judge accepts. The score is 100 ×
-# b/t; your points are the mean of the six, so one point is one per cent of the best speed, averaged over the models. A
-# layout that does not fit scores nothing at all. FSDP over all GPUs with full recomputation scores 53.0.
+#
+# t ≥ b
+#
+# Nothing can beat it, because b is the minimum over every layout that the judge accepts. The score is 100 × b/t; your
+# points are the mean of the six, so one point is one per cent of the best speed, averaged over the models. A layout
+# that does not fit scores nothing at all. FSDP over all GPUs with full recomputation scores 53.0.
 
 # %%
 rows, cases, tried = [], beat.five_questions.cases, beat.five_questions.measured
