@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.moe.mixture import Experts, require_numbers
+from labs import agree
+from labs.moe.mixture import Experts, read_counts, require_numbers
 
 
 class AllToAll(torch.autograd.Function):
@@ -58,25 +59,30 @@ class ParallelExperts(Experts):
                 f"{len(experts)} experts cannot be split over ep={ranks} ranks, each of which needs one: make ep "
                 f"{len(experts)} or less, and edp larger"
             )
-        of_each = torch.arange(len(experts), device="cpu").tensor_split(ranks)
-        super().__init__({str(e): experts[str(e)] for e in of_each[rank].tolist()})
-        self.group, self.of_each = group, [len(numbers) for numbers in of_each]
+        of_each = [part.tolist() for part in torch.arange(len(experts), device="cpu").tensor_split(ranks)]
+        super().__init__({str(e): experts[str(e)] for e in of_each[rank]})
+        self.group, self.rank, self.of_each = group, rank, of_each
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
-        received = self.exchange_counts(counts_E)
-        sends = [int(counts.sum()) for counts in counts_E.split(self.of_each)]
-        receives = [sum(counts) for counts in received]
+        counts = read_counts(counts_E, len(rows_MD))
+        received = self.exchange_counts(counts_E, counts)
+        sends, receives = [sum(counts[e] for e in its) for its in self.of_each], [sum(each) for each in received]
         by_rank = AllToAll.apply(rows_MD, sends, receives, self.group).split(receives)
         # Backward begins with what came last, so that the first rank's gradient is the first of the sum.
         results = [self.apply_each(rows, its) for rows, its in zip(by_rank[::-1], received[::-1], strict=True)]
         return AllToAll.apply(torch.cat(results[::-1]), receives, sends, self.group)
 
-    def exchange_counts(self, counts_E: Tensor) -> list[list[int]]:
-        """Return the number of rows from each rank for each of this rank's experts."""
+    def exchange_counts(self, counts_E: Tensor, counts: list[int]) -> list[list[int]]:
+        """Return the number of rows from each rank for each of this rank's experts.
+
+        counts: the numbers in counts_E; in a dry run, every rank has these
+        """
         ranks = len(self.of_each)
         received = counts_E.new_empty(ranks * len(self))
-        dist.all_to_all_single(received, counts_E, [len(self)] * ranks, self.of_each, group=self.group)
+        dist.all_to_all_single(received, counts_E, [len(self)] * ranks, list(map(len, self.of_each)), group=self.group)
+        if agree.alone:
+            return [[counts[e] for e in self.of_each[self.rank]]] * ranks
         found = received.view(ranks, len(self)).tolist()
-        for rank, counts in zip(dist.get_process_group_ranks(self.group), found, strict=True):
-            require_numbers(counts, f" on rank {rank}")
+        for rank, its in zip(dist.get_process_group_ranks(self.group), found, strict=True):
+            require_numbers(its, f" on rank {rank}")
         return found

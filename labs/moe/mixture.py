@@ -25,7 +25,8 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from labs.moe.router import Router
+from labs import agree
+from labs.moe.router import Router, count
 
 
 class Experts(nn.ModuleDict):
@@ -33,7 +34,7 @@ class Experts(nn.ModuleDict):
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Return each row's result; the rows are sorted by expert, and expert e has counts_E[e] of them."""
-        counts = counts_E.tolist()
+        counts = read_counts(counts_E, len(rows_MD))
         require_numbers(counts, "")
         return self.apply_each(rows_MD, counts)
 
@@ -77,13 +78,20 @@ class Mixture(nn.Module):
     def sort(self, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of the rows, sorted by expert and then by token, without dropped ones; and counts_E."""
         expert_M, experts = chosen_NK.flatten(), self.router.gate.out_features
-        order_M, counts_E = expert_M.argsort(stable=True), expert_M.bincount(minlength=experts)
+        order_M, counts_E = expert_M.argsort(stable=True), count(expert_M, experts)
         if self.capacity is None:
             return order_M, counts_E
         most = math.ceil(self.capacity * len(expert_M) / experts)
         first_E = counts_E.cumsum(0) - counts_E
         place_M = torch.arange(len(order_M), device=order_M.device) - first_E[expert_M[order_M]]
         return order_M[place_M < most], counts_E.clamp(max=most)
+
+
+def read_counts(counts_E: Tensor, rows: int) -> list[int]:
+    """Return the counts on the host; in a dry run, whose tensors have no numbers, those of even loads."""
+    if agree.alone:
+        return [rows // len(counts_E) + (expert < rows % len(counts_E)) for expert in range(len(counts_E))]
+    return counts_E.tolist()
 
 
 def require_numbers(counts: list[int], where: str) -> None:

@@ -81,7 +81,7 @@ class Router(nn.Module):
 
     def note_balance(self, shares_NE: Tensor, chosen_NK: Tensor) -> None:
         tokens, experts = shares_NE.shape
-        load_E = chosen_NK.flatten().bincount(minlength=experts)
+        load_E = count(chosen_NK.flatten(), experts)
         f_E, P_E = load_E / max(1, chosen_NK.numel()), shares_NE.sum(0) / max(1, tokens)
         self.load_E = self.load_E + load_E
         self.balance_loss = experts * (f_E * P_E).sum()
@@ -90,6 +90,11 @@ class Router(nn.Module):
         """Return the balance loss of the latest forward (0-dim), and forget it, since it holds the forward's graph."""
         loss, self.balance_loss = self.balance_loss, None
         return loss
+
+
+def count(expert_M: Tensor, experts: int) -> Tensor:
+    """Return the number of rows of each expert; unlike `bincount`, it never waits for the device."""
+    return expert_M.new_zeros(experts).index_add(0, expert_M, torch.ones_like(expert_M))
 
 
 def balance_biases(model: nn.Module, rate: float, group: ProcessGroup | None = None) -> None:

@@ -16,9 +16,11 @@ import torch.distributed as dist
 
 from labs import cost
 from labs.agree import everybodys
+from labs.kit.dry import NeedsNumbers, dry
 from labs.kit.launch import run
 from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import mark
+from labs.kit.simulated.strategy_steps import rehearse
 from labs.kit.training.strategies import EXPERTS, ONE_DEVICE, set_up, step, train
 from labs.moe import MOE_PRESETS, MoEGPT
 from tests.depth import deepen
@@ -110,6 +112,22 @@ def test_even_loads_approach_the_textbooks_bytes():
         assert abs(found.sent / found.textbook - 1) < 1e-2
     assert cost.mixture_sent([[1, 2, 3], [4, 5, 6]], 0, dim=10) == 2 * 4 * 10 * (3 + 4 + 5) + 8
     assert [[*cost.own_experts(5, 3, rank)] for rank in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+def rehearsed(name, row):
+    for _ in rehearse(row, CONFIGS[name], 2):
+        pass
+
+
+def test_a_dry_run_has_even_loads_and_a_row_that_reads_them_is_refused():
+    for rank in (5, 6):
+        found = dry(rehearsed, "shared and tied", EXPERTS[0], ranks=64, rank=rank)
+        expected = EXPERTS[0].predict(cost.Job(CONFIGS["shared and tied"], 2, 64, rank))
+        assert found.communication.sent(rank, 1) == expected.sent and not found.reads[rank]
+        assert dict(found.memory.steady(rank)).items() >= {k: getattr(expected.held, k) for k in "PGS"}.items()
+    for name, row in (("shared and tied", EXPERTS[1]), ("biased, with full experts", EXPERTS[0])):
+        with pytest.raises(NeedsNumbers):
+            dry(rehearsed, name, row, ranks=64)
 
 
 def norms():

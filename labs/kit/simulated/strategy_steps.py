@@ -18,6 +18,7 @@ from labs.memory.recompute import recompute as compute_again
 from labs.memory.selective import ATTENTION, MATMULS
 from labs.mesh import Mesh
 from labs.model import GPT, Config
+from labs.moe import MoEConfig, MoEGPT
 
 
 def rehearse(
@@ -54,7 +55,7 @@ def rehearse(
 
 
 def model_of(config: Config, dtype: torch.dtype, recompute: str, seed: int = 0) -> GPT:
-    model = GPT(config, seed)
+    model = (MoEGPT if isinstance(config, MoEConfig) else GPT)(config, seed)
     if dtype != torch.float32:  # converting allocates new memory
         model.to(dtype)
     if recompute != "none":
