@@ -362,8 +362,9 @@ def some_ranks(strategy) -> int:
     return strategy.ranks(3 if strategy.fits(3) else 4)
 
 
-# These rows of PyTorch's and DeepSpeed's are another's with one option changed.
-ALIKE = re.compile("torch-(fsdp-no-reshard|fsdp-bf16|tp|pp-gpipe|pp-interleaved|pp-zbv)|deepspeed-1")
+# Each of these rows of PyTorch's and DeepSpeed's is another with one option changed, or two others at once.
+# tests/kit/test_dry.py has the bytes that PyTorch's hold, too.
+ALIKE = re.compile("torch-(fsdp-no-reshard|fsdp-bf16|tp|pp-gpipe|pp-interleaved|pp-zbv|pp-fsdp(-tp)?)|deepspeed-[12]")
 EVERY_ROW = ONE_DEVICE, *STRATEGIES, *WITH_AN_EXTRA
 HELD = [row for row in EVERY_ROW if not ALIKE.fullmatch(row.name)]
 

@@ -13,6 +13,7 @@ from labs.kit.launch import run
 from labs.kit.training import strategies
 from labs.model import GPT, Config, counted
 from labs.zero import Zero
+from tests.depth import deepen
 
 SMALL = Config(vocab=23, dim=16, depth=4, heads=4, kv_heads=4, hidden=20, context=8)
 STEPS = 2
@@ -54,11 +55,11 @@ def rows_that_fit(ranks):
 TWO, FOUR = rows_that_fit(2), rows_that_fit(4)
 
 
-def all_rows(names):
+def all_rows(names, cuts):
     losses, parameters = expected()
     for name in names:
         row, found = strategies.ROWS[name], []
-        for micro_batches in (1, 2):
+        for micro_batches in cuts:
             batches = in_parts(row.parts(dist.get_world_size()))
             own, kept = strategies.train(row, build, batches, micro_batches, keep=STEPS)
             largest = max((kept[name] - p).abs().max().item() for name, p in parameters.items())
@@ -67,18 +68,20 @@ def all_rows(names):
         yield name, found[0], losses.tolist()
 
 
-def every_row(names):
-    return list(all_rows(names))
+def every_row(names, cuts):
+    return list(all_rows(names, cuts))
 
 
+@pytest.mark.parametrize("cuts", [(2,), *deepen((1, 2))], ids=["two parts", "whole and two parts"])
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [(2, TWO), (4, [name for name in FOUR if name not in TWO]), pytest.param(4, FOUR, marks=pytest.mark.depth)],
     ids=["two", "four", "all on four"],
 )
-def test_every_row_weighs_by_the_targets_that_count_in_the_whole_batch(ranks, names):
+def test_every_row_weighs_by_the_targets_that_count_in_the_whole_batch(ranks, names, cuts):
+    """Train on a batch cut into micro-batches, and in depth on the whole batch, too."""
     assert names
-    for of_ranks in zip(*run(every_row, names, ranks=ranks, device="cpu"), strict=True):
+    for of_ranks in zip(*run(every_row, names, cuts, ranks=ranks, device="cpu"), strict=True):
         name, _, losses = of_ranks[0]
         found = [own for _, own, _ in of_ranks if own]
         mean = [sum(step) / len(found) for step in zip(*found, strict=True)]

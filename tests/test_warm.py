@@ -13,6 +13,7 @@ import pytest
 
 from labs.kit.launch import run
 from tools import warm
+from tools.warm import once
 from tools.warm.once import Once
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Python that forks others is warmed up on Linux only")
@@ -97,7 +98,7 @@ def test_a_job_is_run_once_in_all_notebooks(tmp_path: Path, monkeypatch: pytest.
     runs = tmp_path / "runs"
     (tmp_path / "jobs").mkdir()
 
-    def job(adds: str, says: str = "") -> str:
+    def job(adds: str, says: str = "", kind: type = str) -> str:
         with runs.open("a") as file:
             file.write(adds)
         print(says, end="")
@@ -105,10 +106,13 @@ def test_a_job_is_run_once_in_all_notebooks(tmp_path: Path, monkeypatch: pytest.
 
     def notebook() -> list[list[str]]:
         monkeypatch.setattr(Once, "asked", Counter())
-        return [run(job, *given, ranks=1) for given in (("a",), ("b",), ("a",), ("c", "said"))]
+        monkeypatch.setattr(once, "classes", Counter())
+        own = type("Own", (str,), {})
+        return [run(job, *given, ranks=1) for given in (("a",), ("b",), ("a",), ("d", "", own), ("c", "said"))]
 
     monkeypatch.setattr("labs.kit.ranks.run.Team", Once)
     monkeypatch.setattr(Once, "place", tmp_path / "jobs", raising=False)
+    monkeypatch.setattr("cloudpickle.cloudpickle._get_or_create_tracker_id", once.name_class)
     first = notebook()
-    assert first == [["a"], ["ab"], ["aba"], ["abac"]]
-    assert notebook() == [*first[:-1], ["abacc"]], "what prints is run again"
+    assert first == [["a"], ["ab"], ["aba"], ["abad"], ["abadc"]]
+    assert notebook() == [*first[:-1], ["abadcc"]], "what prints is run again"

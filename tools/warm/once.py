@@ -3,7 +3,7 @@
 Each notebook runs solved and as shipped, and most of its time goes into jobs that are the same in both.  Two jobs are
 the same if these are equal: the function with everything that it uses and is given, byte by byte; the other arguments
 of `run`; and how many such jobs their notebook ran before, so a job that runs twice still does.  A job that printed,
-warned or failed is run again.
+warned or failed is run again.  A class of a cell is sent under its name: both notebooks have a class of that name.
 """
 
 import hashlib
@@ -15,10 +15,13 @@ from typing import Any, ClassVar
 
 import cloudpickle
 import ipykernel.compiler
+from cloudpickle import cloudpickle as cloudpickle_parts
 
 from labs.kit.ranks import run
 from labs.kit.ranks.output import FIRST
 from labs.kit.ranks.team import Team
+
+classes: Counter[str] = Counter()  # how many classes of each name cells have sent
 
 
 class Once(Team):
@@ -50,8 +53,19 @@ class Once(Team):
         return values
 
 
+def name_class(cls: Any) -> str:
+    """Return the name under which cloudpickle sends a class of a cell, which would otherwise be drawn at random."""
+    known = cloudpickle_parts._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    if cls not in known:
+        classes[cls.__name__] += 1
+        known[cls] = f"{cls.__name__} {classes[cls.__name__]}"
+        cloudpickle_parts._DYNAMIC_CLASS_TRACKER_BY_ID[known[cls]] = cls
+    return known[cls]
+
+
 def in_this_kernel(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     Once.place, run.Team = folder, Once
+    cloudpickle_parts._get_or_create_tracker_id = name_class
     # Set the folder that the functions in cells seem to come from; its name usually contains the process's number.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_0"

@@ -23,6 +23,7 @@ from labs.cost import HeldBytes, Prediction
 from labs.kit.commands import tour
 from labs.kit.launch import RankError
 from labs.kit.training.strategies import COMPILED, ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with
+from tests.depth import deepen
 from tools import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,10 +169,14 @@ class Sums(ddp.Bucketed):
         super().average()
 
 
-def test_a_strategy_that_differs_fails_the_tour(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("extras", [False, *deepen(True)], ids=["alone", "beside those of an extra"])
+def test_a_strategy_that_differs_fails_the_tour(extras, monkeypatch, capsys, tmp_path):
     broken = {"sends-twice": SendsTwice, "sums": Sums}
     rows = [replace(STRATEGIES[1], name=name, apply=partial(average_with, each)) for name, each in broken.items()]
     monkeypatch.setattr(tour, "STRATEGIES", rows)
+    if not extras:
+        monkeypatch.setattr(tour, "WITH_AN_EXTRA", ())
+        monkeypatch.setattr(tour, "COMPILED", ())
     monkeypatch.chdir(tmp_path)
     assert tour.main(["--steps", "2", "--batch", "2", "--ranks", "2", "--strategies", "all"]) == 1
     out, printed = capsys.readouterr()
