@@ -1,12 +1,13 @@
 """The doctor of a job: `python -m labs doctor`, started by torchrun on every host of a shared machine.
 
-$ torchrun --nnodes 2 --nproc-per-node 2 ... -m labs doctor
+$ torchrun --nnodes 2 --nproc-per-node 2 ... -m labs doctor --mesh dp=2,tp=2
 ok    versions   PyTorch 2.13.0, gloo, on node1, node2
 ok    names      every host resolves the names of all hosts
 warn  clock      node2 is 3.2 s ahead of node1
 ...
 
-Each rank collects what it sees (`survey`), and all ranks send it to the first, which compares and prints.
+Each rank collects what it sees (`survey`), and all ranks send it to the first, which compares and prints.  The link of
+each axis is measured by the course's all-reduce, in all groups of the axis at once, as in a training.
 """
 
 import os
@@ -18,17 +19,22 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isinf
 from pathlib import Path
 from statistics import median
 
 import psutil
 import torch
 import torch.distributed as dist
+import tyro
 
+from labs.agree import everybodys
 from labs.collectives import all_reduce
-from labs.cost import LINKS
+from labs.cost import LINKS, all_reduce_seconds
 from labs.kit.commands.doctor import GiB, ReportLine
+from labs.kit.commands.dryrun import mesh_of
 from labs.kit.launch import run
+from labs.mesh import Mesh
 
 SMALL, LARGE, TIMES = 1, 2**20, 10  # numbers of a message, and messages of each size
 CLOCK = 1.0  # seconds by which hosts may differ, before logs of two hosts are hard to compare
@@ -51,8 +57,24 @@ class Survey:
     ahead: float
 
 
-def survey(folder: str) -> tuple[list[Survey], dict[str, tuple[float, float]]]:
-    """Return what each rank sees, and {"inside a host" or "between hosts": (seconds of latency, bytes per second)}."""
+@dataclass(frozen=True)
+class AxisLink:
+    """The measured link of a mesh axis.
+
+    crosses: whether the axis has ranks of several hosts in one group
+    latency: seconds of an all-reduce of one number
+    bandwidth: bytes per second that each rank sends in a large all-reduce
+    """
+
+    axis: str
+    size: int
+    crosses: bool
+    latency: float
+    bandwidth: float
+
+
+def survey(folder: str, mesh: str = "") -> tuple[list[Survey], list[AxisLink]]:
+    """Return what each rank sees, and the link of each axis of the mesh; by default, of hosts and of a host's ranks."""
     rank, host = dist.get_rank(), socket.gethostname()
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, host)
@@ -77,10 +99,16 @@ def survey(folder: str) -> tuple[list[Survey], dict[str, tuple[float, float]]]:
     dist.all_gather_object(seen, mine)
     if rank == 0:
         probe.unlink()
-    inside = next(([0, other] for other in range(1, len(hosts)) if hosts[other] == hosts[0]), None)
-    between = next(([0, other] for other in range(1, len(hosts)) if hosts[other] != hosts[0]), None)
-    links = {"inside a host": inside, "between hosts": between}
-    return seen, {name: measured(pair) for name, pair in links.items() if pair}
+    axes = {axis: size for axis, size in axes_of(mesh, hosts).items() if size > 1}
+    grid = Mesh(tuple(axes.values()), tuple(axes)) if axes else None
+    return seen, [measured(axis, grid.get_group(axis), hosts) for axis in axes]
+
+
+def axes_of(mesh: str, hosts: list[str]) -> dict[str, int]:
+    if mesh:
+        return mesh_of(mesh, len(hosts))
+    each = {hosts.count(host) for host in hosts}
+    return {"hosts": len({*hosts}), "ranks": each.pop()} if len(each) == 1 else {"ranks": len(hosts)}
 
 
 def resolves(name: str) -> bool:
@@ -99,15 +127,21 @@ def ahead() -> float:
     return (began + time.time()) / 2 - first[0]
 
 
-def measured(pair: list[int]) -> tuple[float, float]:
-    """Return latency and bandwidth between two ranks, by the course's all-reduce; all ranks call this function."""
-    group = dist.new_group(pair)
-    found = (0.0, 0.0)
-    if dist.get_rank() in pair:
-        small, large = (seconds(torch.zeros(size), group) for size in (SMALL, LARGE))
-        found = small, 4 * LARGE / max(large - small, 1e-9)  # each of two ranks sends as many bytes as the tensor has
-    dist.barrier()
-    return found
+def measured(axis: str, group: dist.ProcessGroup, hosts: list[str]) -> AxisLink:
+    """Return the link of an axis, by the times of its slowest rank; all ranks call this function."""
+    ranks = dist.get_process_group_ranks(group)
+    mine = [seconds(torch.zeros(size), group) for size in (SMALL, LARGE)]
+    found = everybodys((len({hosts[rank] for rank in ranks}) > 1, *mine), None).values()
+    crosses, small, large = (max(column) for column in zip(*found, strict=True))
+    sent = 2 * (len(ranks) - 1) / len(ranks) * 4 * LARGE  # in a ring
+    return AxisLink(axis, len(ranks), crosses, small, sent / max(large - small, 1e-9))
+
+
+def assumed(link: AxisLink) -> str:
+    """Return what labs.cost assumes of an axis, for each class of links that it may have."""
+    fit = {name: each for name, each in LINKS.items() if isinf(each.reach) == link.crosses and each.reach >= link.size}
+    times = {name: 1e6 * all_reduce_seconds(4 * SMALL, link.size, each) for name, each in fit.items()}
+    return "; ".join(f"{times[name]:.0f} µs, {each.bandwidth / 1e9:g} GB/s by {name}" for name, each in fit.items())
 
 
 def seconds(x: torch.Tensor, group: dist.ProcessGroup) -> float:
@@ -120,9 +154,8 @@ def seconds(x: torch.Tensor, group: dist.ProcessGroup) -> float:
     return median(times)
 
 
-def report(seen: list[Survey], links: dict[str, tuple[float, float]]) -> Iterator[ReportLine]:
+def report(seen: list[Survey], links: Sequence[AxisLink] = ()) -> Iterator[ReportLine]:
     by_host = {each.host: each for each in seen}
-    hosts = ", ".join(by_host)
     versions = grouped(by_host, lambda each: each.versions)
     same = (
         "" if len(versions) == 1 else "all hosts need the same environment: set it up in a folder that all of them see"
@@ -149,10 +182,10 @@ def report(seen: list[Survey], links: dict[str, tuple[float, float]]) -> Iterato
         yield line("warn", what, low and f"{low}", f"{min(values.values()):,} {unit}", f"ask for {least:,} {unit}")
     locked = min(each.locked for each in seen)
     yield ReportLine("ok", "memlock", "unlimited" if locked < 0 else f"{locked:,} bytes; InfiniBand needs more")
-    assumed = "; ".join(f"{name} {link.bandwidth / 1e9:g} GB/s" for name, link in LINKS.items())
-    for name, (latency, bandwidth) in links.items():
-        yield ReportLine("ok", "link", f"{name}: {1e6 * latency:,.0f} µs, {bandwidth / 1e9:.2f} GB/s")
-    yield ReportLine("ok", "assumed", f"labs.cost knows {assumed} (on {hosts} nothing of that is promised)")
+    for link in links:
+        where = f"{link.axis}, {link.size} ranks {'between hosts' if link.crosses else 'inside a host'}"
+        speed = f"{1e6 * link.latency:,.0f} µs, {link.bandwidth / 1e9:.2f} GB/s"
+        yield ReportLine("ok", "link", f"{where}: {speed}", f"labs.cost assumes {assumed(link)}")
 
 
 def line(status: str, what: str, problem: object, fine: str, remedy: str) -> ReportLine:
@@ -171,15 +204,27 @@ def told(values: dict[str, list[str]]) -> str:
     return "; ".join(f"{value}, on {', '.join(hosts)}" for value, hosts in values.items())
 
 
+@dataclass
+class Doctor:
+    """Say what a user of these hosts must know first."""
+
+    mesh: str = ""  # the axes of a training, outermost first, whose links are measured, like dp=2,tp=2
+
+
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the report on rank 0; return 1 if a host cannot take part."""
-    [(seen, links), *others] = run(survey, os.getcwd())
-    links |= {name: found for _, each in others for name, found in each.items() if found != (0.0, 0.0)}
-    lines = list(report(seen, links))
-    if os.environ["RANK"] == "0":
-        for each in lines:
-            print(f"{each.status:<5} {each.what:<10} {each.found}")
-            if each.remedy:
-                print(f"{'':<17}{each.remedy}")
-        sys.stdout.flush()
+    """Print the report on rank 0; return 1 if a host cannot take part, and 2 for a mesh of other ranks."""
+    mesh = tyro.cli(Doctor, prog="python -m labs doctor", args=arguments).mesh
+    speaks = os.environ["RANK"] == "0"
+    try:
+        axes_of(mesh, [""] * int(os.environ["WORLD_SIZE"]))
+    except ValueError as error:
+        if speaks:
+            print(error, file=sys.stderr)
+        return 2
+    lines = list(report(*run(survey, os.getcwd(), mesh)[0]))
+    for each in lines if speaks else ():
+        print(f"{each.status:<5} {each.what:<10} {each.found}")
+        if each.remedy:
+            print(f"{'':<17}{each.remedy}")
+    sys.stdout.flush()
     return int(any(each.status == "FAIL" for each in lines))
