@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Three dimensions: all of them on one mesh
 #
-# *A model is too large for one way to split it. Can all of them be used at once, and is it then still the same
-# training?*
+# *You have 32 GPUs and a model of 70 billion parameters. How do you divide the training, and is it then still the
+# training of one model?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 25 without exercises, 65 with them, 5 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 30 without exercises, 65 with them, 10 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -20,7 +20,7 @@ recall.ask("11")
 import logging
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import ceil, prod
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from labs.kit import beat, check, draw, play, train
 from labs.kit.launch import Link, run
 from labs.kit.record import by_axis, mark
 from labs.mesh import Mesh
-from labs.model import GPT, PRESETS, Config
+from labs.model import GPT, PRESETS
 from labs.parallel import AXES, Parallel
 
 on_cpu = partial(run, device="cpu")
@@ -42,39 +42,84 @@ on_cpu = partial(run, device="cpu")
 # %% [markdown]
 # ## Question
 #
-# Llama 3 405B was trained on 16,384 GPUs with TP 8, PP 16 and DP 128, and on 8,192 GPUs with TP 8, PP 16 and DP 64
-# (arXiv 2407.21783, table 4). Why these three, why in these sizes, and how did anybody know that it was still the
-# training of *one* model?
+# Llama 3 405B was trained on 16,384 GPUs with TP 8, PP 16 and DP 128, 2,048 sequences in a step (arXiv 2407.21783,
+# table 4). Why three dimensions, why in these sizes, and how did anybody know that it was still the training of *one*
+# model?
 #
-# Take a smaller case: Llama 3 70B on four nodes of eight GPUs with 80 GB each. You know four ways to divide a training
-# by 32. If you take each of them alone, what stands in its way? The table counts 16 bytes per parameter, as in notebook
-# 04, and no activations yet. A step has 512 sequences of 4,096 tokens.
+# Take a case that you may meet: Llama 3 70B on four nodes of eight H100s with 80 GB each, with sequences of 4,096
+# tokens. You know four ways to divide a training by 32. DDP alone is out: every card would hold 16 bytes per parameter,
+# 1,129 GB. With each of the other three it holds a 32nd of that, 35 GB. How long does a step take? The function below
+# puts together what notebooks 06, 09 and 10 found:
+#
+# * FSDP gathers the weights twice and reduces their gradients once. All of this may travel while a GPU computes.
+# * TP adds up the activations x four times in every layer. For these all-reduces every GPU waits.
+# * A pipeline of p stages with m micro-batches takes as long as m + p − 1 of them: the rest is its bubble.
+
+# %% tags=["subject"]
+llama, GPUS = PRESETS["llama3-70b"], 32
+BETWEEN, INSIDE = 50, 450  # GB/s of a GPU, by the network and by NVLink
+parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
+weights, x = 2 * parameters / 1e9, 2 * 4096 * llama.dim / 1e9  # GB in 16 bits; x of a sequence
+compute = 6 * parameters * 4096 / 400e12  # seconds of a GPU for a sequence, at 400 TFLOP/s
+
+
+def step_time(sequences, shard=1, pp=1, tp=1, between=BETWEEN):
+    """Seconds of a step, in micro-batches of one sequence."""
+    rounds = ceil(sequences / shard) + pp - 1  # with the bubble
+    layers = ceil(llama.depth / pp)  # of the longest stage
+    computing = rounds * compute / tp * layers / llama.depth
+    reduces = rounds * layers * 4 * 2 * (tp - 1) / tp * x / (INSIDE if tp <= 8 else between)
+    gathers = 3 * weights / pp / tp * (shard - 1) / shard / between
+    return max(computing, gathers) + reduces
+
 
 # %%
-llama, gpus, bandwidth = PRESETS["llama3-70b"], 32, 50  # GB/s of a GPU
-parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
-once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of them, in 16 bits
-reduced = 2 * (gpus - 1) / gpus * 2 * 4096 * llama.dim / 1e9  # GB to add up x of a sequence
-reduces = 4 * llama.depth * 512 * reduced
-walls = {
-    "32 replicas (DDP)": (1, "a card has 80 GB"),
-    "32 shards (FSDP)": (32, f"sends 3 × {once:,.0f} GB: {3 * once / bandwidth:.0f} s a step"),
-    "TP 32": (32, f"{llama.kv_heads} key heads; all-reduces: {reduces / bandwidth:.0f} s"),
-    "PP 32": (32, f"{llama.depth} layers, 32 stages; bubble 31/m"),
-}
-print(f"at 400 TFLOP/s, a GPU computes for {6 * parameters * 4096 * 512 / gpus / 400e12:.0f} s")
-held = {name: f"{16 * parameters / parts / 1e9:,.0f} GB" for name, (parts, _) in walls.items()}
-draw.table([{"": key, "a GPU holds": held[key], "its wall": walls[key][1]} for key in walls])
+LAYOUTS = {"FSDP 32": {"shard": 32}, "PP 32": {"pp": 32}, "TP 32": {"tp": 32}}
+LAYOUTS |= {"TP 8 × FSDP 4": {"tp": 8, "shard": 4}, "TP 8 × PP 4": {"tp": 8, "pp": 4}}
+held = 16 * parameters / 1e9
+print(f"a GPU holds {held:,.0f} GB with DDP, and {held / GPUS:.0f} GB in these layouts")
+rows = []
+for name, layout in ({"computing alone": None} | LAYOUTS).items():
+    took = {n: step_time(n, **layout) if layout else n * compute / GPUS for n in (512, 32)}
+    rows.append({"a step of": name} | {f"{n} sequences": f"{t:.1f} s" for n, t in took.items()})
+draw.table(rows)
 
 # %% [markdown]
-# These are four *different* walls: the memory of a card, the wire between nodes, the heads and the all-reduces of every
-# layer, and the bubble. Only the first one is final. The others cost time, and how much depends on the batch. FSDP
-# alone is not bad here: its eight seconds are few beside the computing, as long as the batch is as large as this.
+# With 512 sequences, FSDP alone is as quick as computing itself: nobody needs a second dimension. PP 32 is slower,
+# since 80 layers do not fill 32 stages evenly. TP 32 waits for all-reduces between nodes (and Llama has eight key
+# heads, too few for 32 ranks).
 #
-# Now combine them. TP 8 keeps its all-reduces inside a node, and FSDP with 4 shards, or 4 stages, connects the nodes.
-# Each wall is then further away than with one dimension alone. That is what the 405B run does: TP 8 fills a node, PP
-# 16 cuts the layers, and DP takes all GPUs that are left. Whether the activations fit is another question, to which
-# the last section returns.
+# With 32 sequences FSDP needs 8.2 s, but computes for 4.3 s only. The rest of the time it waits for weights, and both
+# layouts of *two* dimensions are quicker. Somewhere in between, the order changes.
+#
+# ## Predict
+#
+# Per parameter, FSDP moves three times 2 bytes at 50 GB/s, and computes 6 operations for each token at 400 TFLOP/s.
+# From how many sequences of 4,096 tokens on can 32 GPUs hide all of FSDP's messages?
+
+# %%
+guess_sequences = 61  # your number
+
+gathers = 3 * weights * (GPUS - 1) / GPUS / BETWEEN
+why = f"Weights travel for {gathers:.1f} s, and a sequence computes for {compute / GPUS:.3f} s."
+SEQUENCES, three = (8, 16, 32, 64, 128, 256, 512), ("FSDP 32", "TP 8 × FSDP 4", "TP 8 × PP 4")
+lines = {name: [(n, step_time(n, **LAYOUTS[name]) / n) for n in SEQUENCES] for name in three}
+what = "Llama 3 70B on 32 GPUs: the seconds of a step, divided by its sequences"
+display(draw.on_scales(lines, "sequences in a step", "seconds per sequence", what))
+even = round(gathers / (compute / GPUS))
+check.predict("From this many sequences on:", guess_sequences, even, reason=why)
+
+# %% [markdown]
+# The size of the model cancels: FSDP is hidden from 400 × 10¹² / (50 × 10⁹) = 8,000 tokens on *each rank of its axis*.
+# If eight GPUs share their tokens by TP, 8,000 tokens for the eight of them are enough, or 1,000 for each GPU. That is
+# what further dimensions are for: **few tokens per GPU**.
+#
+# And that is where large runs are. The 405B run had 2,048 × 8,192 tokens for 16,384 GPUs, or 1,024 for each. TP 8, with
+# FSDP over everything else, would be just at the limit. With PP 16 in addition, 128 GPUs share their tokens, and there
+# is room to spare; the price is a bubble.
+#
+# `step_time` is a rough model. It hides messages perfectly, and it forgets the memory of activations; notebook 15 has
+# the whole bill. Here the question is how such a layout is built, and whether it is then still the same training.
 #
 # ## Picture
 #
@@ -89,16 +134,22 @@ draw.table([{"": key, "a GPU holds": held[key], "its wall": walls[key][1]} for k
 # ## Build: a place in four axes
 #
 # The course's mesh has four axes, in this order: `pp`, `replicate`, `shard`, `tp`. The two in the middle are those of
-# HSDP (notebook 06): ranks along both of them read different sequences. An axis that is not wanted has size 1. Here are
-# eight ranks on two nodes. In each row, ranks with the same letter and tint are a group. Choose a rank: with which
-# ranks does it communicate, and over which wire?
+# HSDP (notebook 06): replicas have copies of the shards. An axis that is not wanted has size 1. Here are eight ranks on
+# two nodes. In each row, ranks with the same letter and tint are a group. Choose a rank: with which ranks does it
+# communicate, and over which wire?
 
 # %%
 EIGHT = {"pp": 2, "replicate": 1, "shard": 2, "tp": 2}
-ranks = {"all": None} | {f"rank {n}": n for n in range(8)}
+sizes, ranks = tuple(EIGHT.values()), {"all": None} | {f"rank {n}": n for n in range(8)}
 play.explore(partial(draw.nodes, EIGHT, 4), rank=ranks)
 
 # %% [markdown]
+# Which ranks read the same sequences as rank 5?
+#
+# <details><summary>Answer</summary>Ranks 0, 1, 4 and 5. Only the data's axes, <code>replicate</code> and
+# <code>shard</code>, divide the batch. Ranks along <code>tp</code> work on one matrix together, and ranks along
+# <code>pp</code> on one sequence, one after the other: they must all read the same.</details>
+#
 # ### Exercise 1: what is my part? (5 minutes)
 #
 # Which layers, which sequences of the batch, which heads, and which piece of the state are a rank's own? The first
@@ -136,69 +187,7 @@ def my_part(sizes, rank, layers, sequences, heads):
 check.my_part(my_part)
 
 # %% [markdown]
-# ## Predict
-#
-# On 64 ranks, with pp 2, replicate 2, shard 4 and tp 4: how many read the sequences that rank 5 reads, including rank
-# 5? Replicas, as in notebook 06, have copies of the shards, and read different sequences.
-
-# %%
-guess_readers = 8  # your number
-
-grid = Mesh((2, 2, 4, 4), AXES).mesh
-parts = grid.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # a row for each part of the batch
-[readers] = [ranks for ranks in parts.tolist() if 5 in ranks]
-why = f"They are {readers}."
-check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers), reason=why)
-
-# %% [markdown]
-# Only the axes of the data divide the batch. Ranks along `tp` work on one matrix together, and ranks along `pp` on one
-# sequence, one after the other: they must all read the same.
-#
-# ## Build: who averages what
-#
-# After its backward, a rank has a gradient for each of its parameters. The optimizer needs that of the whole batch.
-# Along `dp` (the data's axes, as one) ranks have the same parameter, and different sequences, so the *mean*. Along the
-# other two it depends on the parameter:
-#
-# | kind | for example | along tp, ranks have | along pp, ranks have |
-# |---|---|---|---|
-# | `"split"` | a query matrix | different columns | different layers |
-# | `"whole"` | a norm's weight | the same gradient | different layers |
-# | `"summand"` | a norm's weight, with sequences split (notebook 09) | the sum over its own tokens | different layers |
-# | `"tied"` | an embedding that is the head, too | different words | a summand each, at both ends |
-#
-# ### Exercise 2: combine (10 minutes)
-#
-# Write it down once, for all four kinds. The check gives `"tied"` only where there are two stages or one, so that all
-# ranks along `pp` have it. Budget: nothing travels along an axis where nothing has to be added.
-
-
-# %% tags=["exercise"]
-def combine(gradient, kind, mesh):
-    """Turn the gradient into the one that the optimizer of this rank needs, in place.
-
-    kind: "split", "whole", "summand" or "tied"
-    mesh: axes "pp", "dp", "tp"; it has get_group(axis) and size(axis)
-    """
-    ### BEGIN SOLUTION
-    for axis in {"summand": ("dp", "tp"), "tied": ("dp", "pp")}.get(kind, ("dp",)):
-        dist.all_reduce(gradient, group=mesh.get_group(axis))
-    gradient /= mesh.size("dp")
-    ### END SOLUTION
-
-
-check.combine(combine)
-
-# %% [markdown]
-# Here is what your `combine` does on 2 × 2 × 2 ranks. Cells with one tint have the same parameter.
-
-# %%
-draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, combine)
-
-# %% [markdown]
-# So *the mean is taken along the data's axes, and nowhere else*. Along all others it is a sum, or nothing.
-#
-# ## Build: two at a time
+# ## Build: two at a time, then three
 #
 # When two strategies meet, one takes what the other has left. Here a matrix of each layer is cut three times, down to
 # the piece that rank 5 holds:
@@ -207,15 +196,14 @@ draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, combine)
 draw.weight_cut({"pp": 2, "shard": 2, "tp": 2}, rank=5)
 
 # %% [markdown]
-# FSDP shards the *part* that `tp` and `pp` have left, and not the whole matrix, and it gathers the part alone. In the
-# exercise, a linear layer `y = x @ w` is split by rows along `tp`, and its part is sharded along `dp`.
+# FSDP shards the *part* that `tp` and `pp` have left, and not the whole matrix, and it gathers the part alone.
 #
-# ### Exercise 3: one layer in two dimensions (10 minutes)
+# ### Exercise 2: one layer in two dimensions (10 minutes)
 #
-# Write its forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`, which may be 2-D: the
-# ranks' rows one after the other. `reduce_scatter(vector, group)` returns this rank's equal part of the sum of all
-# vectors (1-D). For y use `dist.all_reduce`. Budget: along `dp` what FSDP sends for this part, along `tp` one
-# all-reduce of y.
+# A linear layer `y = x @ w` is split by rows along `tp`, and its part is sharded along `dp`, the data's axis. Write its
+# forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`, which may be 2-D: the ranks' rows
+# one after the other. `reduce_scatter(vector, group)` returns this rank's equal part of the sum of all vectors (1-D).
+# For y use `dist.all_reduce`. Budget: along `dp` what FSDP sends for this part, along `tp` one all-reduce of y.
 
 # %% tags=["exercise"]
 from labs.group import all_gather, reduce_scatter
@@ -243,9 +231,7 @@ def two_dimensions(x, piece, dy, mesh):
 check.two_dimensions(two_dimensions)
 
 # %% [markdown]
-# ## Build: three at once
-#
-# [labs/parallel.py](../labs/parallel.py) puts the parts together in one order, which is the order of its code:
+# [labs/parallel.py](../labs/parallel.py) puts three dimensions together in one order, which is the order of its code:
 #
 # 1. `tp` splits the matrices of every stage. It comes first, since what follows takes a rank's part for the parameter.
 # 2. `pp` leaves each rank its own stages.
@@ -267,6 +253,133 @@ def parallel_of(sizes, microbatches=2, config=CONFIG, order=AXES):
     return Parallel(stages, pp.one_f_one_b(of["pp"], microbatches), mesh, tp.gpt_plan(config))
 
 
+def steps(sizes, cases, order=AXES):
+    """Two steps of each case; in the second one a rank sends what it sends from then on."""
+    for batch, microbatches in cases:
+        parallel = parallel_of(sizes, microbatches, order=order)
+        for number in range(2):
+            mark("step")
+            few = [part[:batch] for part in loader[number]]
+            parallel.forward_backward(*train.my_sequences(parallel.mesh, few))
+            mark("end")
+
+
+# %% [markdown]
+# ## Build: which axis on which wire
+#
+# Run it on eight ranks. They are on two nodes, with a slow wire between them (notebook 05's `Link`). Three steps differ
+# in their batch and micro-batches. If the batch is twice as large, by what factor do the bytes along `shard` grow?
+# Below the table is the last of these steps as rank 0 recorded it, with a colour for each axis.
+
+# %%
+guess_factor = 1  # your number
+
+CASES = {"batch 8": (8, 2), "batch 8, more micro-batches": (8, 4), "batch 16": (16, 4)}
+wire, name, rows = Link(nodes=2, bandwidth="10 Mbit/s"), "pp × shard × tp", []
+job = partial(on_cpu, steps, ranks=8, link=wire, record="communication")
+found = {name: job(sizes, CASES.values(), tell=name).recording}
+for number, (case, (_, m)) in enumerate(CASES.items()):
+    sent = by_axis(found[name], 0, 2 * number + 1)
+    sends = {axis: f"{sent[axis]:,} B" for axis in ("pp", "shard", "tp")}
+    rows.append({"rank 0 sends": case, "micro-batches": m} | sends)
+once, twice = (by_axis(found[name], 0, step)["shard"] for step in (3, 5))
+display(draw.table(rows), draw.rank_by_axis(found[name], rank=0, step=5))
+why = "They are parameters and gradients."
+check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
+
+# %% [markdown]
+# In the timeline, `shard` has calls only at the beginning and at the end of a step, around all micro-batches. `tp` has
+# some in every layer of every micro-batch. A bar along `pp` is the time in which the rank waits for a message of its
+# neighbour; a thin mark is a message for which it did not wait.
+#
+# Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
+# gradients do, once a step. More micro-batches of the same batch change no bytes. They are more calls, each with its
+# latency, and they shorten the bubble.
+#
+# Now the order of the axes. The first axis of a mesh crosses from node to node, the others stay inside. In any order a
+# rank sends the same bytes; what changes is who sits where. The first row below is the mesh that you have just seen.
+# If `tp` comes first instead of `pp`, how many times as long is the wire busy?
+
+# %%
+guess_busy = 9  # your number
+
+for order in (("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
+    name = " × ".join(axis for axis in order if axis != "replicate")
+    found[name] = job(sizes, [CASES["batch 8"]], order, tell=name).recording
+busy = []
+for name, seen in found.items():
+    busy.append(8 * sum(seen.across(rank, 1) for rank in range(4)) / wire.bandwidth)
+    print(f"{name}: the wire is busy for {busy[-1]:.2f} s in a step")
+display(draw.orders(found, step=1, sizes=EIGHT))
+check.predict("The wire is busy, times:", guess_busy, round(busy[2] / busy[0], 1))
+
+# %% [markdown]
+# Each box has a rank's place on the axes (p 0 is the first stage); in bold is the axis whose ranks are on different
+# nodes. With `tp` in bold, every all-reduce of every layer crosses the slow wire. So stages go between the nodes, and
+# tensor parallelism stays inside. Shards are in between. They may travel while a rank computes, as a stage's message
+# may (notebook 06); tensor parallelism waits for each of its messages.
+#
+# <details><summary>Do the axes disturb each other? In one place: the bubble.</summary>
+#
+# It takes (p − 1)/m of a step's computing, and m is the number of micro-batches of <em>one</em> rank's part of the
+# batch. With twice as many data-parallel ranks, and the same batch and size of a micro-batch, m is half, and the bubble
+# is twice as long.
+# </details>
+#
+# ## Build: who averages what
+#
+# The layout is built. Is it still the training of one model? First the gradients. After its backward, a rank has a
+# gradient for each of its parameters, and the optimizer needs that of the whole batch. Along `dp` (the data's axes, as
+# one) ranks have the same parameter and different sequences, so they take the *mean*. Along the other two it depends on
+# the parameter:
+#
+# | kind | for example | along tp, ranks have | along pp, ranks have |
+# |---|---|---|---|
+# | `"split"` | a query matrix | different columns | different layers |
+# | `"whole"` | a norm's weight | the same gradient | different layers |
+# | `"summand"` | a norm's weight, with sequences split (notebook 09) | the sum over its own tokens | different layers |
+# | `"tied"` | an embedding that is the head, too | different words | a partial sum, at both ends |
+#
+# ### Exercise 3: combine (10 minutes)
+#
+# Write it down once, for all four kinds. A tied weight has two partial sums: one where it is the embedding, one where
+# it is the head. The check has at most two stages then, so that every rank along `pp` holds one of them. Budget:
+# nothing travels along an axis where nothing has to be added.
+
+
+# %% tags=["exercise"]
+def combine(gradient, kind, mesh):
+    """Turn the gradient into the one that the optimizer of this rank needs, in place.
+
+    kind: "split", "whole", "summand" or "tied"
+    mesh: axes "pp", "dp", "tp"; it has get_group(axis) and size(axis)
+    """
+    ### BEGIN SOLUTION
+    for axis in {"summand": ("dp", "tp"), "tied": ("dp", "pp")}.get(kind, ("dp",)):
+        dist.all_reduce(gradient, group=mesh.get_group(axis))
+    gradient /= mesh.size("dp")
+    ### END SOLUTION
+
+
+check.combine(combine)
+
+# %% [markdown]
+# Here is what your `combine` does on 2 × 2 × 2 ranks. Cells with one tint have the same parameter.
+
+# %%
+draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, combine)
+
+# %% [markdown]
+# So *the mean is taken along the data's axes, and nowhere else*. Along all others it is a sum, or nothing.
+#
+# ## Is it still one training?
+#
+# Train for two steps of AdamW in one process, then in two dimensions on four ranks, then in three on eight. If a
+# gradient were combined wrongly anywhere, the norm of the gradients would tell: it is computed from all of them. How
+# far are parameters from those of one process after the two steps?
+
+
+# %% tags=["subject"]
 def ours(sizes):
     """The norms of two steps, and this rank's parameters, whole."""
     parallel = parallel_of(sizes)
@@ -276,33 +389,27 @@ def ours(sizes):
     return norms, {name: p.detach() for name, p in parallel.full_parameters().items()}
 
 
-# %% [markdown]
-# Is that the training of one process? Each row below is a real job: two dimensions at a time on four ranks, then three
-# on eight. Look at the norms of the gradients in both steps, and at how far any parameter is from that of one process
-# after two steps of AdamW.
-
 # %%
 [alone] = on_cpu(train.one_process, GPT(CONFIG), [loader[0], loader[1]], ranks=1)
-jobs, rows = {}, []
-norms = {f"step {n}": f"norm {norm:7.4f}" for n, norm in enumerate(alone[0])}
-rows.append({"training": "one process"} | norms | {"a parameter is off by at most": "0"})
-for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
-    job = jobs[sizes] = on_cpu(ours, sizes, ranks=prod(sizes), record="communication")
+jobs, norms = {}, {"one process": (alone[0], "0")}
+for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), sizes):
+    job = jobs[shape] = on_cpu(ours, shape, ranks=prod(shape), record="communication")
     off = train.largest_difference(job, alone)["parameter"]
-    name = " × ".join(f"{a} {n}" for a, n in zip(AXES, sizes, strict=True) if n > 1)
-    norms = {f"step {n}": f"norm {norm:7.4f}" for n, norm in enumerate(job[0][0])}
-    below = "below 1e-5" if off < 1e-5 else f"{off:.1e}"
-    rows.append({"training": name} | norms | {"a parameter is off by at most": below})
+    name = " × ".join(f"{a} {n}" for a, n in zip(AXES, shape, strict=True) if n > 1)
+    norms[name] = job[0][0], "below 1e-5" if off < 1e-5 else f"{off:.1e}"
+rows = []
+for name, (of_steps, off) in norms.items():
+    both = {f"step {n}": f"norm {norm:7.4f}" for n, norm in enumerate(of_steps)}
+    rows.append({"training": name} | both | {"a parameter is off by at most": off})
 draw.table(rows)
 
 # %% [markdown]
-# It is one training. The sums are taken in another order, so the last digits of a float32 may differ, and nothing else.
+# In these two steps it is one training. The norms agree within a unit of the fourth decimal, and all parameters within
+# 10⁻⁵. The last digits may differ, since sums of float32 are taken in another order.
 #
-# ### PyTorch's parts
-#
-# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`.
-# [labs/native](../labs/native/three_dimensions.py) puts them together in the same order: `native.parallel` splits and
-# shards this rank's stage, and `native.pp` builds the pipeline.
+# PyTorch has all parts, too: `parallelize_module`, `fully_shard`, and the schedules of
+# `torch.distributed.pipelining`. [labs/native](../labs/native/three_dimensions.py) puts them together in the same
+# order: `native.parallel` splits and shards this rank's stage, and `native.pp` builds the pipeline.
 
 
 # %% tags=["subject"]
@@ -325,111 +432,49 @@ def pytorchs(sizes):
 
 
 # %% [markdown]
-# What does each of the eight ranks send in a step along each axis? And what does it hold: P and S when a step begins,
-# and its own gradients G when they are reduced? `predicted` is computed without a run, by
-# [labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py). Ranks with the same numbers share a row.
+# Each of the eight ranks now has two bars: ours on the left, PyTorch's on the right. The black lines are predictions,
+# by formulas and without a run ([labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py)). Bytes held are those of P and S
+# when a step begins, and of a rank's own gradients G when they are reduced. Before you run it: which ranks hold the
+# most, and why?
+
 
 # %%
-sizes = tuple(EIGHT.values())
+def measured(job, way):
+    """What each rank of a job sends, and holds when the same is run again."""
+    held = on_cpu(way, sizes, ranks=8, record="memory").recording
+    kinds = [held.moments(rank, 1)[0][1] | {"G": held.steady(rank)["G"]} for rank in range(8)]
+    return [by_axis(job.recording, rank) | kinds[rank] for rank in range(8)]
+
+
 said = [train.predicted(CONFIG, sizes, rank, microbatches=2, batch=16) for rank in range(8)]
-theirs, sides = on_cpu(pytorchs, sizes, ranks=8, record="communication"), []
-for job, way in ((jobs[sizes], ours), (theirs, pytorchs)):
-    memory = on_cpu(way, sizes, ranks=8, record="memory").recording
-    begin = [memory.moments(rank, 1)[0][1] for rank in range(8)]  # of the second step
-    most = [{"G": memory.steady(rank)["G"]} for rank in range(8)]
-    sides.append([by_axis(job.recording, rank) | begin[rank] | most[rank] for rank in range(8)])
-names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
-names |= {"P": "hold of P", "G": "hold of G", "S": "hold of S"}
+theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
+sides = {"ours": measured(jobs[sizes], ours), "PyTorch's": measured(theirs, pytorchs)}
 print("PyTorch's:", ", ".join(f"norm {norm:7.4f}" for norm in theirs[0]))
-draw.by_rank(said, *sides, names=names)
+draw.sent_and_held(said, sides)
+
+# %% [markdown]
+# Every bar ends at its line. Each rank holds an eighth of the state, but for norms, which are whole along `tp`. Ranks 4
+# to 7 hold and send a little more than the others: the last stage has the model's last norm, and its split loss sends
+# three numbers per token along `tp` (notebook 09b).
+#
+# To the eye both bars of a rank are equal. And to the byte? The table has only the rows in which anything differs:
+
+# %%
+names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
+names |= {kind: f"hold of {kind}" for kind in "PGS"}
+every = (said, *sides.values())
+equal = [n for n in names if all(len({side[r][n] for side in every}) == 1 for r in range(8))]
+print("equal to the byte, on all ranks:", ", ".join(names[n] for n in equal))
+draw.by_rank(said, *sides.values(), names={n: names[n] for n in names if n not in equal})
 
 # %% [markdown]
 # Ours sends and holds what the formulas say, to the byte. PyTorch's ranks send 60 to 80 bytes more along `shard` and
-# `tp`, in a step of about 800,000; no cell here takes these apart. All other numbers are equal. An eighth of the state
-# is on each rank, but for norms and the ends of the model.
-#
-# ## Build: what multiplies, and what adds
-#
-# What a rank holds is a product: a half of the layers, of these a half of each matrix, and of that a half of the state.
-# What it sends is a sum over the axes. Here is a step in more micro-batches, and one with a larger batch. If it is
-# twice as large, by what factor do the bytes along `shard` grow? Below the table is the last of these steps on rank 0,
-# as it was recorded, with a colour for each axis.
-
-# %% tags=["subject"]
-CASES = {
-    "batch 8, 2 micro-batches": (8, 2),
-    "batch 8, 4 micro-batches": (8, 4),
-    "batch 16, 4 micro-batches": (16, 4),
-}
-
-
-def steps(sizes, cases, order=AXES):
-    """Two steps of each; in the second one a rank sends what it sends from then on."""
-    for batch, microbatches in cases:
-        parallel = parallel_of(sizes, microbatches, order=order)
-        for number in range(2):
-            mark("step")
-            few = [part[:batch] for part in loader[number]]
-            parallel.forward_backward(*train.my_sequences(parallel.mesh, few))
-            mark("end")
-
-
-# %%
-guess_factor = 1  # your number
-
-rows, job = [], on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication")
-recording = job.recording
-for number, name in enumerate(CASES):
-    sent = by_axis(recording, 0, 2 * number + 1)
-    calls = sum(len(call.ranks) > 1 for call in recording.select(0, 2 * number + 1))
-    sends = {axis: f"{sent[axis]:,} B" for axis in ("pp", "shard", "tp")}
-    rows.append({"rank 0 sends": name} | sends | {"calls": calls})
-once, twice = (by_axis(recording, 0, step)["shard"] for step in (3, 5))
-why = "They are parameters and gradients."
-display(draw.table(rows), draw.rank_by_axis(recording, rank=0, step=5))
-check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
-
-# %% [markdown]
-# In the timeline, `shard` has calls only at the beginning and at the end of a step, around all micro-batches; `tp` has
-# some in every layer of every micro-batch. A bar along `pp` begins when a message is posted, and ends when it arrives.
-#
-# Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
-# gradients do, once a step. More micro-batches of the same batch change no bytes, but make more calls, each of which
-# has its latency.
-#
-# One thing multiplies that should not. The bubble is (p − 1)/m, and m is the number of micro-batches of *one* rank's
-# part of the batch. With twice as many data-parallel ranks, and the same batch and size of a micro-batch, m is half,
-# and the bubble is twice as long.
-#
-# ## Build: which axis on which wire
-#
-# Two nodes of four ranks, and a slow wire between them (notebook 05's `Link`). The first axis of a mesh crosses from
-# node to node, the others stay inside. In any order a rank sends the same bytes; what changes is who sits where. Look
-# at the first row of the table above: if `tp` comes first instead of `pp`, how many times as long is the wire busy?
-
-# %%
-guess_busy = 9  # your number
-
-wire, found, busy = Link(nodes=2, bandwidth="10 Mbit/s"), {}, []
-job = partial(on_cpu, steps, sizes, [(8, 2)], ranks=8, link=wire, record="communication")
-for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
-    name = " × ".join(axis for axis in order if axis != "replicate")
-    seen = found[name] = job(order, tell=name).recording
-    busy.append(8 * sum(seen.across(rank, 1) for rank in range(4)) / wire.bandwidth)
-    took = [span.end - span.start for span in seen.step_spans(0)][1]
-    print(f"{name}: the wire is busy for {busy[-1]:.2f} s, a step took {took:.2f} s")
-display(draw.orders(found, step=1))
-check.predict("The wire is busy, times:", guess_busy, round(busy[2] / busy[0], 1))
-
-# %% [markdown]
-# So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
-# busy; the rest is computing, eight ranks on the cores of this machine. Shards are in between, and may travel while a
-# rank computes (notebook 06), as a stage's message may. Tensor parallelism waits for each of its messages.
+# `tp`, in a step of about 860,000. No cell here takes these apart.
 #
 # ## Build: the norm, over all axes
 #
-# To clip gradients, every rank needs the norm of *all* of them (notebook 04). Each adds up its squares, and one number
-# travels. Two things can go wrong, and both have:
+# One number is left that no axis knows alone. To clip gradients, every rank needs the norm of *all* of them (notebook
+# 04). Each adds up its squares, and one number travels. Two things can go wrong, and both have:
 #
 # * **Some gradients do not count.** torchtitan, PyTorch's own trainer, clipped each stage of a pipeline by its own norm
 #   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
@@ -470,7 +515,7 @@ check.mesh_norm(mesh_norm)
 # multiples of the right norm:
 
 
-# %%
+# %% tags=["subject"]
 def wrong_norms(sizes):
     """Return a rank's own norm, and that of all ranks if copies count, as multiples of the
     right norm.  The embedding is tied to the head."""
@@ -489,98 +534,52 @@ print("each rank's own:  ", " ".join(f"{own:.2f}" for own, _ in wrong))
 print(f"copies count, too: {wrong[0][1]:.2f}")
 
 # %% [markdown]
-# Each rank's own norm is about a third of the right one, so each shortens its gradients too little. Here the factors
-# hardly differ, and the direction stays nearly what it was; it changes where one rank has much larger gradients than
-# another. Neither mistake can be seen in a loss that falls.
-#
-# ## Build: the loss, over all axes
-#
-# What is the loss divided by? Each of these three has a mistake, two of them from torchtitan:
-#
-# * **A.** The pipeline runs a backward for each micro-batch, from the mean over its tokens. The gradients of m
-#   micro-batches add up, and are then averaged over the data's ranks
-#   ([torchtitan#2972](https://github.com/pytorch/torchtitan/issues/2972) was like this, with sums over tokens).
-# * **B.** Each rank divides the sum over its tokens by the number of tokens in the *whole* batch. That is right if
-#   gradients are added up over the data's ranks. But DDP averages them
-#   ([torchtitan#2323](https://github.com/pytorch/torchtitan/pull/2323)).
-# * **C.** For the log: the ranks of the last stage have the mean loss of their sequences, all others 0. All of it is
-#   added up over all ranks, and divided by their number.
-#
-# In A and B all gradients are off by one factor, in C the loss in the log is. AdamW divides by the size of the
-# gradients, so that the loss falls as before. The norm shows it.
-#
-# ### Exercise 5: by which factor? (5 minutes)
-
-
-# %% tags=["exercise"]
-def wrong_by(sizes, microbatches):
-    """Return {"A": …, "B": …, "C": …}: the wrong value as a multiple of the right one.
-
-    sizes: a tuple, of pp, replicate, shard and tp
-    """
-    ### BEGIN SOLUTION
-    pp, replicate, shard, _ = sizes
-    return {"A": microbatches, "B": 1 / (replicate * shard), "C": 1 / pp}
-    ### END SOLUTION
-
-
-check.wrong_by(wrong_by)
-
-# %% [markdown]
-# Does a real job show these factors? Here are 2 × 2 × 2 ranks and 2 micro-batches. `over` tells `Parallel` by which
-# number of tokens it has to divide a rank's sum of losses. The job trains with the right number, then with that of one
-# micro-batch (A), then with that of the whole batch (B), and compares the norms of the gradients.
-
-
-# %% tags=["subject"]
-def three_losses(sizes, microbatches):
-    parallel, found = parallel_of(sizes, microbatches), {}
-    x, y = train.my_sequences(parallel.mesh, loader[0])
-    own, whole = y.numel(), loader[0][1].numel()
-    for name, tokens in {"right": own, "A": own // microbatches, "B": whole}.items():
-        losses = parallel.forward_backward(x, y, over=tokens)
-        found[name] = parallel.clip_gradients(float("inf")).item()
-        torch._foreach_zero_([p.grad for p in parallel.parameters()])
-        if name == "right":
-            log = torch.stack(losses).mean() if losses else torch.zeros(())
-            dist.all_reduce(log)  # C: the ranks of the first stage add 0
-            found["C"] = log.item() / dist.get_world_size()
-    return found
-
-
-# %%
-found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
-[loss] = on_cpu(lambda: GPT(CONFIG)(*loader[0]).item(), ranks=1)
-rows = []
-for name in "ABC":
-    what, right = ("loss", loss) if name == "C" else ("norm", found["right"])
-    row = {"mistake": name, "found": f"{what} {found[name]:7.4f}"}
-    rows.append(row | {"right": f"{what} {right:7.4f}", "factor": f"{found[name] / right:.3f}"})
-draw.table(rows)
-
-# %% [markdown]
-# A and B change every gradient by one factor, and C changes the loss in the log alone.
+# Each rank's own norm is about a third of the right one, so each shortens its gradients too little. Neither mistake
+# shows in the loss, which falls in either case: AdamW divides by the size of the gradients. The first optional part
+# below has three mistakes in the *loss* that hide in the same way.
 #
 # ## Why, and why not
 #
-# **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
-# nodes, and the data's axes take all GPUs that are left. That is a rule for large models, and it need not send the
-# fewest bytes between nodes: the challenge below asks which mesh does.
+# **Why**: with few tokens per GPU, one dimension alone is slow (first picture). Then tensor parallelism fills a node,
+# the data's axes take the GPUs that are left, and stages bridge nodes where weights would travel for longer than ranks
+# compute. That is a rule for large models, and it need not send the fewest bytes between nodes: the challenge below
+# asks which mesh does.
 #
-# **Why not**: for a model that fits, one dimension is simpler. Each further one is another way to be
+# **Why not**: where FSDP alone is hidden, a further dimension only adds waiting. Each one is also another way to be
 # silently wrong, as the bugs above show. So compare with one process on a small model before you train a large one, and
 # compare the norm of the gradients, not only the loss.
 #
-# **What would you do on Monday, with 32 GPUs and a 70B model?** In torchtitan:
+# ### On Monday, with 32 GPUs
 #
-# 1. Begin with one dimension: `--parallelism.data_parallel_shard_degree 32`, and full activation checkpointing. Each
-#    GPU holds 35 GB of state. Two all-gathers and a reduce-scatter take 8 s of the wire, beside 69 s of computing at
-#    512 sequences of 4,096 tokens (first table). With an eighth of the batch they take as long as the computing.
-# 2. If the batch must be that small, take `--parallelism.tensor_parallel_degree 8` with
-#    `--parallelism.data_parallel_shard_degree 4`. The state is the same 35 GB, and a GPU sends a tenth as much along
-#    `shard`. Its price is the all-reduces in every layer, inside the node.
-# 3. Add `--parallelism.pipeline_parallel_degree 4` in place of the shards only if the wire between nodes is slow, since
-#    it costs a bubble of 3/m. The last table of the page has the bytes of all three.
+# You have four nodes, the 70B model, and torchtitan. How many sequences has your step? Set the number; the table has
+# the settings of the three layouts, and the seconds of a step by the first section's `step_time`, for the wire of 50
+# GB/s per GPU and for one of 5.
+
+# %%
+mine = 32  # sequences of 4,096 tokens in a step
+
+settings = {
+    "FSDP 32": "data_parallel_shard_degree 32",
+    "TP 8 × FSDP 4": "tensor_parallel_degree 8, data_parallel_shard_degree 4",
+    "TP 8 × PP 4": "tensor_parallel_degree 8, pipeline_parallel_degree 4",
+}
+rows = []
+for name, flags in settings.items():
+    took = {n: step_time(mine, between=n, **LAYOUTS[name]) for n in (BETWEEN, 5)}
+    row = {"layout": name} | {f"{n} GB/s": f"{t:.1f} s" for n, t in took.items()}
+    rows.append(row | {"--parallelism. …": flags})
+draw.table(rows)
+
+# %% [markdown]
+# 1. Begin with FSDP 32 and full activation checkpointing. From 61 sequences on, computing can hide all of its messages,
+#    and it has the fewest ways to be wrong. If the activations of your batch do not fit, accumulate gradients, with at
+#    least 61 sequences in each round: every round gathers the weights again.
+# 2. If your batch must be smaller, take TP 8 × FSDP 4. Its price is the all-reduces in every layer: 0.7 s of the 5.0 s.
+# 3. Replace the four shards by four stages if your batch is small and the wire between your nodes is slow. At 5 GB/s
+#    even an eighth of the weights travels for longer than the GPUs compute. The price of stages is the bubble.
+#
+# In all three a GPU holds 35 GB of P, G and S. Compare your first hundred steps with the table before you start the
+# long run: it is a forecast by a rough model, and your wire may be slower than its name.
 
 # %% [markdown]
 # ## Say it back
@@ -600,6 +599,12 @@ draw.table(rows)
 #
 # With twice the batch, all bytes along pp and tp double, and none along the data's axes. With more micro-batches no
 # bytes change; there are more calls, and the bubble is shorter.
+# </details>
+#
+# <details><summary>Why did the 405B run need more than FSDP?</summary>
+#
+# It had 1,024 tokens for each GPU. FSDP's messages need about 8,000 tokens for each rank of its axis to hide behind, so
+# at least eight GPUs have to share their tokens, by TP or by stages.
 # </details>
 #
 # <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you
@@ -622,26 +627,28 @@ draw.table(rows)
 # %% [markdown]
 # ## Beat it: find the mesh that sends the fewest bytes between nodes (20 minutes)
 #
-# Here it is open. Eight ranks on two nodes or on four train four models with different batches. You choose the axes,
+# Here it is open. Eight ranks train four models with different batches, on two nodes or on four. You choose the axes,
 # their sizes and their order. A step is run for real, and the bytes that leave the busiest node, or come into it, are
-# counted. A rank has room for one of so many `pieces` of the state, so there cannot be many replicas.
+# counted. The memory of a rank is limited: it holds at most 1/`pieces` of P, G and S. So where `pieces` is 8 there can
+# be no replicas, and where it is 4 there can be two.
 #
-# **The bound.** Let each node hold a fraction f of the layers, and read a fraction g of the sequences. Together the n
-# nodes do all the work once, so f·g = 1/n. Let G be the bytes of all gradients, and X those of the batch's activations
-# at one cut. A node has e ends of its layers that are no end of the model: 0 if f = 1, 1 if f = 1/2, 2 if f is less.
+# **The bound.** There are n nodes. A node holds a fraction f of the layers, and reads a fraction g of the sequences;
+# together the nodes do all the work once, so f·g = 1/n. Its layers are cut off from the others' at e places: e is 0 if
+# it holds all layers, 1 if it holds half of them, and 2 in the middle of a longer pipeline. G is the bytes of the
+# model's gradients, and X those of the activations of the whole batch between two layers.
 #
 # bytes of the busiest node ≥ 2 (1 − g) f G + e g X, at the best f and g
 #
-# Nothing can beat it: 1/g nodes must add up their gradients of the same layers, which takes 2 (1 − g) of them per node,
-# and the activations of g of the batch, or their gradients, must cross each end. Here are the two arrows out of one of
-# four nodes:
-
+# Nothing can beat it: the 1/g nodes that hold the same layers must add up their gradients, as in an all-reduce, and the
+# activations of a node's sequences, or their gradients, must cross each of its cuts. Here are these two arrows out of
+# one of four nodes:
 # %%
 draw.node_bound(nodes=4, stages=2)
 
 # %% [markdown]
-# The table has both arrows for each f. `measured` runs one case on one mesh for you to try. A point is a hundredth of
-# bound / bytes, and the score is the mean of the four cases; `pp 2 × shard 2 × tp 2` scores 51.3.
+# The table has the bytes of both arrows for each f, as gradients + activations; the bound is their smallest sum.
+# `measured` runs one case on a mesh of yours. A case gives 100 points × bound / bytes, and the score is the mean of the
+# four cases; `pp 2 × shard 2 × tp 2` scores 51.3.
 
 # %%
 rows = []
@@ -682,24 +689,93 @@ beat.best_mesh(mesh_for)
 # <details><summary>Answer</summary>All ranks along tp have the whole x, and each of them sends it to the next
 # stage: with tp 2 it leaves the node twice.</details>
 #
-# Here the notebook ends. **What follows is optional**: the four nodes of the beginning, and a script.
+# Here the notebook ends. **What follows is optional**: wrong losses, the four nodes of the beginning, and a script.
 #
-# ## Optional: two models on four nodes
+# ## Optional: the loss, over all axes
+#
+# What is the loss divided by? It should be the mean over all tokens of the batch. Two gradients and a log are wrong:
+#
+# | | a micro-batch's sum of losses is divided by the tokens of | gradients of micro-batches | along the data's axes |
+# |---|---|---|---|
+# | right | the rank's part of the batch | add up | are averaged |
+# | **A** | *the micro-batch* | add up | are averaged |
+# | **B** | *the whole batch*, of all ranks | add up | are averaged |
+#
+# **C** is for the log: the ranks of the last stage have the mean loss of their sequences, all others 0. All of it is
+# added up over all ranks, and divided by their number.
+#
+# B was in [torchtitan#2323](https://github.com/pytorch/torchtitan/pull/2323). A's relative was in
+# [torchtitan#2972](https://github.com/pytorch/torchtitan/issues/2972), where nothing was divided: there the factor is
+# the number of tokens.
+#
+# In A and B all gradients are off by one factor, in C the loss in the log is. AdamW divides by the size of the
+# gradients, so that the loss falls as before. The norm shows it.
+#
+# ### Exercise 5, optional: by which factor? (5 minutes)
+
+
+# %% tags=["exercise"]
+def wrong_by(sizes, microbatches):
+    """Return {"A": …, "B": …, "C": …}: the wrong value as a multiple of the right one.
+
+    sizes: a tuple, of pp, replicate, shard and tp
+    """
+    ### BEGIN SOLUTION
+    pp, replicate, shard, _ = sizes
+    return {"A": microbatches, "B": 1 / (replicate * shard), "C": 1 / pp}
+    ### END SOLUTION
+
+
+check.wrong_by(wrong_by)
+
+# %% [markdown]
+# Does a real job show these factors? `over` tells `Parallel` by which number of tokens it has to divide a rank's sum of
+# losses. The job trains with the right number, then with that of one micro-batch (A), then with that of the whole batch
+# (B), and compares the norms of the gradients.
+
+
+# %% tags=["subject"]
+def three_losses(sizes, microbatches):
+    parallel, found = parallel_of(sizes, microbatches), {}
+    x, y = train.my_sequences(parallel.mesh, loader[0])
+    own, whole = y.numel(), loader[0][1].numel()
+    for name, tokens in {"right": own, "A": own // microbatches, "B": whole}.items():
+        losses = parallel.forward_backward(x, y, over=tokens)
+        found[name] = parallel.clip_gradients(float("inf")).item()
+        torch._foreach_zero_([p.grad for p in parallel.parameters()])
+        if name == "right":
+            log = torch.stack(losses).mean() if losses else torch.zeros(())
+            dist.all_reduce(log)  # C: the ranks of the first stage add 0
+            found["C"] = log.item() / dist.get_world_size()
+    return found
+
+
+# %%
+found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
+[loss] = on_cpu(lambda: GPT(CONFIG)(*loader[0]).item(), ranks=1)
+rows = []
+for name in "ABC":
+    what, right = ("loss", loss) if name == "C" else ("norm", found["right"])
+    row = {"mistake": name, "found": f"{what} {found[name]:7.4f}"}
+    rows.append(row | {"right": f"{what} {right:7.4f}", "factor": f"{found[name] / right:.3f}"})
+draw.table(rows)
+
+# %% [markdown]
+# A and B change every gradient by one factor, and C changes the loss in the log alone.
+#
+# ## Optional: four nodes
 #
 # Nobody here has four nodes of eight GPUs. But the real code can be run as one rank of 32, on a device that only
 # pretends: it computes no numbers, and records what the rank would hold and send (a **dry run**), in float32 and
-# without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost` tells about all of
-# them:
+# without recomputing. Are the formulas of `labs.cost` right for such a rank? Four layers are enough to see it, since
+# all layers are alike. For all 80 layers the second table trusts the formulas:
 
 # %%
 LLAMA, rows = replace(PRESETS["llama3-70b"], context=4096), []
-# dense, some 690 billion parameters
-GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)
-both = ("TP 8 × shards 4", LLAMA, (1, 1, 4, 8), 1), ("PP 4 × TP 8", GPT4_CLASS, (4, 1, 1, 8), 4)
-for name, config, sizes, m in both:
-    short = replace(config, depth=4)
-    said = train.predicted(short, sizes, 0, m, m * sizes[2], sequence_parallel=True)
-    rank_0 = train.dry_step(short, sizes, m)
+short = replace(LLAMA, depth=4)
+for name, shape, m in ("TP 8 × FSDP 4", (1, 1, 4, 8), 1), ("TP 8 × PP 4", (4, 1, 1, 8), 4):
+    said = train.predicted(short, shape, 0, m, m * shape[2], sequence_parallel=True)
+    rank_0 = train.dry_step(short, shape, m)
     sent = said["pp"] + said["shard"] + said["tp"]
     own = {"sends, predicted": sent, "peak, predicted": said["peak"]}
     own |= {"sends": rank_0.communication.sent(0, 1), "peak": rank_0.memory.steady(0)["peak"]}
@@ -707,35 +783,34 @@ for name, config, sizes, m in both:
 draw.table(rows)
 
 # %%
-LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequences in a step
-    "TP 8 × shards 4": ((1, 1, 4, 8), 8),
-    "shards 32": ((1, 1, 32, 1), 1),
-    "PP 4 × TP 8": ((4, 1, 1, 8), 32),
+RANK_0 = {  # and how many micro-batches of one sequence on a rank, for 32 sequences in a step
+    "TP 8 × FSDP 4": ((1, 1, 4, 8), 8),
+    "FSDP 32": ((1, 1, 32, 1), 1),
+    "TP 8 × PP 4": ((4, 1, 1, 8), 32),
 }
 rows = []
-for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
-    for layout, (sizes, microbatches) in LAYOUTS.items():
-        said = train.predicted(config, sizes, 0, microbatches, 32, sequence_parallel=True)
-        held = {"P, G, S": said["P"] + said["G"] + said["S"], "peak": said["peak"]}
-        sends = {f"sends along {axis}": said[axis] for axis in ("pp", "shard", "tp")}
-        in_GB = {key: f"{n / 1e9:,.1f} GB" for key, n in (held | sends).items()}
-        rows.append({"rank 0 of 32": f"{name}, {layout}"} | in_GB)
+for layout, (shape, microbatches) in RANK_0.items():
+    said = train.predicted(LLAMA, shape, 0, microbatches, 32, sequence_parallel=True)
+    held = {"P, G, S": said["P"] + said["G"] + said["S"], "peak": said["peak"]}
+    sends = {f"sends along {axis}": said[axis] for axis in ("pp", "shard", "tp")}
+    in_GB = {key: f"{n / 1e9:,.1f} GB" for key, n in (held | sends).items()}
+    rows.append({"rank 0 of 32": layout} | in_GB)
 draw.table(rows)
 
 # %% [markdown]
-# * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes: 547
-#   GB, in float32, gathered once and reduced once; the 3 × 137 GB of the beginning are 16 bits, gathered twice. With
-#   TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB, but there is
-#   a bubble. With its activations, in float32 and without recomputing, none of them fits at the peak; with 16-bit
-#   numbers and some recomputing, TP 8 × shards 4 does (notebook 15 shows it).
-# * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
-#   outside them (notebook 07b).
+# P, G and S fit on a card of 80 GB in all three. At the peak, with activations in float32 and without recomputing,
+# none of them does. With 16-bit numbers and some recomputing TP 8 × FSDP 4 fits (notebook 15 shows it).
+#
+# What leaves a node? With FSDP 32 one ring passes through all nodes: 547 GB, in float32. With TP 8 × FSDP 4 there are
+# eight rings, one for each part of a matrix: 8 × 53 GB. With TP 8 × PP 4 it is 8 × 0.5 GB.
 #
 # ## Optional: a way out
 #
 # Here are the three dimensions in an ordinary script, with nothing of the course but the data and the model. It is
 # [scripts/parallel.py](../scripts/parallel.py). From the root of the repository, run
-# `torchrun --nproc-per-node 8 scripts/parallel.py`:
+# `torchrun --nproc-per-node 8 scripts/parallel.py`.
+#
+# <details><summary>The script</summary>
 #
 # ```python
 # import torch
@@ -798,6 +873,8 @@ draw.table(rows)
 # dist.barrier()
 # dist.destroy_process_group()
 # ```
+#
+# </details>
 
 # %% [markdown]
 # **Read on**: [labs/parallel.py](../labs/parallel.py), then [labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py).

@@ -16,6 +16,7 @@
     on_scales                         lines that cross, and dots, on two logarithmic axes, SVG  lines_on_scales.py
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     orders, rank_by_axis              bytes out of a node, and a rank's step, by mesh axis      bytes_of_axes.py
+    sent_and_held                     what each rank sends along each axis and holds, as SVG    ranks_in_bars.py
     node_bound                        a node's layers and sequences, and what must leave it     node_bound.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
@@ -58,6 +59,7 @@ from labs.kit.drawing.node_bound import node_bound
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.pipeline_gantt import schedule
+from labs.kit.drawing.ranks_in_bars import sent_and_held
 from labs.kit.drawing.ranks_ledger import by_rank
 from labs.kit.drawing.ratio_bars import ratios
 from labs.kit.drawing.rules_on_runs import order, pairs, ratio_errors, rule_times, rules, verdict
@@ -72,9 +74,9 @@ from labs.kit.drawing.wire_between_nodes import wire
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
-    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
-    "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
+    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts",
+    "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
     "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "rule_times", "rules",
-    "scatter", "schedule", "sends", "size", "speeds", "step", "table", "term", "timeline", "traffic", "verdict",
-    "weight_cut", "who_combines", "wire", "yours_and_plan",
+    "scatter", "schedule", "sends", "sent_and_held", "size", "speeds", "step", "table", "term", "timeline", "traffic",
+    "verdict", "weight_cut", "who_combines", "wire", "yours_and_plan",
 ]  # fmt: skip

@@ -28,7 +28,9 @@ def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, s
             )
         if mesh["tp"].size() > 1:
             tp(stage, mesh["tp"], Plan(plan).within(stage))
-        if (data := mesh["replicate", "shard"]).size() > 1:
+        # HSDP with a single replica would do the same, but PyTorch takes longer to derive the shardings of a 3D mesh.
+        data = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+        if data.size() > 1:
             fsdp(stage, stage.layers.values(), data, reshard_after_forward=False)
             stage.set_reshard_after_forward(False)
 

@@ -42,8 +42,11 @@ def on_scales(
     for colour, line in zip(GROUPS, lines.values(), strict=False):
         canvas.line(*((x.at(a), y.at(b)) for a, b in line), stroke=colour, line=3)
     for row, (at, height) in enumerate(met.values()):
-        canvas.line((x.at(at), y.at(height)), (x.at(at), TOP + HIGH), stroke=MUTED, dash="3 3")
-        canvas.text(x.at(at) + 5, TOP + HIGH - 12 - 17 * row, f"{at:,.0f}", 12, "start", "bold")
+        is_low = y.at(height) > TOP + HIGH / 2
+        canvas.line((x.at(at), y.at(height)), (x.at(at), TOP if is_low else TOP + HIGH), stroke=MUTED, dash="3 3")
+        level = TOP + 12 + 17 * row if is_low else TOP + HIGH - 12 - 17 * row
+        aside, anchor = (-5, "end") if row % 2 else (5, "start")
+        canvas.text(x.at(at) + aside, level, f"{at:,.0f}", 12, anchor, "bold")
     place = 24.0
     for (name, places), (radius, fill) in zip(dots.items(), (FILLED, RING), strict=False):
         canvas.circle(place, 44, radius, fill, line=2)

@@ -79,6 +79,8 @@ IN_ORDER = Fake(
     ],
     window=lambda rank, step: (0.1, 0.2),
 )
+PREDICTED = [{"pp": 100 + 10 * rank, "shard": 400, "tp": 900, "P": 300, "G": 300, "S": 600} for rank in range(2)]
+NEARLY = [rank | {"tp": 960} for rank in PREDICTED]
 PRODUCTS = {
     "A": (((8, 4), (4, 2)), (Shard(0), Replicate(), Shard(0))),
     "C": (((8, 4), (4, 2)), (Shard(1), Shard(0), Shard(0))),
@@ -89,7 +91,8 @@ SENT = {
 }
 
 DRAWINGS = {
-    "orders": lambda: draw.orders({"pp × tp": IN_ORDER}, 1),
+    "orders": lambda: draw.orders({"pp × tp": IN_ORDER}, 1, {"pp": 2, "tp": 2}),
+    "sent and held": lambda: draw.sent_and_held(PREDICTED, {"ours": PREDICTED, "PyTorch's": NEARLY}),
     "node bound": lambda: draw.node_bound(nodes=4, stages=2),
     "products": partial(draw.products, PRODUCTS, SENT),
     "ring": lambda: draw.messages(RING, 4),
