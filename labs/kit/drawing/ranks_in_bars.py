@@ -29,7 +29,7 @@ def sent_and_held(predicted: PerRank, measured: Mapping[str, PerRank]) -> Drawin
     """
     words = "; ".join(f"{name}: {furthest(predicted, ranks)}" for name, ranks in measured.items())
     title = "What each rank sends and holds, measured and predicted"
-    canvas = Canvas(2 * LEFT + EACH * len(predicted), len(PANELS) * TALL + FOOT, title, words)
+    canvas = Canvas(2 * LEFT + EACH * max(8, len(predicted)), len(PANELS) * TALL + FOOT, title, words)
     for number, (heading, names) in enumerate(PANELS.items()):
         panel(canvas, 20 + TALL * number, heading, names, predicted, measured)
     canvas.line((LEFT, canvas.height - 18), (LEFT + 26, canvas.height - 18), line=3)
