@@ -79,7 +79,7 @@ def require_groups(
 ) -> Sequence[ProcessGroup]:
     """Return the groups over which every gradient is sharded.
 
-    Raises ValueError if gradients are sharded over different groups, or if `given` are other groups.
+    Raises ValueError if gradients are sharded over different groups, or over other groups than those in `given`.
     """
     ranks = [{frozenset(dist.get_process_group_ranks(group)) for group in groups} for groups in known]
     if not are_all or any(other != ranks[0] for other in ranks):

@@ -154,8 +154,8 @@ class Batches:
     The tensors are made on the default device.  `len(batches)` is the number of steps in an epoch.  A step beyond the
     first epoch belongs to a later epoch; iterating over `batches` gives the steps of the first epoch.
 
-    tokens: the corpus' tokens, 1-D, of any integer dtype; or an object with a length and `windows(size)`, which has a
-        length, and rows [n, size] for n indices
+    tokens: the corpus' tokens, 1-D, of any integer dtype; or an object with a length, whose method `windows(size)`
+        returns a sequence of windows: indexed by n numbers, it gives a tensor [n, size]
     batch: number of windows in a step, on all ranks together
     context: number of tokens in a sequence
     seed: seed of the order in which windows are read

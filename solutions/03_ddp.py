@@ -1227,7 +1227,7 @@ check.started_when(started_when)
 #
 # No schedule can beat C, since a rank computes one layer at a time. And none can beat the second term: no gradient is
 # ready before the last layer's backward is over, and all gradients must have been reduced before the last layer's
-# forward begins.
+# forward begins in the next step.
 #
 # The score of a model is 100 × bound / time, and your score is the mean over five models. One all-reduce for each
 # layer, the last layer first, scores 72.8.

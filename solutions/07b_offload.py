@@ -665,9 +665,10 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # reads or writes one state at a time, which takes latency + bytes/W. A layer's update needs the layer's gradient, and
 # its state in memory; the layer's next forward needs the update. Your list gives the tasks of the processor and of the
 # disk: `("read", 7)`, `("update", 7)`, `("write", 7)`. Each of the two does its own tasks in the order of the list. The
-# disk never waits until memory is free: a read begins as soon as the disk is free, so a write that frees memory for it
-# must come earlier in the list. A state takes memory from the beginning of its read to the end of its write, and all
-# states must be on the disk at the end. `measured(instructions, given)` returns how long the two steps take, and how
+# disk does not wait for memory: it begins its next task as soon as the last one is over. So a write that makes room for
+# a read must come before that read in the list. A state takes memory from the beginning of its read to the end of its
+# write, and all states must be on the disk at the end. `measured(instructions, given)` returns how long the two steps
+# take, and how
 # many bytes are held at most.
 #
 # **The bound.** Let C be the GPU's time for forward and backward of one step, u the time of the first layer's update, d

@@ -553,9 +553,8 @@ draw.layouts(found)
 # leave less than 7 % of the card free. There the allocator returns memory and requests it again: published runs in this
 # band were 2.5 to 20 times as slow as planned, so the plan multiplies their time by 2.5.
 #
-# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan this takes 1.2 times as long: the layout
-# waits for its all-reduces during a quarter of the step, and makes more room than it
-# needs.
+# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan a step then takes 1.2 times as long, since
+# its GPUs wait for all-reduces during a quarter of it.
 #
 # ## Your machines
 #
@@ -658,8 +657,9 @@ check.bottlenecks(bottlenecks)
 #
 # <details><summary>A run is ten times slower than planned. What does that tell you?</summary>
 #
-# Either the run is broken, or the plan lacks a cost. Ask what the run loses for each micro-batch, layer or message: a
-# loss that is the same for every model is a wait, not work. A profile of a few steps shows where it is.
+# Either the run is broken, or the plan lacks a cost. Divide the missing seconds by the number of micro-batches, of
+# layers and of messages: seconds that are the same for small and large models are a wait, not work. A profile of a few
+# steps shows where it is.
 # </details>
 
 # %% [markdown]

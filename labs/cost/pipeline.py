@@ -113,7 +113,8 @@ def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan, adds_later: bool =
     """Yield the bytes besides P and S, step by step of the plan.
 
     F leaves the stage's activations, and its output until it is sent. B frees the activations, and leaves the
-    gradients, and that of the stage's input until it is sent. I leaves what W needs, and W the matrices' gradients.
+    gradients, and that of the stage's input until it is sent. The instruction I leaves what W needs, and W leaves the
+    gradients of the matrices.
     """
     x, here, last = FLOAT * job.tokens * job.config.dim, numbers_of(plan), len(stages) - 1
     batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))

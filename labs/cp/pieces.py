@@ -57,8 +57,8 @@ class Pieces:
             )
         if given != [*range(len(given))] or any(list(places) != sorted(places) for places in self.places):
             raise ValueError(
-                "the places of the pieces are not those of a sequence: give each of 0, 1, 2, ... to one rank, and a "
-                "rank's in ascending order, as contiguous, zigzag and striped do"
+                "the pieces do not make up a sequence: give each of the places 0, 1, 2, ... to exactly one rank, and "
+                "list a rank's places in ascending order, as contiguous, zigzag and striped do"
             )
 
     def __getitem__(self, rank: int) -> Tokens:

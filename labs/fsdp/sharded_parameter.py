@@ -189,7 +189,7 @@ class ShardedParameter:
         self.use = None
 
     def pack(self, pieces: Tensor, divisor: int) -> None:
-        """Copy the pending gradient, divided by `divisor`, to `pieces`, [ranks, n]; without one, fill them with -0.0.
+        """Copy the pending gradient, divided by `divisor`, to `pieces`, [ranks, n]; where none is pending, write -0.0.
 
         Adding -0.0 changes no number, and the sum is -0.0 only if all ranks sent that.  So a gradient of zeros must be
         sent as 0.0, in its padding, too.

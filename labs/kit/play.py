@@ -315,7 +315,8 @@ def propagation(
 
     The last frame has the collectives of each product.  A saved notebook shows all changes, and that frame.
 
-    graph, given: products as labs.gspmd.trace records them, and the arguments' and results' layouts.
+    graph: products as labs.gspmd.trace records them.
+    given: the layouts of the arguments and the results.
     sizes: the mesh, as {axis: size}, with one axis or two.
     names: {value: its name in the picture}.
     beside: a sentence below the last frame, such as what XLA sends in these layouts.

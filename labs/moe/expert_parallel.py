@@ -15,9 +15,9 @@ all else see one axis, both together, along which they are replicated.
 
 **The scale.**  The loss is a mean over all ranks, so each sum is divided by the number of *all* ranks.  An expert's
 gradient holds the tokens of its ep ranks before anybody averages it, since they have sent them.  A mean over its copies
-would divide by edp alone, and be ep times too large.  AdamW hides this, since it divides by the gradient's size; the
-norm does not, and the experts' gradients are clipped away everyone else's (pytorch/pytorch#160285,
-NVIDIA/Megatron-LM#5956).
+would divide by edp alone, and be ep times too large.  AdamW hides this, since it divides by the gradient's size.  The
+norm does not: it becomes too large, and clipping by it then shortens the gradients of all other parameters, too
+(pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956).
 
 Sums go in the order of the ranks: with edp = 1 or ep = 1, the result has the bits of one process that adds up as many
 micro-batches as there are ranks.

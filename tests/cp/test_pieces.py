@@ -55,9 +55,9 @@ def test_split_and_join_are_inverse(cut):
     "places, sentence",
     [
         (zigzag(5, 4), "a sequence of 5 tokens leaves one of 4 ranks without any"),
-        ([[0, 2], [1, 1]], "the places of the pieces are not those of a sequence"),
-        ([[0, 1], [3]], "the places of the pieces are not those of a sequence"),
-        ([[1, 0], [2]], "a rank's in ascending order"),
+        ([[0, 2], [1, 1]], "the pieces do not make up a sequence"),
+        ([[0, 1], [3]], "the pieces do not make up a sequence"),
+        ([[1, 0], [2]], "a rank's places in ascending order"),
     ],
 )
 def test_refused(places, sentence):

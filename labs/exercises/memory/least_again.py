@@ -1,8 +1,8 @@
 """The challenge of 07: change a GPT so that its step fits into memory, and as little as possible is recomputed.
 
-Both are measured in a real step, with the class that the checks of the notebook use (`Twice`): the bytes held besides
-parameters and gradients, as a multiple of the bytes without recomputation; and the recomputed multiplications, as a
-multiple of the layers' forward.
+A real step measures two ratios, with the class that the checks of the notebook use (`Twice`).  The first is the bytes
+held besides parameters and gradients, divided by those without recomputation; the second is the recomputed
+multiplications, divided by those of the layers' forward.
 
 The bound: selective recomputation holds 4D + 2KE + H + 2F numbers per token and layer, and recomputes no matrix
 product.  (The output of `down` is not among them: it is the next layer's input minus this layer's.)  To hold one number

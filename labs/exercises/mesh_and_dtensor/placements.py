@@ -90,7 +90,7 @@ def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def obey_all(world: Obeyed, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    """Train for a step by each row of the learner's table; the facts are the bytes held, or the first mistake."""
+    """Train one step with each row of the learner's table; yield the bytes held as facts, or the first mistake."""
     meshes = {axes: mesh_of(axes) for axes in MESHES}  # made before the first step, since ranks agree by messages
     table = None
     for strategy, axes in AXES.items():

@@ -221,7 +221,7 @@ def regraded(one: Parameter) -> bool:
 
 
 def held(matches: Callable[[float, float, float], str | bool]) -> Callable[[Done], str | bool]:
-    """Return a function that calls `matches` with bytes held per element: the most, after one step, after two."""
+    """Return a function that calls `matches(peak, after one step, after two steps)` with bytes held per element."""
     return lambda done: "bytes" in done.facts and matches(*done.facts["bytes"])
 
 

@@ -103,12 +103,12 @@ def script(world: LinearOnMesh, fn: Callable[..., Any]) -> Iterator[Look | None]
 
 
 def ys(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
-    """Return a row's test: whether the layer's output y is the wrong one that `make` computes."""
+    """Return a function that tells whether the layer's output y equals what the mistake `make` computes."""
     return lambda one: one.name == Y and as_if(lambda w: w.each(Y, make(w)))(one)
 
 
 def gradients(make: Callable[[LinearOnMesh], Tensor]) -> Callable[[One], bool]:
-    """Return a row's test: whether the piece's gradient is the wrong one that `make` computes."""
+    """Return a function that tells whether the piece's gradient equals what the mistake `make` computes."""
     return lambda one: one.name == GRADIENT and as_if(lambda w: w.each(GRADIENT, make(w)))(one)
 
 

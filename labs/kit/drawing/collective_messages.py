@@ -180,7 +180,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | N
 
 
 def holdings(held: Holdings) -> list[str]:
-    """Return the pieces that the ranks hold in words, as one line per rank."""
+    """Describe the pieces that each rank holds, in a line of words per rank."""
     return [
         f"Rank {rank} holds "
         + (

@@ -1,8 +1,8 @@
 """Slow links between nodes, emulated: on one laptop, ranks of different nodes send as slowly as on a cluster.
 
     link = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-    run(train, ranks=4, link=link)                                 # ranks 0 and 1 are on node 0, ranks 2 and 3 on node
-    1 link.seconds("all_reduce", 5_000_000, ranks=4)                 # 0.304: the seconds that one such call will take
+    run(train, ranks=4, link=link)                    # ranks 0 and 1 are on node 0, ranks 2 and 3 on node 1
+    link.seconds("all_reduce", 5_000_000, ranks=4)    # 0.304: the seconds that one such call will take
 
 Transfers inside a node are not slowed.  Each node has one full-duplex link to the other nodes, which carries
 `bandwidth` out of the node and as much into the node at the same time.  A transfer between nodes takes

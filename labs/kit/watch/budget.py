@@ -9,7 +9,7 @@ recording of memory does (memory.py), on every system and device.  Python's own 
 and the memory that a library allocates for itself do not count.
 
 The MemoryError states the budget, the request and the line of the request.  The limit ends with the block.  Counting
-costs time, so do not measure speed within a budget.
+costs time, so do not measure the speed of what runs under a budget.
 """
 
 from __future__ import annotations
