@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from math import ceil, log2
 from typing import Any
 
@@ -57,6 +58,14 @@ def judge(fn: Function) -> Judged:
         details.append(f"{ranks} ranks: " + ", ".join(f"{score:.0f}" for score in scores[-len(SIZES) :]))
     sizes = ", ".join(f"{size:,}" for size in SIZES)
     return Judged(sum(scores) / len(scores), f"for {sizes} elements on {'; on '.join(details)}")
+
+
+def measured(fn: Function, size: int, ranks: int) -> float:
+    """Return the seconds of a sum of `size` elements, computed from the messages of a real job as the judge does."""
+    results = job(on_a_rank, fn, (size,), ranks=ranks, record="order")
+    require_sums(results, ranks)
+    require_messages(results)
+    return seconds([event for event in results.recording.events if event.step == 0])
 
 
 def bound(nbytes: float, ranks: int) -> float:
@@ -132,4 +141,7 @@ slow_wire = Challenge(
     floor=46.6,
     course=63.1,
     possible=75.2,
+    cases=tuple(product(SIZES, RANKS)),
+    bound=bound,
+    measured=measured,
 )

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from labs import plan
+from labs import collectives, plan
 from labs.__main__ import main
 from labs.exercises.engine import scores
 from labs.exercises.engine.answer import Wrong
@@ -119,6 +119,11 @@ WRONG = {
     "knobs": {poor.as_stage_2: "few rows: .* bytes are held, and the budget is 430,000"},
     "stops": {poor.elsewhere: "and not the target"},
 }
+
+
+def test_a_sum_is_tried_as_the_judge_counts_it():
+    took = beat.slow_wire.measured(lambda x, *wire: collectives.all_reduce_doubling(x), 100, 2)
+    assert took == pytest.approx(1e-3 + 800 / 8e6)  # one message each way
 
 
 def test_a_block_is_tried_as_the_judge_runs_it():
