@@ -46,6 +46,7 @@ GENERATED = ("check", "beat")  # their docstrings are made from what they offer
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
     "llama.weights": {"safetensors"},  # the format of the weights
+    "moe.mixtral": {"safetensors"},
     "checkpoint.saving": {"safetensors"},
     "checkpoint.loading": {"safetensors"},
 }

@@ -1,6 +1,7 @@
 """A model's config.json, as Hugging Face's transformers writes it: the shape of a Llama, and its options."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ DEFAULTS = FIXED | {
 }
 
 
-def read_config(folder: str | Path) -> Config:
-    """Read the shape of a folder's model.  Raises ValueError if the course's GPT cannot compute such a model."""
+def read_config(folder: str | Path, defaults: Mapping[str, Any] = DEFAULTS) -> Config:
+    """Read the shape of a folder's model.  Raises ValueError if the course's GPT cannot compute such a model.
+
+    defaults: values for names that are missing, and the only `model_type` that is read
+    """
     path = Path(folder).expanduser() / "config.json"
-    theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
+    theirs = {**defaults} | {name: value for name, value in read_json(path).items() if value is not None}
     theirs |= rotary(theirs)
     theirs.setdefault("num_key_value_heads", theirs.get("num_attention_heads"))
     if (kind := theirs["rope_type"]) not in ("default", "llama3"):
@@ -62,7 +66,7 @@ def read_config(folder: str | Path) -> Config:
             raise ValueError(f"{path} does not say {name}: it must be the configuration of a Llama")
     scaling = RopeScaling(**{ours: theirs[name] for ours, name in SCALING.items()}) if is_scaled else None
     config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()}, rope_scaling=scaling)
-    fixed = FIXED | {"head_dim": config.head_size, "quantization_config": None}
+    fixed = FIXED | {"model_type": defaults["model_type"], "head_dim": config.head_size, "quantization_config": None}
     for name, value in fixed.items():
         if theirs.get(name, value) != value:
             raise ValueError(f"{path} has {name} {theirs[name]!r}: the course's GPT has {value!r}, and no other")

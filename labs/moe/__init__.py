@@ -7,6 +7,7 @@ The files, in the order of reading:
     moe_gpt          the course's GPT with a mixture in place of each MLP, and the shapes of such models
     exchange         rows sent to the ranks of their experts, and results back, as autograd
     expert_parallel  experts split over the ranks, gradients averaged over others, the norm of all
+    mixtral          Mixtral's published weights, under Hugging Face's names
 
 Usage:
 
@@ -23,6 +24,7 @@ Shape suffixes, beside those of `labs.model`:
 
 from labs.moe.exchange import AllToAll, ParallelExperts
 from labs.moe.expert_parallel import ExpertParallel
+from labs.moe.mixtral import load_mixtral, read_mixtral, save_mixtral
 from labs.moe.mixture import Experts, Mixture
 from labs.moe.moe_gpt import MOE_PRESETS, MoEConfig, MoEGPT, active_parameters, dropped, parameters
 from labs.moe.router import SCORES, Router, balance_biases
