@@ -4,10 +4,9 @@ Each notebook runs solved and as shipped, and most of its time goes into jobs th
 the same if these are equal: the function with everything that it uses and is given, byte by byte; the other arguments
 of `run`; and how many such jobs their notebook ran before, so a job that runs twice still does.  A job that printed,
 warned or failed is run again.  So that bytes are equal, a class of a cell is sent under its name, not under a random
-one, and a schedule of the course as a list, like a learner's.
+one.
 """
 
-import copyreg
 import hashlib
 import os
 import tempfile
@@ -22,7 +21,6 @@ from cloudpickle import cloudpickle as cloudpickle_parts
 from labs.kit.ranks import run
 from labs.kit.ranks.output import FIRST
 from labs.kit.ranks.team import Team
-from labs.pp import Schedule
 
 classes: Counter[str] = Counter()  # how many classes of each name cells have sent
 
@@ -70,6 +68,5 @@ def in_this_kernel(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     Once.place, run.Team = folder, Once
     cloudpickle_parts._get_or_create_tracker_id = name_class
-    copyreg.pickle(Schedule, lambda lists: (list, (list(lists),)))
     # Set the folder that the functions in cells seem to come from; its name usually contains the process's number.
     ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_0"
