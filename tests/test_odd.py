@@ -11,13 +11,9 @@ from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
 # zero-3 and fsdp share many trainings, and each takes half of them, as does tp. Rows whose code others have, too, take
-# a sixteenth, and half of that if they need 8 ranks.
+# a thirty-second.
 EVERY = {"ddp-overlapped": 1, "zero-3": 2, "fsdp": 2, "tp": 2, "pp-1f1b": 1}
-SOME = {
-    row: TABLE[row][number % every :: every]
-    for number, row in enumerate(ROWS)
-    for every in [EVERY.get(row, 16 if ROWS[row].ranks < 8 else 32)]
-}
+SOME = {row: TABLE[row][number % EVERY.get(row, 32) :: EVERY.get(row, 32)] for number, row in enumerate(ROWS)}
 
 
 def test_every_strategy_of_ours_is_in_the_table():
