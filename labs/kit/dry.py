@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from labs.kit.nccl.would_hang import would_hang
@@ -104,9 +105,11 @@ def dry(
     timeout: the seconds after which the dry run is stopped.
     tell: the text of a line of progress, which is printed if the dry run takes long.
 
-    Raises ValueError for a rank that is not in the job, NeedsNumbers if `fn` reads a number, TooLarge if `fn` creates a
-    tensor that no device can hold, and RankError as `run` does.
+    Raises ValueError for a rank that is not in the job and under PyTorch 2.10, NeedsNumbers if `fn` reads a number,
+    TooLarge if `fn` creates a tensor that no device can hold, and RankError as `run` does.
     """
+    if torch.__version__.startswith("2.10."):
+        raise ValueError(f"a dry run needs PyTorch 2.11 or newer, and this is {torch.__version__}: use `labs.cost`")
     asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
     found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout, tell=tell)
     for each in found:

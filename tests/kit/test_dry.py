@@ -200,6 +200,12 @@ def test_impossible_dry_runs_are_refused_in_a_sentence():
         dry(reads_its_loss, ranks=4, rank=(1, 1))
 
 
+def test_an_old_pytorch_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.10.0+cpu")
+    with pytest.raises(ValueError, match=r"a dry run needs PyTorch 2\.11 or newer, and this is 2\.10\.0\+cpu"):
+        dry(reads_its_loss, ranks=4)
+
+
 # ---- models that no laptop holds -------------------------------------------------------------------------
 
 
