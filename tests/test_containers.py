@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 LONG = 3000.0  # s
 INSIDE = """
 set -eu
+ip link set lo up
 mount --bind {root} {root} && mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev
 for folder in $PIP_FIND_LINKS; do
     if [ -d "$folder" ]; then mkdir -p {root}"$folder" && mount --bind "$folder" {root}"$folder"; fi
@@ -22,7 +23,7 @@ exec chroot {root} sh -c '{command}'
 def missing() -> str:
     if os.getuid() != 0:
         return "only root can make and enter a Debian root"
-    absent = [program for program in ("debootstrap", "unshare", "chroot") if not shutil.which(program)]
+    absent = [program for program in ("debootstrap", "unshare", "chroot", "ip") if not shutil.which(program)]
     return f"not installed: {', '.join(absent)}" if absent else ""
 
 
