@@ -10,6 +10,7 @@
     fully_sharded      FSDP, parameter by parameter
     split              a tensor-parallel rank's share of the model
     tensor_parallel    bytes sent and held, layer by layer, with sequence parallelism or without
+    context_parallel   bytes sent and held by a rank that computes a piece of every sequence
     pipeline_stages    bytes that a pipeline stage saves, and holds during each instruction
     pipeline           bytes that a rank of a pipeline sends and holds under a schedule
     on_a_mesh          stages that are split and sharded
@@ -39,6 +40,7 @@ All names are available as `cost.name`. No function has the name of a file, so t
 
 from labs.cost.bubble import bubble_seconds, pipeline_seconds, stages_alive
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
+from labs.cost.context_parallel import attention_sent, cp
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.deepspeed_stages import deepspeed, deepspeed_sent
 from labs.cost.experts import even_loads, expert_parallel, mixture_sent, own_experts, torch_expert_parallel
@@ -90,6 +92,7 @@ from labs.cost.torch_states import (
     parallelize_module,
     pipelining,
     pipelining_on_a_mesh,
+    templated_ring,
     zero_redundancy,
     zero_redundancy_sent,
 )

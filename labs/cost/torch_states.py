@@ -11,6 +11,8 @@
                              all-reduced each time. The embedding's gradient has the whole vocabulary. A part is padded
                              to the longest.
     fully_shard_tp           It is `fully_shard` of the shares of tensor parallelism.
+    templated_ring           It is DDP on each rank's tokens, and attention gathers keys and values, repeated for each
+                             head of queries, and passes their gradients on N times.
     pipelining               It sends as much as `labs.cost.pp`, and has the parameters of its stages.
     pipelining_on_a_mesh     It combines the three.
 
@@ -37,7 +39,7 @@ from labs.cost.pipeline import Plan, checked_stages, numbers_of, step_of
 from labs.cost.pipeline_stages import Stage
 from labs.cost.split import share
 from labs.cost.tensor_parallel import on_grid, textbook, together, tp_step
-from labs.cost.traffic import all_reduce
+from labs.cost.traffic import all_reduce, all_reduce_limit
 
 USES = 3  # the number of times that AdamW uses a gradient
 
@@ -69,6 +71,30 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     for size in sorted(sizes, reverse=True):
         min(by_rank, key=sum).append(size)
     return by_rank
+
+
+# ---- context parallelism ---------------------------------------------------------------------------------
+
+
+def templated_ring(job: Job) -> Prediction:
+    """Predict a step in float32 in which all ranks read the same batch, and average gradients by DDP.
+
+    For each layer and micro-batch with n elements of a rank's keys and values, H heads each, a rank sends (N - 1) n in
+    forward and (2 N - 1) n in backward.
+    """
+    job.require("cost.templated_ring", precision=("float32",), recompute=("none",))
+    sizes, ranks, times = parameter_sizes(job.config), job.ranks, job.accumulation * job.config.depth
+    if job.T % (2 * ranks):
+        raise ValueError(f"{job.T} positions are not divisible by {2 * ranks}, two equal chunks for each rank")
+    own = 2 * FLOAT * job.tokens // ranks * job.config.dim
+    whole = FLOAT * sum(sizes)
+    averaged = len(buckets(sizes, "torch"))
+    return Prediction(
+        sent=ddp_sent(sizes, ranks, "torch", job.rank) + times * (3 * ranks - 2) * own,
+        collectives={"all_reduce": averaged, "all_gather": 2 * times, "all_to_all": ranks * times},
+        textbook=FLOAT * all_reduce_limit(sum(sizes), ranks) + times * 3 * (ranks - 1) * own,
+        held=Held(P=whole, G=whole, S=optimizer_state(sizes)),
+    )
 
 
 # ---- fully_shard, and tensor parallelism -----------------------------------------------------------------

@@ -46,7 +46,7 @@ class GatheredAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, group: ProcessGroup | None) -> Tensor:
         mine = pieces[place(group)[0]]
-        output, logsumexp = attend(q, *gather(torch.stack((k, v)), pieces, group), mine, pieces.whole)
+        output, logsumexp = attend(q, gather(torch.stack((k, v)), pieces, group), mine, pieces.whole)
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, logsumexp)
         ctx.pieces, ctx.group = pieces, group
@@ -58,8 +58,8 @@ class GatheredAttention(torch.autograd.Function):
         pieces, group = ctx.pieces, ctx.group
         pair = gather(torch.stack((k, v)), pieces, group)
         whole, mine = Output.of(output, logsumexp, gradient), pieces[place(group)[0]]
-        dq, dk, dv = attend_backward(q, *pair, whole, mine, pieces.whole)
-        return dq.to(q.dtype), *scatter(torch.stack((dk, dv)), pieces, group).to(k.dtype), None, None
+        dq, d_pair = attend_backward(q, pair, whole, mine, pieces.whole)
+        return dq.to(q.dtype), *scatter(d_pair, pieces, group).to(k.dtype), None, None
 
 
 def gather(pair_2BKTE: Tensor, pieces: Pieces, group: ProcessGroup | None) -> Tensor:

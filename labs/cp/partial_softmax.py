@@ -45,19 +45,20 @@ def merge(a: Part, b: Part) -> Part:
     return (l_a - l_both).exp()[..., None] * o_a + (l_b - l_both).exp()[..., None] * o_b, l_both
 
 
-def attend(q_BKGTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, queries: Tokens, keys: Tokens) -> Part:
+def attend(q_BKGTE: Tensor, pair_2BKSE: Tensor, queries: Tokens, keys: Tokens) -> Part:
     """Return the attention to these keys alone, in float32 at least.
 
-    queries, keys: the tokens of q, and those of k and v.
+    pair: keys and values.
+    queries, keys: the tokens of q, and those of the pair.
     """
-    q, k, v = map(at_least_float32, (q_BKGTE, k_BKSE, v_BKSE))
+    q, (k, v) = at_least_float32(q_BKGTE), at_least_float32(pair_2BKSE)
     output, logsumexp = torch.zeros_like(q), torch.full_like(q[..., 0], torch.finfo(q.dtype).min)
     for rows, seen, hidden in blocks(queries, keys, q.device):
-        scores = scores_of(q[..., rows, :], k[:, :, seen], hidden)
-        found = scores.logsumexp(-1).clamp(min=torch.finfo(q.dtype).min)
-        p = (scores - found[..., None]).exp()
+        p = scores_of(q[..., rows, :], k[:, :, seen], hidden)
+        logsumexp[..., rows] = p.logsumexp(-1).clamp(min=torch.finfo(q.dtype).min)
+        p.sub_(logsumexp[..., rows, None]).exp_()
         output[..., rows, :] = torch.einsum("bkgts,bkse->bkgte", p, v[:, :, seen])
-        logsumexp[..., rows] = found
+        del p  # before the next block's
     return output, logsumexp
 
 
@@ -75,24 +76,27 @@ class Output(NamedTuple):
 
 
 def attend_backward(
-    q_BKGTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, whole: Output, queries: Tokens, keys: Tokens
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return these keys' part of dq, and their dk and dv from these queries, in float32 at least."""
-    q, k, v = map(at_least_float32, (q_BKGTE, k_BKSE, v_BKSE))
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    q_BKGTE: Tensor, pair_2BKSE: Tensor, whole: Output, queries: Tokens, keys: Tokens
+) -> tuple[Tensor, Tensor]:
+    """Return these keys' part of dq, and the pair of their dk and dv from these queries, in float32 at least."""
+    q, pair = at_least_float32(q_BKGTE), at_least_float32(pair_2BKSE)
+    dq, d_pair = torch.zeros_like(q), torch.zeros_like(pair, memory_format=torch.contiguous_format)
+    (k, v), (dk, dv) = pair, d_pair
     for rows, seen, hidden in blocks(queries, keys, q.device):
-        g, scores = whole.gradient[..., rows, :], scores_of(q[..., rows, :], k[:, :, seen], hidden)
-        p = (scores - whole.logsumexp[..., rows, None]).exp()
-        ds = p * (torch.einsum("bkgte,bkse->bkgts", g, v[:, :, seen]) - whole.dot[..., rows, None])
-        ds *= q.shape[-1] ** -0.5
+        p = scores_of(q[..., rows, :], k[:, :, seen], hidden).sub_(whole.logsumexp[..., rows, None]).exp_()
+        g = whole.gradient[..., rows, :]
         dv[:, :, seen] += torch.einsum("bkgts,bkgte->bkse", p, g)
+        ds = torch.einsum("bkgte,bkse->bkgts", g, v[:, :, seen]).sub_(whole.dot[..., rows, None]).mul_(p)
+        ds *= q.shape[-1] ** -0.5
         dq[..., rows, :] = torch.einsum("bkgts,bkse->bkgte", ds, k[:, :, seen])
         dk[:, :, seen] += torch.einsum("bkgts,bkgte->bkse", ds, q[..., rows, :])
-    return dq, dk, dv
+        del p, ds
+    return dq, d_pair
 
 
 def scores_of(q_BKGTE: Tensor, k_BKSE: Tensor, hidden: Tensor) -> Tensor:
-    scores = torch.einsum("bkgte,bkse->bkgts", q_BKGTE, k_BKSE) * q_BKGTE.shape[-1] ** -0.5
+    """Return new scores, in which those of hidden keys are -inf."""
+    scores = torch.einsum("bkgte,bkse->bkgts", q_BKGTE, k_BKSE).mul_(q_BKGTE.shape[-1] ** -0.5)
     return scores.masked_fill_(hidden, -torch.inf)
 
 

@@ -52,7 +52,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, group: ProcessGroup | None) -> Tensor:
         mine, pairs = pieces[place(group)[0]], passing_by(torch.stack((k, v)), pieces, group)
-        output, logsumexp = reduce(merge, (attend(q, *pair, mine, pieces[source]) for source, pair in pairs))
+        output, logsumexp = reduce(merge, (attend(q, pair, mine, pieces[source]) for source, pair in pairs))
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, logsumexp)
         ctx.pieces, ctx.group = pieces, group
@@ -62,15 +62,18 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logsumexp = ctx.saved_tensors
         pieces, group, (rank, _) = ctx.pieces, ctx.group, place(ctx.group)
-        whole, dq, own, arrived = Output.of(output, logsumexp, gradient), 0, 0, lambda: 0
-        for source, pair in passing_by(torch.stack((k, v)), pieces, group):
-            dq_part, *pair_part = attend_backward(q, *pair, whole, pieces[rank], pieces[source])
-            dq, part = dq + dq_part, torch.stack(pair_part)
-            if source == rank:
-                own = part
-            else:
-                arrived = pass_on(part + arrived(), pieces[source - 1], group)
-        return dq.to(q.dtype), *(own + arrived()).to(k.dtype), None, None
+        whole, pairs = Output.of(output, logsumexp, gradient), passing_by(torch.stack((k, v)), pieces, group)
+        dq, own = attend_backward(q, next(pairs)[1], whole, pieces[rank], pieces[rank])
+        arrived = None
+        for source, pair in pairs:
+            dq_part, part = attend_backward(q, pair, whole, pieces[rank], pieces[source])
+            dq += dq_part
+            if arrived:
+                part += arrived()
+            arrived = pass_on(part, pieces[source - 1], group)
+        if arrived:
+            own += arrived()
+        return dq.to(q.dtype), *own.to(k.dtype), None, None
 
 
 def passing_by(pair: Tensor, pieces: Pieces, group: ProcessGroup | None) -> Iterator[tuple[int, Tensor]]:

@@ -8,6 +8,7 @@ zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes have the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
+cp.ring_attention                 templated_ring, as the attention of context_parallel(model, group, ...)
 moe.ExpertParallel(model, mesh)   expert_parallel(model, device_mesh(mesh)): the model, and a function that averages
 parallel.Parallel(stages, ...)    parallel(mine, device_mesh(mesh), plan), and then pp(stages, ...)
 pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
@@ -21,6 +22,7 @@ Read the files in this order:
     distributed_data_parallel  DistributedDataParallel: a copy on every rank; and a sharded optimizer state
     fsdp2                      a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
     parallelize_module         tensor parallelism: every matrix split, by the same plan
+    templated_ring             ring attention by PyTorch's template, on a CPU, too
     pipelining                 stages and schedules, and checks that PyTorch does not make
     grouped_experts            DTensor experts, an all-to-all with autograd, and DDP for the rest
     three_dimensions           FSDP, TP and PP on one mesh; the norm over all axes
@@ -43,4 +45,5 @@ from labs.native.grouped_experts import expert_parallel
 from labs.native.parallelize_module import tp
 from labs.native.pipelining import HAS_V, V, pp
 from labs.native.state_dicts import set_states, states
+from labs.native.templated_ring import templated_ring
 from labs.native.three_dimensions import clip_gradients, parallel

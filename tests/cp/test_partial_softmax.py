@@ -15,6 +15,10 @@ def of(tokens, x):
     return x[:, :, list(tokens.places)]
 
 
+def pair(keys, k, v):
+    return torch.stack((of(keys, k), of(keys, v)))
+
+
 def grouped(q, k):
     return q.unflatten(1, (k.shape[1], -1))
 
@@ -22,7 +26,7 @@ def grouped(q, k):
 def test_merged_parts_are_the_whole_in_any_order():
     q, k, v, _ = (x.detach() for x in drawn(4, 2, T))
     expected = reference(q, k, v)
-    a, b, c = (attend(grouped(q, k), of(keys, k), of(keys, v), QUERIES, keys) for keys in PARTS)
+    a, b, c = (attend(grouped(q, k), pair(keys, k, v), QUERIES, keys) for keys in PARTS)
     for merged in (merge(merge(a, b), c), merge(c, merge(b, a)), merge(b, merge(c, a))):
         torch.testing.assert_close(merged[0].flatten(1, 2), expected, rtol=0, atol=1e-14)
 
@@ -30,10 +34,10 @@ def test_merged_parts_are_the_whole_in_any_order():
 def test_a_part_without_a_key_has_no_weight():
     """Check parts that one query sees nothing of, or none does, also if both parts are like this."""
     q, k, v, _ = (x.detach() for x in drawn(2, 2, T))
-    nothing = attend(grouped(q, k), k[:, :, :0], v[:, :, :0], QUERIES, Tokens([]))
-    later = attend(grouped(q, k)[..., :1, :], of(PARTS[2], k), of(PARTS[2], v), Tokens([0]), PARTS[2])
+    nothing = attend(grouped(q, k), pair(Tokens([]), k, v), QUERIES, Tokens([]))
+    later = attend(grouped(q, k)[..., :1, :], pair(PARTS[2], k, v), Tokens([0]), PARTS[2])
     assert not nothing[0].any() and not later[0].any()
-    whole = attend(grouped(q, k), k, v, QUERIES, QUERIES)
+    whole = attend(grouped(q, k), torch.stack((k, v)), QUERIES, QUERIES)
     for merged in (merge(whole, nothing), merge(nothing, whole)):
         assert all(map(torch.equal, merged, whole))
     assert all(map(torch.equal, merge(nothing, nothing), nothing))
@@ -41,7 +45,7 @@ def test_a_part_without_a_key_has_no_weight():
 
 def test_a_large_score_overflows_nowhere():
     q, k, v, _ = (x.detach().float() for x in drawn(2, 2, T))
-    parts = [attend(1e4 * grouped(q, k), of(keys, k), of(keys, v), QUERIES, keys) for keys in PARTS]
+    parts = [attend(1e4 * grouped(q, k), pair(keys, k, v), QUERIES, keys) for keys in PARTS]
     output, logsumexp = merge(merge(parts[0], parts[1]), parts[2])
     assert output.isfinite().all() and logsumexp.isfinite().all()
 
@@ -54,8 +58,8 @@ def test_backward_of_a_part_is_its_share_of_the_whole():
     with torch.no_grad():
         queries, g = Tokens(range(T), documents), grouped(gradient, k)
         keys = [Tokens(part.places, documents[:, list(part.places)]) for part in PARTS]
-        whole = Output.of(*attend(grouped(q, k), k, v, queries, queries), g)
-        parts = [attend_backward(grouped(q, k), of(each, k), of(each, v), whole, queries, each) for each in keys]
-        torch.testing.assert_close(sum(dq for dq, _, _ in parts).flatten(1, 2), q.grad, rtol=0, atol=1e-14)
-        for each, (_, dk, dv) in zip(keys, parts, strict=True):
+        whole = Output.of(*attend(grouped(q, k), torch.stack((k, v)), queries, queries), g)
+        parts = [attend_backward(grouped(q, k), pair(each, k, v), whole, queries, each) for each in keys]
+        torch.testing.assert_close(sum(dq for dq, _ in parts).flatten(1, 2), q.grad, rtol=0, atol=1e-14)
+        for each, (_, (dk, dv)) in zip(keys, parts, strict=True):
             torch.testing.assert_close((dk, dv), (of(each, k.grad), of(each, v.grad)), rtol=0, atol=1e-14)

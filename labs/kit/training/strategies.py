@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.record import mark
+from labs.kit.rows.cp_rows import CP
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
 from labs.kit.rows.deepspeed_rows import DEEPSPEED, by_file
 from labs.kit.rows.ep_rows import EP
@@ -33,7 +34,7 @@ __all__ = [
     "trainable",
 ]  # fmt: skip
 
-STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
+STRATEGIES = (*DDP, *FSDP, *TP, *CP, *PP, *PARALLEL)
 WITH_AN_EXTRA = (*DEEPSPEED,)  # strategies that need an extra; without it they fit no number of ranks, and name it
 COMPILED = (*GSPMD,)  # strategies of XLA, which need an extra, too, and run in one process; only the tour reads them
 EXPERTS = (*EP,)  # strategies of a MoEGPT, which neither the tour nor the trainer has; tests/moe reads them
