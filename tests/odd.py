@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from labs import ddp, fsdp, parallel, pp, tp
+from labs import cp, ddp, fsdp, parallel, pp, tp
 from labs.agree import everybodys
 from labs.dtensor import Replicate, Shard
 from labs.fsdp import MixedPrecisionPolicy
@@ -295,6 +295,12 @@ def sharded_and_split(odd: Odd, model: Stack) -> Trainer:
     return trainer
 
 
+def cut(attention: Callable[..., Tensor], odd: Odd, model: Stack) -> Trainer:
+    """Return a trainer on pieces of the sequence, which only a GPT of labs.model can have."""
+    cp.context_parallel(model, attention=attention)
+    return data_parallel(ddp.Overlapped, odd, model)
+
+
 def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
     parts, ranks = model.parts(), dist.get_world_size()
     if schedule in ("gpipe", "1f1b"):
@@ -351,6 +357,9 @@ ROWS = {
     "tp": Row(partial(split, False), 2, 1),
     "tp-sp": Row(partial(split, True), 2, 1),
     "fsdp-tp": Row(sharded_and_split, 4, 2),
+    "cp-ring": Row(partial(cut, cp.ring_attention), 2, 1),
+    "cp-gather": Row(partial(cut, cp.gathered_attention), 2, 1),
+    "cp-ulysses": Row(partial(cut, cp.ulysses_attention), 2, 1),
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
     "pp-fsdp": Row(partial(composed, 1), 4, 2),
     "pp-fsdp-tp": Row(partial(composed, 2), 8, 2),
@@ -1018,6 +1027,8 @@ ODD = [
 
 ZERO, FSDP = "zero-.", ".*fsdp.*|hsdp"  # patterns of row names
 REFUSED = [
+    # another model may mix tokens anywhere
+    Refused(".*", "cp-.*", "is not a GPT of labs.model with its own attention"),
     # one stage fails in a step, while the others wait for its output
     Refused("a weight normalised in place", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a table of bounded norms", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),

@@ -203,7 +203,15 @@ def takes(strategy, ranks: int) -> bool:
     return strategy.fits(ranks) and strategy.ranks(ranks) == ranks
 
 
-FEWEST = {"ddp": 2, "tp": 2, "pp": 2, "zero": 3, "fsdp": 3, "deepspeed": 3}  # bit by bit, or where nothing divides
+FEWEST = {
+    "ddp": 2,
+    "tp": 2,
+    "cp": 2,
+    "pp": 2,
+    "zero": 3,
+    "fsdp": 3,
+    "deepspeed": 3,
+}  # bit by bit, all rows, or nothing divides
 
 
 def fewest(family: str) -> int:
@@ -287,10 +295,19 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "deepspeed-1": {"P": 4 * (150 + 49), "G": 4 * sum(sizes), "S": 12 * 50 + 4},
         "deepspeed-2": {"P": 4 * (150 + 49), "G": 4 * 91, "S": 12 * 50 + 4},
         "deepspeed-3": {"P": 4 * (52 + 17), "G": 4 * 52, "S": 12 * 52 + 4},
+        **cut_by_hand(),
         **split_by_hand(rank),
         **piped_by_hand(rank),
         **composed_by_hand(rank),
     }
+
+
+def cut_by_hand() -> dict[str, dict[str, int]]:
+    """Return the same for the odd GPT, whose parameters are whole on every rank: tables, three norms, matrices."""
+    n, table = 2 * 13 * 8 + 3 * 8 + 4 * 8 * 8 + 3 * 6 * 8, 13 * 8
+    copies = {"P": 4 * n, "G": 4 * n, "S": 8 * n + 4 * 12}
+    overlapped = copies | {"G": 4 * n + 4 * table}  # one gradient is on its way into its bucket
+    return {"cp-ring": overlapped, "cp-gather": overlapped, "cp-ulysses": overlapped, "torch-cp": copies}
 
 
 def split_by_hand(rank: int) -> dict[str, dict[str, int]]:

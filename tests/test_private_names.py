@@ -44,6 +44,9 @@ NAMES = """
     torch.distributed                         _functional_collectives
     torch._C._distributed_c10d                _resolve_process_group
     torch.optim.optimizer                     _get_foreach_kernels_supported_devices
+    torch.distributed.tensor.experimental._context_parallel._attention
+                                              _cp_options _templated_ring_attention
+                                              _templated_ring_attention_backward
     torch.distributed.pipelining._utils       _StageBackwardMeta _StageForwardMeta
     torch.distributed.pipelining.stage        PipelineStage._recv_meta PipelineStage._send_meta
     torch.distributed.pipelining.schedules    _PipelineSchedule PipelineScheduleSingle._initialize_stage

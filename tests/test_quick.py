@@ -17,7 +17,7 @@ def test_a_change_reaches_what_is_built_on_it():
     [group, rows] = runs("labs/group.py")
     folders = {name.split("/")[0] for name in group}
     assert folders >= {"zero", "fsdp", "tp", "pp", "checkpoint"} and "test_parallel.py" in folders
-    assert rows[-1] == "ddp or fsdp or hsdp or pp- or tp or zero"
+    assert rows[-1] == "cp or ddp or fsdp or hsdp or pp- or tp or zero"
 
 
 def test_a_file_of_the_kit_has_the_tests_of_its_folder():

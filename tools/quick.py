@@ -22,7 +22,14 @@ TESTS = ROOT / "tests"
 ANSWERS = TESTS / "exercises/engine/test_answers.py"
 ENGINE = LABS / "exercises/engine"
 TABLES = [TESTS / "test_contract.py", TESTS / "test_odd.py"]
-ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # a chapter's rows in the tables
+ROWS = {
+    "ddp": "ddp",
+    "zero": "zero",
+    "fsdp": "fsdp or hsdp",
+    "tp": "tp",
+    "cp": "cp",
+    "pp": "pp-",
+}  # a chapter's rows in the tables
 NOT_TEXTBOOK = {"kit", "exercises", "native", "deepspeed", "xla", "__main__"}
 NBVAL = ["--nbval", "--nbval-sanitize-with", "tools/nbval.cfg", "--nbval-cell-timeout", "300"]
 

@@ -29,7 +29,7 @@ from itertools import pairwise
 
 from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, INDEX, Held, Prediction, parameter_sizes
+from labs.cost.model_states import FLOAT, INDEX, HeldBytes, Prediction, parameter_sizes
 from labs.cost.saved_activations import activations, layer_terms
 from labs.cost.traffic import all_reduce_limit, piece
 
@@ -107,7 +107,7 @@ def calls(job: Job, way: str) -> dict[str, int]:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def cp_held(job: Job, way: str) -> Held:
+def cp_held(job: Job, way: str) -> HeldBytes:
     """Return the bytes of data parallelism on the rank's tokens, or more while attention's backward runs."""
     own = replace(job, context=len(zigzag_places(job)[job.rank]))
     most = ddp_held(own, "overlapped")

@@ -93,7 +93,7 @@ def templated_ring(job: Job) -> Prediction:
         sent=ddp_sent(sizes, ranks, "torch", job.rank) + times * (3 * ranks - 2) * own,
         collectives={"all_reduce": averaged, "all_gather": 2 * times, "all_to_all": ranks * times},
         textbook=FLOAT * all_reduce_limit(sum(sizes), ranks) + times * 3 * (ranks - 1) * own,
-        held=Held(P=whole, G=whole, S=optimizer_state(sizes)),
+        held=HeldBytes(P=whole, G=whole, S=optimizer_state(sizes)),
     )
 
 

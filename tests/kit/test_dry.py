@@ -39,12 +39,14 @@ REAL = {
 }
 BATCH = 8
 # PyTorch's DDP rebuilds its buckets in the second forward, in the order in which gradients came in the first.
-READS = {name: [0, 2, 0] for name in ("torch-ddp", "torch-zero-1")}  # reads of the host, in each step
+READS = {name: [0, 2, 0] for name in ("torch-ddp", "torch-zero-1", "torch-cp")}  # reads of the host, in each step
 
 
 def config_of(row, shape: str) -> Config:
-    """Return the shape's config with a layer for each stage: two stages on a mesh, and four along pp alone."""
-    config = SHAPES[shape][0]
+    """Return the shape's config with a layer for each stage, two on a mesh and four along pp alone, or more tokens."""
+    config, ranks = SHAPES[shape]
+    if row.name.removeprefix("torch-").startswith("cp"):
+        config = replace(config, context=max(config.context, 2 * ranks))  # two tokens for each rank
     return replace(config, depth=2 if len(row.axes(4)) > 1 else 4) if "pp-" in row.name else config
 
 

@@ -25,7 +25,8 @@ def our_cp(way: str, model: GPT, mesh: Mesh) -> Training:
 def torch_cp(model: GPT, mesh: Mesh) -> Training:
     group = mesh.get_group("cp")
     context_parallel(model, group, native.templated_ring)
-    return replicated(model, partial(backward, native.ddp(model, group)))
+    module = native.ddp(model, group)
+    return replicated(model, partial(backward, module, no_sync=module.no_sync))
 
 
 def all_ranks(asked: int) -> dict[str, int]:
