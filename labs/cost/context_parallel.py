@@ -113,7 +113,8 @@ def cp_held(job: Job, way: str) -> HeldBytes:
     most = ddp_held(own, "overlapped")
     in_attention = most.P + most.S + most.P + attention_held(job, own, way)
     peak = max(most.peak, in_attention) + 2 * INDEX * job.tokens * job.accumulation  # the whole batch
-    return replace(most, A=most.A + FLOAT, comm=None, peak=peak)  # the number of tokens that count is saved, too
+    cut = 2 * INDEX * own.tokens * (job.accumulation - 1)  # pieces of one micro-batch at a time
+    return replace(most, A=most.A - cut + FLOAT, comm=None, peak=peak)  # the number of tokens that count is saved, too
 
 
 def attention_held(job: Job, own: Job, way: str) -> int:
