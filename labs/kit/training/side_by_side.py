@@ -82,15 +82,15 @@ def ledgers(
     ranks: int = 4,
     memory: bool = True,
 ) -> dict[str, Ledgers]:
-    """Train with each strategy in a job that records what is sent, and again in one that records what is held.
+    """Train with each strategy in a job that records what is sent, and in another one that records what is held.
 
     build: a function that makes the model.
     batches: whole batches, one per step and at least three; each rank reads its part.
-    memory: whether the second job runs.
+    memory: whether the second job runs, on the first three batches.
     """
-    options = {"ranks": ranks, "device": "cpu"}
+    options, few = {"ranks": ranks, "device": "cpu"}, batches[:THIRD]
     talk = run(each_alone, ways, build, batches, record="communication", tell="sent", **options)
-    watched = run(each_alone, ways, build, batches, record="memory", tell="held", **options) if memory else None
+    watched = run(each_alone, ways, build, few, record="memory", tell="held", **options) if memory else None
     found = {}
     for number, name in enumerate(ways):
         first = number * (1 + len(batches))
@@ -98,7 +98,8 @@ def ledgers(
         sent, calls = talk.recording.sent(0, first + THIRD), talk.recording.counts(0, first + THIRD)
         held = {}
         if watched:
-            held = beyond(watched.recording, range(first, first + 1 + len(batches)))
+            start = number * (1 + len(few))
+            held = beyond(watched.recording, range(start, start + 1 + len(few)))
         found[name] = Ledgers(losses, sent, calls, held)
     return found
 
