@@ -47,7 +47,7 @@ def require_shardable(
         kind = type(module).__name__
         if is_sharded(module):
             raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
             raise ValueError(f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it")
         require_dense(module)
     if not isinstance(mesh, Mesh):

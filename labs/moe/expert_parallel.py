@@ -19,6 +19,13 @@ would divide by edp alone, and be ep times too large.  AdamW hides this, since i
 norm does not: it becomes too large, and clipping by it then shortens the gradients of all other parameters, too
 (pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956).
 
+**FSDP** shards experts along their own axis, and everything else along both; the same scale is its divide factor:
+
+    for layer, experts in zip(model.layers.values(), split_experts(model, mesh)):
+        fully_shard(experts, mesh=mesh["edp"]).set_gradient_divide_factor(mesh.size())
+        fully_shard(layer, mesh=mesh._flatten("dp"))
+    fully_shard(model, mesh=mesh._flatten("dp"))
+
 Sums go in the order of the ranks: with edp = 1 or ep = 1, the result has the bits of one process that adds up as many
 micro-batches as there are ranks.
 """
@@ -55,18 +62,8 @@ class ExpertParallel(nn.Module):
 
     def __init__(self, model: nn.Module, mesh: Mesh):
         super().__init__()
-        if mesh.mesh_dim_names != AXES:
-            raise ValueError(f"{mesh!s} is no mesh for experts: give the axes {AXES}, with size 1 where you want none")
-        mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
-        if not mixtures:
-            raise ValueError(f"{type(model).__name__} has no labs.moe.Mixture whose experts could be split: build one")
-        require_equal_replicas(model)
-        require_apart(model, {p for mixture in mixtures for p in mixture.experts.parameters()})
-        send_buffers(model, None)
-        for mixture in mixtures:
-            mixture.experts = ParallelExperts(mixture.experts, mesh.get_group("ep"))
         self.module, self.mesh = model, mesh
-        self.experts = {p for mixture in mixtures for p in mixture.experts.parameters()}
+        self.experts = {p for experts in split_experts(model, mesh) for p in experts.parameters()}
         require_all_averaged(self, {*model.parameters()}.__contains__, [None])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,6 +104,24 @@ class ExpertParallel(nn.Module):
         for its in everybodys(experts, self.mesh.get_group("ep")).values():
             full |= its
         return full
+
+
+def split_experts(model: nn.Module, mesh: Mesh) -> list[ParallelExperts]:
+    """Leave each rank its experts along `ep`, and return them, of each mixture; nobody averages gradients yet.
+
+    Raises ValueError as ExpertParallel does.
+    """
+    if mesh.mesh_dim_names != AXES:
+        raise ValueError(f"{mesh!s} is no mesh for experts: give the axes {AXES}, with size 1 where you want none")
+    mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
+    if not mixtures:
+        raise ValueError(f"{type(model).__name__} has no labs.moe.Mixture whose experts could be split: build one")
+    require_equal_replicas(model)
+    require_apart(model, {p for mixture in mixtures for p in mixture.experts.parameters()})
+    send_buffers(model, None)
+    for mixture in mixtures:
+        mixture.experts = ParallelExperts(mixture.experts, mesh.get_group("ep"))
+    return [mixture.experts for mixture in mixtures]
 
 
 def add_in_order(x: Tensor, group: ProcessGroup | None) -> None:
