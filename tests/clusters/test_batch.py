@@ -37,13 +37,14 @@ def filled(cluster: Cluster) -> Path:
 
 
 def submitted(cluster: Cluster, folder: Path, *flags: str) -> str:
-    """Submit a training of 2 × 2 ranks; return the number of the job."""
-    own = {"RANKS_PER_NODE": "2", "FOLDER": str(folder), "OMP_NUM_THREADS": "1", "LABS_DEVICE": "cpu"}
+    """Submit a training with a rank on each of two nodes; return the number of the job."""
+    own = {"RANKS_PER_NODE": "1", "FOLDER": str(folder), "OMP_NUM_THREADS": "1", "LABS_DEVICE": "cpu"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = ["sbatch", "--parsable", "--chdir", str(ROOT), f"--output={cluster.folder}/out-%j", str(filled(cluster))]
-    flags = ("configs/fsdp.toml", "--evaluate", "0", "--sample", "0", "--report", str(folder / "logs"), *flags)
+    own_flags = ("--mesh", "dp=2", "--evaluate", "0", "--sample", "0", "--report", str(folder / "logs"))
+    command += ["configs/fsdp.toml", *own_flags, *flags]
     environment = os.environ | own | {"PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
