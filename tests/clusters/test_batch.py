@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,13 +36,16 @@ def filled(cluster: Cluster) -> Path:
     return path
 
 
-def submitted(cluster: Cluster, folder: Path, *flags: str) -> str:
-    """Submit a training with a rank on each of two nodes; return the number of the job."""
+def submitted(cluster: Cluster, folder: Path, *flags: str, slurms: Sequence[str] = ()) -> str:
+    """Submit a training with a rank on each of two nodes; return the number of the job.
+
+    flags, slurms: those of the training, and those of sbatch
+    """
     own = {"RANKS_PER_NODE": "1", "FOLDER": str(folder), "OMP_NUM_THREADS": "1", "LABS_DEVICE": "cpu"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["sbatch", "--parsable", "--chdir", str(ROOT), f"--output={cluster.folder}/out-%j", str(filled(cluster))]
+    command = ["sbatch", "--parsable", "--chdir", str(ROOT), f"--output={cluster.folder}/out-%j", *slurms]
     own_flags = ("--mesh", "dp=2", "--evaluate", "0", "--sample", "0", "--report", str(folder / "logs"))
-    command += ["configs/fsdp.toml", *own_flags, *flags]
+    command += [str(filled(cluster)), "configs/fsdp.toml", *own_flags, *flags]
     environment = os.environ | own | {"PATH": path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -72,6 +75,20 @@ def test_a_job_whose_time_ends_saves_and_is_put_back_into_the_queue(cluster, tmp
     [saved] = [path for path in folder.glob("step-*") if not path.name.endswith(".draft")]
     assert saved.name == f"step-{steps(folder)[-1]}"
     assert "start it again, and it goes on" in (cluster.folder / f"out-{job}").read_text()
+
+
+@pytest.mark.soak
+def test_a_job_that_nears_its_time_limit_saves_and_goes_on_by_itself(cluster):
+    folder = cluster.folder / "limited"
+    # Slurm counts in minutes, and may send the signal up to a minute early.
+    job = submitted(cluster, folder, "--steps", "100000", slurms=["--time=2", "--signal=B:USR1@30"])
+    wait(lambda: "Restarts=1" in said("scontrol", "show", "job", job), "the job was not put back", cluster)
+    [saved] = [path for path in folder.glob("step-*") if not path.name.endswith(".draft")]
+    last = int(saved.name.removeprefix("step-"))
+    wait(lambda: steps(folder)[-1] > last, "the job does not go on", cluster)
+    said("scancel", job)
+    assert steps(folder) == [*range(1, steps(folder)[-1] + 1)]
+    assert "TIME LIMIT" not in (cluster.folder / f"out-{job}").read_text()
 
 
 def test_the_script_of_the_exercise_starts_here_what_its_check_sees(cluster):
