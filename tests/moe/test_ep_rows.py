@@ -64,6 +64,11 @@ def trained(rows, trainings, keep):
     return found
 
 
+def one_process(trainings, ranks):
+    """Return the parameters after each training on one process, with as many micro-batches as there are ranks."""
+    return [train(ONE_DEVICE, partial(model_of, *each), batches(1), ranks, STEPS)[1] for each in trainings]
+
+
 def predicted(row, name, ranks, rank, loads):
     """Return the prediction for the loads of this rank's neighbours along ep, [rank][layer][expert]."""
     job = cost.Job(CONFIGS[name], BATCH // ranks, ranks, rank)
@@ -76,9 +81,9 @@ def predicted(row, name, ranks, rank, loads):
 def test_numbers_and_bytes_sent(ranks):
     trainings = [(name, dtype) for name in CONFIGS for dtype in DTYPES]
     job = run(trained, EXPERTS, trainings, True, ranks=ranks, record="communication")
+    [alone] = run(one_process, trainings, ranks, ranks=1)
     for number, (row, (name, dtype)) in enumerate((row, each) for row in EXPERTS for each in trainings):
-        build = partial(model_of, name, dtype)
-        [(_, one)] = run(train, ONE_DEVICE, build, batches(1), ranks, STEPS, ranks=1)
+        one = alone[trainings.index((name, dtype))]
         bound = 1e-12 if dtype == torch.float64 else 0.0 if ranks in row.bitwise else 1e-5
         loads = [of_rank[number][1] for of_rank in job]
         for rank in range(ranks):
