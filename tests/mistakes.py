@@ -155,6 +155,10 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
         "torch.manual_seed(seed * mesh.size() + mesh.get_local_rank())",
         "torch.manual_seed(seed * mesh.size())",
     ),
+    ("cp/partial_softmax.py", "(hidden | others)", "hidden"),
+    ("cp/ring.py", "            if arrived:\n                part += arrived()\n", ""),
+    ("cp/gathered_keys.py", "part[: len(places)]", "part"),
+    ("cp/cp.py", "over / ranks", "over"),
     (
         "pp/executor.py",
         "y = loss.detach(), loss / self.microbatches",
