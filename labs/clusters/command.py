@@ -92,7 +92,8 @@ def head(settings: Settings, axes: dict[str, int]) -> list[str]:
         each = settings.batch // parts // settings.micro_batches
         cut = {"context": settings.tokens, "accumulation": settings.micro_batches, "recompute": settings.recompute}
         held = settings.row.predict(cost.Job(settings.config, each, ranks, **cut)).held
-        lines.append("a rank will hold " + ", ".join(f"{kind} {short(getattr(held, kind))}" for kind in "PGSA"))
+        known = [(kind, size) for kind in "PGSA" if (size := getattr(held, kind)) is not None]
+        lines.append("a rank will hold " + ", ".join(f"{kind} {short(size)}" for kind, size in known))
     return lines
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.distributed.run import get_args_parser
 
-from labs.clusters.command import main
+from labs.clusters.command import head, main
 from labs.clusters.settings import Settings, flat
 
 ROOT = Path(__file__).parents[2]
@@ -50,3 +50,9 @@ def test_torchrun_takes_no_flag_of_the_training_for_its_own():
     flags = [f"--{name}" for name in flat(asdict(Settings()))]
     given = ["--nproc-per-node", "2", "-m", "labs", "train", *(word for flag in flags for word in (flag, "1"))]
     assert get_args_parser().parse_args(given).training_script_args[0] == "train"
+
+
+def test_the_head_leaves_out_a_kind_of_memory_that_has_no_formula():
+    _, ours = head(Settings(strategy="fsdp"), {"dp": 4})
+    _, theirs = head(Settings(strategy="torch-fsdp"), {"dp": 4})
+    assert ", A " in ours and theirs.startswith("a rank will hold P ") and ", A " not in theirs
