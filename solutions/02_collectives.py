@@ -629,7 +629,7 @@ draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4
 
 # %% [markdown]
 # Does your machine agree with the model? The next cell measures the time of one all-reduce of 32 bytes and of one of 16
-# MB, as the median of nine runs. The `barrier` makes all ranks start together. At 32 bytes the algorithm with few
+# MB, as the median of five runs. The `barrier` makes all ranks start together. At 32 bytes the algorithm with few
 # rounds should be faster, and at 16 MB the one with few bytes. Keep in mind that eight ranks share your cores, whereas
 # a cluster gives each rank a device, and that your machine's memory takes the place of a network.
 
@@ -638,12 +638,12 @@ draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4
 def seconds(all_reduce, elements):
     """Return the median time of an all-reduce, in seconds."""
     x, times = torch.ones(elements), []
-    for _ in range(10):
+    for _ in range(6):
         collectives.barrier()
         start = time.perf_counter()
         all_reduce(x)
         times.append(time.perf_counter() - start)
-    return sorted(times[1:])[4]  # the first one also connects
+    return sorted(times[1:])[2]  # the first one also connects
 
 
 for elements in 8, 4_000_000:

@@ -1057,8 +1057,8 @@ draw.table(rows)
 
 # %%
 def milliseconds(apply):
-    """Return the median time of ten steps on rank 0."""
-    recording = job(apply, steps=10, ranks=4, record="time").recording
+    """Return the median time of five steps on rank 0."""
+    recording = job(apply, steps=5, ranks=4, record="time").recording
     return 1000 * statistics.median(span.end - span.start for span in recording.step_spans(0))
 
 

@@ -675,12 +675,12 @@ check.predict(asked, guess_work, round(work["full"], 2))
 # Forward does 1 unit of work, backward does 2, and the second forward does 1 again: the factor is 4/3. The measured
 # factor is a little lower, since the head belongs to no layer and is not computed again. "All but attention" has the
 # same factor, since attention is not counted here. Now measure the time, on a wider model, where arithmetic takes most
-# of the time. For each way we take the fastest of four steps:
+# of the time. For each way we take the fastest of three steps:
 
 # %%
 WIDE = PRESETS["small"]
 wide_loader = Batches(text.tokens, BATCH, WIDE.context)
-wide_batches = [wide_loader[step] for step in range(5)]
+wide_batches = [wide_loader[step] for step in range(4)]
 
 
 def seconds(change):
