@@ -215,9 +215,9 @@ print(run(where, ranks=4, device="cpu", on=QUEUE))
 # ### Exercise 1: who am I, and who is first? (10 minutes)
 #
 # Return what PyTorch needs. The node with the first name of the list is where rank 0 runs, and where the others look
-# for it. A list may be `login1`, `n1,m2`, `n[01-03,7]`, `gpu-a[09-11]` or `rack[1-2]n5`: the first names are login1,
-# n1, n01, gpu-a09 and rack1n5. On a cluster `scontrol show hostnames` expands a list, but a container often has no
-# `scontrol`.
+# for it. A list may be `login1`, `n1,m[2-3]`, `n[01-03,7]`, `gpu-a[09-11]`, `rack[1-2]n5` or `rack[03-04]n[07,09]`: the
+# first names are login1, n1, n01, gpu-a09, rack1n5 and rack03n07. On a cluster `scontrol show hostnames` expands a
+# list, but a container often has no `scontrol`.
 
 
 # %%

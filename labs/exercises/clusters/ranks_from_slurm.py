@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.on_paper import Sheet, on_paper, part_as_if, part_is
+from labs.exercises.engine.on_paper import Sheet, WrongSheet, on_paper, part_as_if, part_is, same
 
 Environ = Mapping[str, str]
 BRACKETS = re.compile(r"\[(\w+)[^\]]*\]")  # the first number of a list of numbers and ranges, and the rest of it
-LISTS = ("login1", "n1,m2", "gpu-a[9-11]", "n[01-03,7]", "gpu-a[09-11]", "rack[1-2]n5", "rack[03-04]n[07,09],spare1")
+LISTS = (
+    "login1", "n1,m2", "n1,m[2-3]", "gpu-a[9-11]", "n[01-03,7]", "gpu-a[09-11]", "rack[1-2]n5", "rack[1,3]n5",
+    "rack[03-04]n[07,09],spare1",
+)  # fmt: skip
 
 
 @answered
@@ -69,8 +72,14 @@ def head(value: Callable[[str], str]) -> Callable[..., Any]:
     return instead("head", lambda environ: value(environ["SLURM_JOB_NODELIST"]))
 
 
-def without_zeros(nodes: str) -> str:
-    return re.sub(r"(?<=\D)0+(?=\d)", "", first_host(nodes))
+def without_zeros(host: str) -> str:
+    return re.sub(r"(?<=\D)0+(?=\d)", "", host)
+
+
+def head_alone(seen: WrongSheet) -> str | None:
+    """Return what is wrong with the first host if the rest of the answer is right."""
+    wrong = part_is("head")(seen)
+    return wrong if wrong and same(seen.received, seen.sheet.expected | {"head": seen.received["head"]}) else None
 
 
 def of(name: str) -> Callable[[Environ], int]:
@@ -102,12 +111,14 @@ MISTAKES = (
             head(lambda nodes: nodes)),
     Mistake("a comma inside of brackets ends no name", "Which commas stand between two names?",
             head(lambda nodes: nodes.split(",")[0])),
-    Mistake("leading zeros are lost", "Is n1 the same host as n01?", head(without_zeros)),
+    Mistake("leading zeros are lost", "Is n1 the same host as n01?",
+            part_is("head", lambda found, expected: found == without_zeros(expected))),
     Mistake("the text after the brackets is lost", "What follows the closing bracket?",
             head(lambda nodes: BRACKETS.split(nodes)[0] + (BRACKETS.findall(nodes) or [""])[0] if "[" in nodes
                  else nodes.split(",")[0])),
     Mistake("only the first brackets are read", "How many pairs of brackets does a name have?",
             head(lambda nodes: BRACKETS.sub(r"\1", nodes, count=1).split(",")[0])),
+    Mistake("the list of nodes is read wrongly", "Which name would `scontrol show hostnames` print first?", head_alone),
 )
 # fmt: on
 

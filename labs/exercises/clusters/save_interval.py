@@ -29,6 +29,7 @@ def save_interval(fn: Callable[..., Any], seed: int) -> str:
         (10 * HOUR, 60, 0.43),
         *(as_many(draw.choice([2, 4, 12]) * HOUR, draw.uniform(20, 120), draw.randrange(3, 9) + x) for x in (0.3, 0.7)),
         as_many(2 * HOUR, 90, 1.46),
+        as_many(48 * HOUR, 20, 240.3),
         (1800, 100, 0.01),
         (600, 30, 0),
     ]
@@ -62,7 +63,7 @@ def fitted(limit: float, saving: float, rate: float, again: float = 0.5) -> floa
     return limit / saves - saving
 
 
-def whole(limit: float, saving: float, rate: float, rounded: Callable[[float], int]) -> float:
+def whole(limit: float, saving: float, rate: float, rounded: Callable[[float], float]) -> float:
     """Return the interval for Young's number of saves, rounded."""
     return limit / max(1, rounded(limit / young(limit, saving, rate))) - saving
 
@@ -86,6 +87,10 @@ MISTAKES = (
             as_if(partial(fitted, again=1.0))),
     Mistake("the number of saves is rounded", "Which of the two whole numbers beside it loses less?",
             as_if(partial(whole, rounded=round), partial(whole, rounded=floor), partial(whole, rounded=ceil))),
+    Mistake("the number of saves is not whole", "When would the last of 2.3 saves end?",
+            as_if(partial(whole, rounded=float))),
+    Mistake("the number of saves, and not the time between them", "In which unit is the result?",
+            as_if(lambda *job: job[0] / (fitted(*job) + job[1]))),
 )
 # fmt: on
 

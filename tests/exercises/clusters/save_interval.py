@@ -6,7 +6,7 @@ from labs.exercises.clusters.save_interval import MISTAKES
 from tests.answers import Exercise, from_notebook
 
 answers = Exercise("save_interval")
-answers.right(from_notebook("save_interval"), line="right on all 6 examples")
+answers.right(from_notebook("save_interval"), line="right on all 7 examples")
 
 
 # ---- right -----------------------------------------------------------------------------------------------
@@ -24,3 +24,10 @@ def from_youngs_number(limit, saving, rate):
 
 
 answers.instead(MISTAKES)
+
+
+@answers.wrong()
+def at_most_99_saves(limit, saving, rate):
+    numbers = [n for n in range(1, 100) if n * saving < limit]
+    best = min(numbers, key=lambda n: n * saving + rate * limit / 3600 * (limit / n - saving) / 2)
+    return limit / best - saving
