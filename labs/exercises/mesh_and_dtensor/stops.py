@@ -28,7 +28,8 @@ RANKS, ITEM = prod(MESH), 8  # bytes of a float64
 MOST = 12  # stops of a path; more are not needed, and each takes time
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
 Layout = tuple[Placement, ...]
-WAYS: tuple[tuple[Layout, Layout], ...] = (
+Way = tuple[Layout, Layout]
+WAYS: tuple[Way, ...] = (
     ((S1, P, S1), (R, R, S1)),
     ((S1, P, P), (R, S0, R)),
     ((R, S1, S0), (S1, S0, S1)),
@@ -60,13 +61,13 @@ def holders(layout: Layout) -> torch.Tensor:
     return found
 
 
-def on_a_rank(fn: Function, whole: torch.Tensor) -> list[torch.Tensor]:
+def on_a_rank(fn: Function, ways: Sequence[Way], whole: torch.Tensor) -> list[torch.Tensor]:
     """Redistribute this rank's block of each tensor along the chosen path, and return the local results.
 
     whole: the tensors, [way, summand, *SHAPE].
     """
     mesh, found = Mesh(MESH, ("a", "b", "c")), []
-    for (source, target), summands in zip(WAYS, whole, strict=True):
+    for (source, target), summands in zip(ways, whole, strict=True):
         spec = Spec(SHAPE, MESH, source)
         number = sum(place << axis for axis, place in enumerate(mesh.get_coordinate()) if source[axis].is_partial())
         mine = summands[number][spec.block(mesh.get_coordinate()).slices].contiguous()
@@ -92,19 +93,27 @@ def require_path(path: Any, target: Layout) -> None:
 
 
 def judge(fn: Function) -> Judged:
-    whole = torch.randn(len(WAYS), RANKS, *SHAPE, dtype=torch.float64, generator=chance())
-    results = job(on_a_rank, fn, whole, ranks=RANKS)
-    scores = []
-    for number, (source, target) in enumerate(WAYS):
+    scores = [100 * bound(*way) / sent for way, sent in zip(WAYS, bytes_sent(fn, WAYS), strict=True)]
+    return Judged(sum(scores) / len(scores), "by way: " + ", ".join(f"{score:.0f}" for score in scores))
+
+
+def measured(fn: Function, source: Layout, target: Layout) -> int:
+    """Return the bytes that all ranks together send from one layout to another, counted as the judge does."""
+    return bytes_sent(fn, [(source, target)])[0]
+
+
+def bytes_sent(fn: Function, ways: Sequence[Way]) -> list[int]:
+    """Return the bytes sent for each way; raise Wrong if a path loses numbers."""
+    whole = torch.randn(len(ways), RANKS, *SHAPE, dtype=torch.float64, generator=chance())
+    results = job(on_a_rank, fn, ways, whole, ranks=RANKS)
+    for number, (source, target) in enumerate(ways):
         summands = {sum(bit << axis for axis, bit in enumerate(place)) for place in product(*map(choices, source))}
         expected = torch.stack([whole[number][summand] for summand in sorted(summands)]).sum(0)
         for rank, place in enumerate(product(*map(range, MESH))):
             block = expected[Spec(SHAPE, MESH, target).block(place).slices]
             if not torch.allclose(results[rank][number], block, rtol=1e-12, atol=1e-12):
                 raise Wrong(f"{source} to {target}: the numbers on rank {rank} are wrong", "Which stop lost them?")
-        sent = sum(results.recording.sent(rank, number) for rank in range(RANKS))
-        scores.append(100 * bound(source, target) / sent)
-    return Judged(sum(scores) / len(scores), "by way: " + ", ".join(f"{score:.0f}" for score in scores))
+    return [sum(results.recording.sent(rank, number) for rank in range(RANKS)) for number in range(len(ways))]
 
 
 def choices(placement: Placement) -> Sequence[int]:
@@ -123,4 +132,5 @@ stops = Challenge(
     possible=82.1,
     cases=WAYS,
     bound=bound,
+    measured=measured,
 )
