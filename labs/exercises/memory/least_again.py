@@ -12,8 +12,9 @@ spared share of a forward, divided by the largest share that can be spared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from labs.exercises.engine.answer import Wrong
 from labs.exercises.engine.by_script import first_wrong
@@ -39,10 +40,23 @@ def bound(most: float, before: int, world: Model, config: Config) -> float:
     return less * 2 * D / (config.depth * forward)
 
 
-def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
+class Tried(NamedTuple):
+    """A step of a changed model.
+
+    held: the bytes held, as a multiple of those without recomputation.
+    again: the recomputed operations, as a multiple of the layers' forward.
+    least: the bound of `again`.
+    """
+
+    held: float
+    again: float
+    least: float
+
+
+def on_a_rank(fn: Function, cases: Sequence[tuple[Model, float]]) -> list[dict[str, Any]]:
     """Return, for each limit of memory, the measurements or the mistake, up to the first answer that scores nothing."""
     found = []
-    for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
+    for world, most in cases:
         twice = Twice(world, lambda model, most=most: fn(model, most))
         facts = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps())
         if not facts and world.measured:
@@ -54,23 +68,37 @@ def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, An
 
 
 def judge(fn: Function) -> Judged:
-    model, scores = partial(Draw(chance().initial_seed()).world, Model, 1, depth=8), {}
-    scored, dropping = (
-        model(sequences=4, tokens=64, measured=True, dtype=F32),
-        model(dropout=True, frozen=True, waiting=2),
-    )
-    (found,) = job(on_a_rank, fn, scored, dropping, ranks=1, record=None)
-    for most, each in zip((*MOST, "with dropout"), found, strict=False):
+    tries = zip(MOST, steps(fn, *MOST, dropout=True), strict=True)
+    return Judged.of({f"{most:.2f}": max(100 * (1 - each.again) / (1 - each.least), 0) for most, each in tries})
+
+
+def measured(fn: Function, most: float) -> Tried:
+    """Return what a step holds and recomputes under one limit, measured as the judge does, without dropout."""
+    return steps(fn, most)[0]
+
+
+def steps(fn: Function, *limits: float, dropout: bool = False) -> list[Tried]:
+    """Return what a step holds and recomputes under each limit; raise Wrong for an answer that scores nothing.
+
+    dropout: whether a model with dropout is trained, too, which is not measured.
+    """
+    model = partial(Draw(chance().initial_seed()).world, Model, 1, depth=8)
+    scored = model(sequences=4, tokens=64, measured=True, dtype=F32)
+    cases = {str(most): (scored, most) for most in limits}
+    if dropout:
+        cases["with dropout"] = model(dropout=True, frozen=True, waiting=2), MOST[2]
+    (found,), tries = job(on_a_rank, fn, [*cases.values()], ranks=1, record=None), []
+    for (called, (world, most)), each in zip(cases.items(), found, strict=False):
         if "mistake" in each:
-            raise Wrong(f"{most}: {each['mistake']}: {each['sentence']}")
-        if each and each["held"] > most:
+            raise Wrong(f"{called}: {each['mistake']}: {each['sentence']}")
+        if world.measured and each["held"] > most:
             raise Wrong(
                 f"the step holds {each['held']:.3f} × the bytes that it held before, and {most} × is the limit",
                 "At which moment?",
             )
-        if each:
-            scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)
-    return Judged.of(scores)
+        if world.measured:
+            tries.append(Tried(each["held"], each["again"], each["least"]))
+    return tries
 
 
 least_again = Challenge(
@@ -83,4 +111,5 @@ least_again = Challenge(
     floor=19.2,
     course=56.8,
     possible=86.6,
+    measured=measured,
 )
