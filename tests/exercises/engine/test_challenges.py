@@ -135,6 +135,30 @@ def test_a_block_is_tried_as_the_judge_runs_it():
     assert tried.seconds > beat.boundary.bound(block)
 
 
+def test_a_path_is_tried_as_the_judge_counts_it():
+    way = beat.stops.cases[4]  # from S0, P, S1 to S0, R, R: 96 elements are gathered along c, then 192 added up along b
+    assert beat.stops.measured(poor.straight, *way) == 8 * (96 + 192) * 8 > beat.stops.bound(*way)
+    with pytest.raises(Wrong, match="not the target"):
+        beat.stops.measured(poor.elsewhere, *way)
+
+
+def test_a_step_under_a_limit_is_tried_as_the_judge_measures_it():
+    held, again, least = beat.least_again.measured(poor.all_but_attention, 0.28)
+    assert held < 0.28 and least < again < 1
+    with pytest.raises(Wrong, match=r"and 0\.2 × is the limit"):
+        beat.least_again.measured(poor.all_but_attention, 0.2)
+
+
+def test_saves_are_tried_as_the_judge_times_them():
+    case = beat.cheap_save.cases["copies"]
+    took = beat.cheap_save.measured(poor.written_by_the_first, "copies")
+    # Rank 0 writes and flushes all of the state, then the index, and then flushes its name.
+    assert took == pytest.approx(8 * ((128 * sum(case.rows) + 32 * len(case.rows)) / 8e6 + 3 * 0.5e-3))
+    assert took > beat.cheap_save.bound(case)
+    with pytest.raises(Wrong, match="which is torn"):
+        beat.cheap_save.measured(poor.over_the_last, "copies")
+
+
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
 def test_a_stub_is_not_yet_an_answer(challenge):
     assert challenge(poor.untouched).ok is None
