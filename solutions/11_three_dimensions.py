@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 30 without exercises, 65 with them, 10 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 25 without exercises, 60 with them, 10 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -27,17 +27,12 @@ import torch.distributed as dist
 from IPython.display import display
 from torch.distributed.tensor.parallel import loss_parallel
 
-# %%
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play, train
 from labs.kit.launch import Link, run
-from labs.kit.record import by_axis, mark
-from labs.mesh import Mesh
+from labs.kit.record import by_axis, mark, sent_and_held
 from labs.model import GPT, PRESETS
-from labs.parallel import AXES, Parallel
-
-on_cpu = partial(run, device="cpu")
 
 # %% [markdown]
 # ## Question
@@ -139,6 +134,10 @@ check.predict("From this many sequences on:", guess_sequences, even, reason=why)
 # communicate, and over which wire?
 
 # %%
+from labs.mesh import Mesh
+from labs.parallel import AXES, Parallel
+
+on_cpu = partial(run, device="cpu")
 EIGHT = {"pp": 2, "replicate": 1, "shard": 2, "tp": 2}
 sizes, ranks = tuple(EIGHT.values()), {"all": None} | {f"rank {n}": n for n in range(8)}
 play.explore(partial(draw.nodes, EIGHT, 4), rank=ranks)
@@ -434,47 +433,37 @@ def pytorchs(sizes):
 # %% [markdown]
 # Each of the eight ranks now has two bars: ours on the left, PyTorch's on the right. The black lines are predictions,
 # by formulas and without a run ([labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py)). Bytes held are those of P and S
-# when a step begins, and of a rank's own gradients G when they are reduced. Before you run it: which ranks hold the
-# most, and why?
-
+# when a step begins, and of a rank's own gradients G when they are reduced. The table below the bars has only the rows
+# in which any number differs. Before you run it: which ranks hold the most, and why?
 
 # %%
-def measured(job, way):
-    """What each rank of a job sends, and holds when the same is run again."""
-    held = on_cpu(way, sizes, ranks=8, record="memory").recording
-    kinds = [held.moments(rank, 1)[0][1] | {"G": held.steady(rank)["G"]} for rank in range(8)]
-    return [by_axis(job.recording, rank) | kinds[rank] for rank in range(8)]
-
-
 said = [train.predicted(CONFIG, sizes, rank, microbatches=2, batch=16) for rank in range(8)]
 theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
-sides = {"ours": measured(jobs[sizes], ours), "PyTorch's": measured(theirs, pytorchs)}
+sides = {}
+for name, way, job in (("ours", ours, jobs[sizes]), ("PyTorch's", pytorchs, theirs)):
+    again = on_cpu(way, sizes, ranks=8, record="memory")
+    sides[name] = sent_and_held(job.recording, again.recording)
 print("PyTorch's:", ", ".join(f"norm {norm:7.4f}" for norm in theirs[0]))
-draw.sent_and_held(said, sides)
+names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
+names |= {kind: f"hold of {kind}" for kind in "PGS"}
+every = (said, *sides.values())
+equal = [n for n in names if all(len({side[r][n] for side in every}) == 1 for r in range(8))]
+print("equal to the byte, on all ranks:", ", ".join(names.pop(n) for n in equal))
+display(draw.sent_and_held(said, sides), draw.by_rank(*every, names=names))
 
 # %% [markdown]
 # Every bar ends at its line. Each rank holds an eighth of the state, but for norms, which are whole along `tp`. Ranks 4
 # to 7 hold and send a little more than the others: the last stage has the model's last norm, and its split loss sends
 # three numbers per token along `tp` (notebook 09b).
 #
-# To the eye both bars of a rank are equal. And to the byte? The table has only the rows in which anything differs:
-
-# %%
-names = {axis: f"send along {axis}" for axis in ("pp", "shard", "tp")}
-names |= {kind: f"hold of {kind}" for kind in "PGS"}
-every = (said, *sides.values())
-equal = [n for n in names if all(len({side[r][n] for side in every}) == 1 for r in range(8))]
-print("equal to the byte, on all ranks:", ", ".join(names[n] for n in equal))
-draw.by_rank(said, *sides.values(), names={n: names[n] for n in names if n not in equal})
-
-# %% [markdown]
-# Ours sends and holds what the formulas say, to the byte. PyTorch's ranks send 60 to 80 bytes more along `shard` and
-# `tp`, in a step of about 860,000. No cell here takes these apart.
+# To the eye both bars of a rank are equal. Our ranks send and hold what the formulas say, to the byte. PyTorch's send
+# 60 to 80 bytes more along `shard` and `tp`, in a step of about 860,000. No cell here takes these apart.
 #
 # ## Build: the norm, over all axes
 #
 # One number is left that no axis knows alone. To clip gradients, every rank needs the norm of *all* of them (notebook
-# 04). Each adds up its squares, and one number travels. Two things can go wrong, and both have:
+# 04). So each rank adds up the squares of its own gradients, and an all-reduce adds up these sums, one number for each
+# rank. Two things can go wrong, and both have:
 #
 # * **Some gradients do not count.** torchtitan, PyTorch's own trainer, clipped each stage of a pipeline by its own norm
 #   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
@@ -640,12 +629,9 @@ draw.table(rows)
 # bytes of the busiest node ≥ 2 (1 − g) f G + e g X, at the best f and g
 #
 # Nothing can beat it: the 1/g nodes that hold the same layers must add up their gradients, as in an all-reduce, and the
-# activations of a node's sequences, or their gradients, must cross each of its cuts. Here are these two arrows out of
-# one of four nodes:
-# %%
-draw.node_bound(nodes=4, stages=2)
-
-# %% [markdown]
+# activations of a node's sequences, or their gradients, must cross each of its cuts. The picture has these two arrows
+# out of one of four nodes.
+#
 # The table has the bytes of both arrows for each f, as gradients + activations; the bound is their smallest sum.
 # `measured` runs one case on a mesh of yours. A case gives 100 points × bound / bytes, and the score is the mean of the
 # four cases; `pp 2 × shard 2 × tp 2` scores 51.3.
@@ -661,7 +647,7 @@ for name, case in beat.best_mesh.cases.items():
         gradients, cuts = 2 * (1 - g) * G / stages, min(stages - 1, 2) * g * X
         row[f"f = 1/{stages}"] = f"{gradients:,.0f} + {cuts:,.0f}" if g <= 1 else "–"
     rows.append(row | {"bound": f"{beat.best_mesh.bound(case):,.0f}"})
-display(draw.table(rows))
+display(draw.node_bound(nodes=4, stages=2), draw.table(rows))
 cube = beat.best_mesh.measured("few tokens", {"pp": 2, "shard": 2, "tp": 2})
 print(f"few tokens, pp 2 × shard 2 × tp 2: {cube:,} bytes leave the busiest node")
 

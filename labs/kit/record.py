@@ -5,6 +5,7 @@
     span            record a block of code as an activity with a name
     instructions    record each instruction of a pipeline
     by_axis         the bytes that a rank sent in a step along each axis of a mesh
+    sent_and_held   these of each rank, and the bytes of P, G and S that it holds
     redistributed   run a module on a rank; return a row for each redistribution of its DTensors
     watch_folder    take snapshots of a checkpoint folder, before each call that changes the folder
     budget          limit the bytes of a rank's tensors: an operator that would exceed the limit fails
@@ -56,7 +57,7 @@ from torch import Tensor
 
 from labs.kit.ranks.link import Link
 from labs.kit.watch.budget import budget
-from labs.kit.watch.bytes_by_axis import by_axis
+from labs.kit.watch.bytes_by_axis import by_axis, sent_and_held
 from labs.kit.watch.communication import CommunicationWatch, Event
 from labs.kit.watch.early_touches import Touches
 from labs.kit.watch.folder_snapshots import watch_folder
@@ -66,7 +67,9 @@ from labs.pp.executor import Pipeline
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Simulation
 
-__all__ = ["Recording", "budget", "by_axis", "instructions", "mark", "redistributed", "span", "watch_folder"]
+__all__ = [
+    "Recording", "budget", "by_axis", "instructions", "mark", "redistributed", "sent_and_held", "span", "watch_folder",
+]  # fmt: skip
 
 T = TypeVar("T")
 Series = list[tuple[float, dict[str, int]]]  # (seconds, {kind: bytes}), ...

@@ -1,12 +1,14 @@
 """Tests of labs.kit.train's steps with clipping, and of the ledger by ranks. Notebook 11 runs them in real jobs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from labs import cost, pp
 from labs.kit import beat, draw, train
+from labs.kit.record import sent_and_held
 from labs.model import GPT, PRESETS
 
 ONE = torch.ones(2)
@@ -45,6 +47,16 @@ def test_ranks_with_the_same_numbers_share_a_row():
     said = [{"pp": 1}, {"pp": 1}, {"pp": 1}, {"pp": 2}]
     table = draw.by_rank(said, said, names={"pp": "sent along pp"}).table()
     assert [row[0] for row in table.rows] == ["ranks 0 to 2 sent along pp", "rank 3 sent along pp"]
+
+
+def test_what_each_rank_sends_and_holds_is_of_the_second_step():
+    event = SimpleNamespace(dtype="float32", meta=False, group="mesh_tp", sent=8)
+    sending = SimpleNamespace(select=lambda rank, step: [event] * (rank + step))
+    holding = SimpleNamespace(
+        ranks=2, moments=lambda rank, step: [(0.0, {"P": rank, "S": step})], steady=lambda rank: {"G": 4}
+    )
+    rows = [{"tp": 8, "P": 0, "S": 1, "G": 4}, {"tp": 16, "P": 1, "S": 1, "G": 4}]
+    assert sent_and_held(sending, holding) == rows
 
 
 def test_a_dry_step_sends_what_is_predicted():
