@@ -453,8 +453,9 @@ draw.table(rows, caption="bytes, rank 0")
 #   bytes per second.
 #
 # T cancels in the ratio of the two: a larger batch does not help, only a wider model or a faster link. The bars show
-# this ratio on 8 ranks. R is what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4). That includes
-# its waiting, so a device computes faster than R, and the figures are the least that one should expect:
+# this ratio on 8 ranks; each rank uses one link, as it does if it is the group's only rank on its node. R is what an
+# H100 reached in Llama 3's training (arXiv 2407.21783, table 4). That includes its waiting, so a device computes faster
+# than R, and the figures are the least that one should expect:
 
 # %%
 links = ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s")

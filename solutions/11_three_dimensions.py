@@ -43,28 +43,33 @@ from labs.model import GPT, PRESETS
 #
 # Take a case that you may meet: Llama 3 70B on four nodes of eight H100s with 80 GB each, with sequences of 4,096
 # tokens. You know four ways to divide a training by 32. DDP alone is out: every card would hold 16 bytes per parameter,
-# 1,129 GB. With each of the other three it holds a 32nd of that, 35 GB. How long does a step take? The function below
-# puts together what notebooks 06, 09 and 10 found:
+# 1,129 GB. With each of the other three it holds a 32nd of that, 35 GB. How long does a step take? The functions below
+# put together what notebooks 06, 09 and 10 found:
 #
 # * FSDP gathers the weights twice and reduces their gradients once. All of this may travel while a GPU computes.
 # * TP adds up the activations x four times in every layer. For these all-reduces every GPU waits.
 # * A pipeline of p stages with m micro-batches takes as long as m + p − 1 of them: the rest is its bubble.
+# * Each GPU has its own network card. A group with eight ranks on every node uses all eight cards of a node for one
+#   message; a group with one rank on every node uses one.
 
 # %% tags=["subject"]
-llama, GPUS = PRESETS["llama3-70b"], 32
+llama, GPUS, NODE = PRESETS["llama3-70b"], 32, 8
 BETWEEN, INSIDE = 50, 450  # GB/s of a GPU, by the network and by NVLink
 parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
 weights, x = 2 * parameters / 1e9, 2 * 4096 * llama.dim / 1e9  # GB in 16 bits; x of a sequence
 compute = 6 * parameters * 4096 / 400e12  # seconds of a GPU for a sequence, at 400 TFLOP/s
 
 
-def step_time(sequences, shard=1, pp=1, tp=1, between=BETWEEN):
-    """Seconds of a step, in micro-batches of one sequence."""
-    rounds = ceil(sequences / shard) + pp - 1  # with the bubble
-    layers = ceil(llama.depth / pp)  # of the longest stage
+def wire(ranks, apart, between):  # GB/s that a group gets whose neighbours are `apart` ranks away
+    local = max(1, NODE // apart)  # of its ranks, on each node
+    return INSIDE if ranks <= local else min(INSIDE, local * between)
+
+
+def step_time(sequences, shard=1, pp=1, tp=1, between=BETWEEN):  # in micro-batches of 1 sequence
+    rounds, layers = ceil(sequences / shard) + pp - 1, ceil(llama.depth / pp)  # longest stage
     computing = rounds * compute / tp * layers / llama.depth
-    reduces = rounds * layers * 4 * 2 * (tp - 1) / tp * x / (INSIDE if tp <= 8 else between)
-    gathers = 3 * weights / pp / tp * (shard - 1) / shard / between
+    reduces = rounds * layers * 4 * 2 * (tp - 1) / tp * x / wire(tp, 1, between)
+    gathers = 3 * weights / pp / tp * (shard - 1) / shard / wire(shard, tp, between)
     return max(computing, gathers) + reduces
 
 
@@ -75,7 +80,7 @@ held = 16 * parameters / 1e9
 print(f"a GPU holds {held:,.0f} GB with DDP, and {held / GPUS:.0f} GB in these layouts")
 rows = []
 for name, layout in ({"computing alone": None} | LAYOUTS).items():
-    took = {n: step_time(n, **layout) if layout else n * compute / GPUS for n in (512, 32)}
+    took = {n: step_time(n, **layout) if layout else n * compute / GPUS for n in (512, 16)}
     rows.append({"a step of": name} | {f"{n} sequences": f"{t:.1f} s" for n, t in took.items()})
 draw.table(rows)
 
@@ -84,37 +89,43 @@ draw.table(rows)
 # since 80 layers do not fill 32 stages evenly. TP 32 waits for all-reduces between nodes (and Llama has eight key
 # heads, too few for 32 ranks).
 #
-# With 32 sequences FSDP needs 8.2 s, but computes for 4.3 s only. The rest of the time it waits for weights, and both
-# layouts of *two* dimensions are quicker. Somewhere in between, the order changes.
+# With 16 sequences, half of FSDP's ranks have nothing to do, because a rank reads whole sequences. Both layouts of
+# *two* dimensions are quicker: their GPUs share a sequence. Somewhere in between, the order changes.
 #
 # ## Predict
 #
-# Per parameter, FSDP moves three times 2 bytes at 50 GB/s, and computes 6 operations for each token at 400 TFLOP/s.
-# From how many sequences of 4,096 tokens on can 32 GPUs hide all of FSDP's messages?
+# TP 8 × FSDP 4 works on four sequences at a time, with eight GPUs each, and waits for TP's all-reduces. FSDP 32 works
+# on up to 32 at a time. A step has at most 32 sequences: from how many on is FSDP 32 the quicker of the two?
 
 # %%
-guess_sequences = 61  # your number
+guess_sequences = 25  # your number
 
-gathers = 3 * weights * (GPUS - 1) / GPUS / BETWEEN
-why = f"Weights travel for {gathers:.1f} s, and a sequence computes for {compute / GPUS:.3f} s."
-SEQUENCES, three = (8, 16, 32, 64, 128, 256, 512), ("FSDP 32", "TP 8 × FSDP 4", "TP 8 × PP 4")
-lines = {name: [(n, step_time(n, **LAYOUTS[name]) / n) for n in SEQUENCES] for name in three}
-what = "Llama 3 70B on 32 GPUs: the seconds of a step, divided by its sequences"
-display(draw.on_scales(lines, "sequences in a step", "seconds per sequence", what))
-even = round(gathers / (compute / GPUS))
-check.predict("From this many sequences on:", guess_sequences, even, reason=why)
+SEQUENCES, two = range(4, 33), ("FSDP 32", "TP 8 × FSDP 4")
+lines = {name: [(n, step_time(n, **LAYOUTS[name])) for n in SEQUENCES] for name in two}
+first = min(n for (n, fsdp), (_, other) in zip(*lines.values(), strict=True) if fsdp < other)
+each = step_time(4, tp=8, shard=4)
+why = f"Four sequences take {each:.2f} s with TP 8, and 32 take {compute:.2f} s with FSDP."
+what = "Llama 3 70B on 32 GPUs: the seconds of a step"
+display(draw.on_scales(lines, "sequences in a step", "seconds", what))
+display(check.predict("From this many sequences on:", guess_sequences, first, reason=why))
+large = sum(sum(part.sizes) for part in cost.gpt_layers(PRESETS["llama3-405b"]))
+travels = 3 * 2 * large / 1e9 / NODE / wire(2048, NODE, BETWEEN)
+computes = 6 * large * 8192 / NODE / 400e12
+print(f"405B on 2,048 nodes: weights travel {travels:.1f} s, a GPU computes {computes:.1f} s")
 
 # %% [markdown]
-# The size of the model cancels: FSDP is hidden from 400 × 10¹² / (50 × 10⁹) = 8,000 tokens on *each rank of its axis*.
-# If eight GPUs share their tokens by TP, 8,000 tokens for the eight of them are enough, or 1,000 for each GPU. That is
-# what further dimensions are for: **few tokens per GPU**.
+# Its line is a staircase, because every round takes the same time, whether one sequence is in it or four. From 25
+# sequences on it has seven rounds or eight, which take longer than FSDP's single one. So a second dimension is for
+# steps with **few sequences per GPU**.
 #
-# And that is where large runs are. The 405B run had 2,048 × 8,192 tokens for 16,384 GPUs, or 1,024 for each. TP 8, with
-# FSDP over everything else, would be just at the limit. With PP 16 in addition, 128 GPUs share their tokens, and there
-# is room to spare; the price is a bubble.
+# And that is where large runs are. The 405B run had 2,048 sequences of 8,192 tokens for 16,384 GPUs: an eighth of a
+# sequence, or 1,024 tokens, for each. So at least eight GPUs have to share a sequence. TP 8 does that, and FSDP over
+# the 2,048 nodes would divide the rest. By the last line its messages would be just hidden, and nothing is left for a
+# message that is late. With 16 stages each GPU has a 16th of these weights; the price of stages is a bubble.
 #
-# `step_time` is a rough model. It hides messages perfectly, and it forgets the memory of activations; notebook 15 has
-# the whole bill. Here the question is how such a layout is built, and whether it is then still the same training.
+# `step_time` is a rough model. It hides messages perfectly, gathers the weights once a step however many sequences a
+# rank reads, and forgets the memory of activations; notebook 15 has the whole bill. Here the question is how such a
+# layout is built, and whether it is then still the same training.
 #
 # ## Picture
 #
@@ -529,10 +540,10 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 #
 # ## Why, and why not
 #
-# **Why**: with few tokens per GPU, one dimension alone is slow (first picture). Then tensor parallelism fills a node,
-# the data's axes take the GPUs that are left, and stages bridge nodes where weights would travel for longer than ranks
-# compute. That is a rule for large models, and it need not send the fewest bytes between nodes: the challenge below
-# asks which mesh does.
+# **Why**: with few sequences per GPU, one dimension alone is slow (first picture). Then tensor parallelism fills a
+# node, the data's axes take the GPUs that are left, and stages bridge nodes where weights would travel for longer than
+# ranks compute. That is a rule for large models, and it need not send the fewest bytes between nodes: the challenge
+# below asks which mesh does.
 #
 # **Why not**: where FSDP alone is hidden, a further dimension only adds waiting. Each one is also another way to be
 # silently wrong, as the bugs above show. So compare with one process on a small model before you train a large one, and
@@ -545,7 +556,7 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 # GB/s per GPU and for one of 5.
 
 # %%
-mine = 32  # sequences of 4,096 tokens in a step
+mine = 16  # sequences of 4,096 tokens in a step
 
 settings = {
     "FSDP 32": "data_parallel_shard_degree 32",
@@ -560,12 +571,12 @@ for name, flags in settings.items():
 draw.table(rows)
 
 # %% [markdown]
-# 1. Begin with FSDP 32 and full activation checkpointing. From 61 sequences on, computing can hide all of its messages,
-#    and it has the fewest ways to be wrong. If the activations of your batch do not fit, accumulate gradients, with at
-#    least 61 sequences in each round: every round gathers the weights again.
-# 2. If your batch must be smaller, take TP 8 × FSDP 4. Its price is the all-reduces in every layer: 0.7 s of the 5.0 s.
-# 3. Replace the four shards by four stages if your batch is small and the wire between your nodes is slow. At 5 GB/s
-#    even an eighth of the weights travels for longer than the GPUs compute. The price of stages is the bubble.
+# 1. Begin with FSDP 32 and full activation checkpointing: it has the fewest ways to be wrong. Give each GPU one
+#    sequence or more. If the activations of your batch do not fit, accumulate gradients; then every round gathers the
+#    weights again.
+# 2. If your step has fewer sequences than GPUs, take TP 8 × FSDP 4. Its price is the all-reduces in every layer.
+# 3. Replace the four shards by four stages if the wire between your nodes is slow. At 5 GB/s even an eighth of the
+#    weights travels for longer than the GPUs compute. The price of stages is the bubble.
 #
 # In all three a GPU holds 35 GB of P, G and S. Compare your first hundred steps with the table before you start the
 # long run: it is a forecast by a rough model, and your wire may be slower than its name.
@@ -592,8 +603,8 @@ draw.table(rows)
 #
 # <details><summary>Why did the 405B run need more than FSDP?</summary>
 #
-# It had 1,024 tokens for each GPU. FSDP's messages need about 8,000 tokens for each rank of its axis to hide behind, so
-# at least eight GPUs have to share their tokens, by TP or by stages.
+# It had an eighth of a sequence for each GPU, so eight GPUs had to share one, by TP. FSDP over the nodes would then
+# have been just hidden by computing; stages leave each GPU fewer weights.
 # </details>
 #
 # <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you

@@ -210,8 +210,10 @@ answer = check.exposed(exposed)
 answer
 
 # %% [markdown]
-# How much does the exposed part matter? Let 32 GPUs train Llama 3 8B by data parallelism, with one sequence on each.
-# The table compares the time of a layer's all-reduce with that of its backward, for three kinds of link:
+# How much does the exposed part matter? Let 32 GPUs, each on a node of its own, train Llama 3 8B by data parallelism,
+# with one sequence on each. The table compares the time of a layer's all-reduce with that of its backward, for three
+# kinds of link. (Eight GPUs on a node would have eight such links to other nodes, and a ring over all of them uses all
+# eight at once.)
 
 # %%
 exposed = exposed if answer.ok else check.exposed.expected
