@@ -20,7 +20,8 @@ recall.ask("09b")
 #
 # The last notebook split a layer over the ranks of a tensor-parallel group. This one splits a whole model, and asks one
 # question at each step: **how many bytes must travel?** First for the loss, the end of the model. Then for all its
-# layers, which a *plan* describes. Last for a cluster: does tensor parallelism (TP) send little enough to leave a node?
+# layers, which a *plan* describes. And last for a cluster: does tensor parallelism (TP) send little enough to leave a
+# node?
 #
 # A model ends with its *output head*, which gives each token one number for every entry of the vocabulary: its
 # *logits*. If the head is split, each rank has the logits of its shard of the vocabulary. The loss needs all logits, or
@@ -578,13 +579,13 @@ draw.ratios(bars, words, "Seconds of communication per second of computation, on
 # %% [markdown]
 # ## Beat it: one block over a node boundary (20 minutes)
 #
-# This part is open: no answer is the last one. Two nodes of two ranks compute the block `silu(x @ up) @ down`. Each
+# This part is open: there is no final answer. Two nodes of two ranks compute the block `silu(x @ up) @ down`. Each
 # rank has a quarter of the T tokens and a quarter of the H features, and it needs y for its own tokens. Autograd
 # computes the gradients. Communication inside a node is free. A message of m numbers to the other node takes α + m/W,
 # with α = 0.5 ms and W = 1,000 numbers per ms. A collective sends one message to each rank to which it sends data; you
 # may also use `dist.send` and autograd functions of your own. The job is real, and the score counts how long the
 # outgoing link of the busier node is in use. Messages leave a node one at a time, whichever of its ranks sends them.
-# Waiting for an answer costs nothing.
+# The time that a rank waits for a message to arrive does not count.
 #
 # > **The bound.** Let T be the tokens, D the width, H the features, α the latency, W the numbers per second of the
 # > link, and t the seconds for which the busier node uses it.
@@ -629,7 +630,7 @@ caption = "Time of the busier node's link: latency (grey), numbers (orange)"
 draw.chart(bars, "s", words=words, caption=caption)
 
 # %% [markdown]
-# With one group of all four ranks, as in most of this notebook, the score is 28.7. The course's own answer has 58.4.
+# An answer with one group of all four ranks, as in most of this notebook, scores 28.7; the course's own scores 58.4.
 # Before you write anything: in which of these blocks is it cheaper to send the weights?
 
 

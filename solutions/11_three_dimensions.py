@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb), [Tensor
 # parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
-# **Minutes**, by estimate: 25 without exercises, 60 with them, 10 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 30 without exercises, 65 with them, 10 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -60,16 +60,16 @@ weights, x = 2 * parameters / 1e9, 2 * 4096 * llama.dim / 1e9  # GB in 16 bits; 
 compute = 6 * parameters * 4096 / 400e12  # seconds of a GPU for a sequence, at 400 TFLOP/s
 
 
-def wire(ranks, apart, between):  # GB/s that a group gets whose neighbours are `apart` ranks away
+def speed(ranks, apart, between):  # GB/s of a group whose neighbours are `apart` ranks away
     local = max(1, NODE // apart)  # of its ranks, on each node
     return INSIDE if ranks <= local else min(INSIDE, local * between)
 
 
-def step_time(sequences, shard=1, pp=1, tp=1, between=BETWEEN):  # in micro-batches of 1 sequence
+def step_time(sequences, shard=1, pp=1, tp=1, between=BETWEEN):  # micro-batches of 1 sequence
     rounds, layers = ceil(sequences / shard) + pp - 1, ceil(llama.depth / pp)  # longest stage
     computing = rounds * compute / tp * layers / llama.depth
-    reduces = rounds * layers * 4 * 2 * (tp - 1) / tp * x / wire(tp, 1, between)
-    gathers = 3 * weights / pp / tp * (shard - 1) / shard / wire(shard, tp, between)
+    reduces = rounds * layers * 4 * 2 * (tp - 1) / tp * x / speed(tp, 1, between)
+    gathers = 3 * weights / pp / tp * (shard - 1) / shard / speed(shard, tp, between)
     return max(computing, gathers) + reduces
 
 
@@ -109,14 +109,14 @@ what = "Llama 3 70B on 32 GPUs: the seconds of a step"
 display(draw.on_scales(lines, "sequences in a step", "seconds", what))
 display(check.predict("From this many sequences on:", guess_sequences, first, reason=why))
 large = sum(sum(part.sizes) for part in cost.gpt_layers(PRESETS["llama3-405b"]))
-travels = 3 * 2 * large / 1e9 / NODE / wire(2048, NODE, BETWEEN)
+travels = 3 * 2 * large / 1e9 / NODE / speed(2048, NODE, BETWEEN)
 computes = 6 * large * 8192 / NODE / 400e12
 print(f"405B on 2,048 nodes: weights travel {travels:.1f} s, a GPU computes {computes:.1f} s")
 
 # %% [markdown]
-# Its line is a staircase, because every round takes the same time, whether one sequence is in it or four. From 25
-# sequences on it has seven rounds or eight, which take longer than FSDP's single one. So a second dimension is for
-# steps with **few sequences per GPU**.
+# The line of TP 8 × FSDP 4 is a staircase, because every round takes the same time, whether one sequence is in it or
+# four. From 25 sequences on it has seven rounds or eight, which take longer than FSDP's single one. So a second
+# dimension is for steps with **few sequences per GPU**.
 #
 # And that is where large runs are. The 405B run had 2,048 sequences of 8,192 tokens for 16,384 GPUs: an eighth of a
 # sequence, or 1,024 tokens, for each. So at least eight GPUs have to share a sequence. TP 8 does that, and FSDP over
@@ -701,8 +701,8 @@ beat.best_mesh(mesh_for)
 # **C** is for the log: the ranks of the last stage have the mean loss of their sequences, all others 0. All of it is
 # added up over all ranks, and divided by their number.
 #
-# B was in [torchtitan#2323](https://github.com/pytorch/torchtitan/pull/2323). A's relative was in
-# [torchtitan#2972](https://github.com/pytorch/torchtitan/issues/2972), where nothing was divided: there the factor is
+# B was in [torchtitan#2323](https://github.com/pytorch/torchtitan/pull/2323). A mistake like A was in
+# [torchtitan#2972](https://github.com/pytorch/torchtitan/issues/2972), which did not divide at all: there the factor is
 # the number of tokens.
 #
 # In A and B all gradients are off by one factor, in C the loss in the log is. AdamW divides by the size of the
@@ -878,8 +878,8 @@ draw.table(rows)
 # Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
 # 2104.04473), section 3. Liang et al., 2024, *TorchTitan* (arXiv 2410.06511).
 #
-# **Next.** What is still unsolved: all of this ran on one machine, of which nobody else had a part. [11b
-# Clusters](11b_clusters.ipynb) runs the same job on two hosts and in a queue.
+# **Next.** What is still unsolved: all of this ran on one machine that you had for yourself. [11b
+# Clusters](11b_clusters.ipynb) runs the same job on two hosts, and in a queue with other people's jobs.
 #
 # A clean copy of this notebook: `git restore notebooks/11_three_dimensions.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -310,10 +310,10 @@ draw.on_scales(gather, "tokens in x", "bytes that a device sends", what, dots)
 # many rows as w, and with 252 and with 260 tokens XLA is on the cheaper side. With many tokens the weight moves, which
 # is FSDP. With few, the tokens move: a small batch turns FSDP into something else.
 #
-# The rings say what to annotate: *activations*. If the result has to be cut along its rows, XLA gathers w, even for 8
-# tokens. That costs 32 times the bytes, and it is FSDP, as was wanted. (`labs.gspmd` still looks for the fewest bytes:
-# it gathers x, and then moves the pieces of the result.) [labs/xla/annotations.py](../labs/xla/annotations.py)
-# annotates the activations between the layers.
+# The circles in the chart say what to annotate: *activations*. If the result has to be cut along its rows, XLA gathers
+# w, even for 8 tokens. That is FSDP, as was wanted, and it costs many times the bytes. (`labs.gspmd` still looks for
+# the fewest bytes: it gathers x, and then moves the pieces of the result.)
+# [labs/xla/annotations.py](../labs/xla/annotations.py) annotates the activations between the layers.
 #
 # ## What is sent?
 #
@@ -552,7 +552,7 @@ counted(train.zero_3_by_hand(config, weights, arrays[0]))
 #
 # ## Beat it: annotate two layers so that XLA sends the fewest bytes (20 minutes)
 #
-# Optional, and open: no answer is the last one. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
+# Optional, and open: there is no final answer. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
 # devices, with axes `a`, `b` and `c`. The weights are 128 × 128, and there are 64, 128 or 256 tokens. A device has room
 # for an eighth of each array, so every array is *kept* in a layout that all three axes cut. You choose that layout, and
 # the one in which the array is *used* in its product. XLA adds the collectives.

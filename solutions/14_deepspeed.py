@@ -162,7 +162,7 @@ draw.table(rows)
 # %% [markdown]
 # <details><summary>A hint</summary>
 #
-# A clipped gradient has another length. A collective that gives every rank the whole mean sends twice as much as one
+# Clipping changes a gradient's length. A collective that gives every rank the whole mean sends twice as much as one
 # that gives it a half. And which of these settings is the size of a buffer that gradients wait in?
 # </details>
 #
@@ -196,17 +196,17 @@ draw.apart({name: each.losses for name, each in curves.items()})
 #
 # ### The memory
 #
-# Half of the memory has a line, the bucket, and half has none: S is larger whatever you change. In mixed precision,
-# DeepSpeed's optimizer holds a **master**, a float32 copy of each parameter. In float32 it holds this copy as well,
-# although it equals the parameter. How many bytes of optimizer state does this make per parameter, before S is sharded?
-# Ours has 8, two float32 numbers.
+# A line of the file sets half of the additional memory, the bucket. No line sets the other half: S is larger whatever
+# you change. In mixed precision, DeepSpeed's optimizer holds a **master**, a float32 copy of each parameter. In float32
+# it holds this copy as well, although it equals the parameter. How many bytes of optimizer state does this make per
+# parameter, before S is sharded? Ours has 8, two float32 numbers.
 
 # %%
 guess_state = 12  # your number
 
 # %% [markdown]
 # Here is what a rank of four holds of P, G and S under all three stages, ours and DeepSpeed's. These files
-# (`like_zero`) say all that matters, so their curves are ours:
+# (`like_zero`) set every option that changes the numbers, so their curves equal ours:
 
 # %%
 STAGES = (1, 2, 3)
@@ -236,8 +236,8 @@ print(f"all on one curve: {off < 1e-5}")
 # %% [markdown]
 # DeepSpeed's S is 12 bytes per parameter: its green bars are half as long again as ours. G differs, too. Between steps
 # stage 2 holds a quarter of G; but while backward runs, our stage 2 has all gradients of a layer at once, while
-# DeepSpeed moves each into its bucket. The red bars are the bucket by its size in the file, the rest is
-# measured.
+# DeepSpeed moves each into its bucket. The red bars are the bucket by its size in the file, the rest is measured. Each
+# kind is drawn at its own maximum, so a whole bar is more than a rank holds at any moment.
 #
 # Every rank allocates a bucket of `reduce_bucket_size` elements, whatever the size of the model. The default is 500
 # million *elements*. How many MB is that in float32?
@@ -257,8 +257,8 @@ check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
 #
 # DeepSpeed estimates what a model will need by `estimate_zero2_model_states_mem_needs_all_live` and similar functions.
 # For stage 2 the estimate is 2Ψ + 18Ψ/N bytes on each of N ranks: 2 per parameter for P in 16 bits, and a shard of 2 +
-# 4 + 12, for G in 16 bits, G in 32 bits and S. [labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has the
-# estimates in closed form.
+# 4 + 12: gradients in 16 bits, their float32 copies for the optimizer, and S.
+# [labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has the estimates in closed form.
 #
 # ### Exercise 1: what is left out (5 minutes)
 #
@@ -679,7 +679,7 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>The same file, a newer release, another curve. What do you look for?</summary>
+# <details><summary>The same file gives a different curve in a newer release. What do you look for?</summary>
 #
 # Look for a default that changed. Gradients are clipped by default since June 2026, so write `gradient_clipping` into
 # the file, even as 0.
@@ -711,7 +711,7 @@ print(json.dumps(SIZES | from_fsdp(), indent=2))
 # %% [markdown]
 # ## Beat it: the quickest file that fits (20 minutes)
 #
-# This part is optional and open: no answer is the last one. Two ranks train three models of linear layers, with AdamW
+# This part is optional and open: there is no final answer. Two ranks train three models of linear layers, with AdamW
 # in float32. Each model has a memory budget, in bytes beyond those held before the model was made. A message takes
 # latency + bytes/bandwidth. You write the file: how many rows a rank reads in a micro-batch, and the entries of
 # `zero_optimization`. Nothing is offloaded. DeepSpeed trains with your file, and its losses must equal those of one

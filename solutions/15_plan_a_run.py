@@ -667,7 +667,7 @@ check.bottlenecks(bottlenecks)
 # %% [markdown]
 # ## Beat it: a layout by five questions (20 minutes)
 #
-# This part is open: no answer is the last one. Six models, each on its own cluster, are drawn by seeds, with 16 or 32
+# This part is open: there is no final answer. Six models, each on its own cluster, are drawn by seeds, with 16 or 32
 # GPUs, slow and quick links, small and large cards. For each model you choose a layout. You may ask the plan about five
 # layouts, as if you could afford to try five. Everything else must come from your own arithmetic, such as that of your
 # exercises and of `labs.cost`.
