@@ -372,14 +372,18 @@ draw.table(rows)
 # Write the script for a training that is called `train.py`. Here it is with blanks:
 #
 #     #!/bin/bash
-#     #SBATCH ____              six such lines: sbatch reads them, up to the first command
+#     #SBATCH ____              six or seven options: sbatch reads them, up to the first command
 #     HEAD=____
-#     srun ____ train.py        one torchrun per node, or all ranks by srun itself
+#     trap ____ USR1            such as 'touch stop', if train.py looks for that file after each step
+#     srun ____ train.py &      one torchrun per node, or all ranks by srun itself
+#     until wait $!; do         the signal ends `wait`, but not the training
+#         kill -0 $! || exit 1  the training has failed
+#     done
 #
 # If srun starts the ranks itself, then each rank needs the variables `MASTER_ADDR` and `MASTER_PORT`. The check runs
-# your script on this machine, with stand-ins for `srun`, `torchrun`, `python`, `scontrol` and `hostname`, and looks at
-# what starts on which node. If this machine has Slurm, `sbatch --test-only` reads the script, too. Nothing is
-# submitted.
+# your script on this machine, with stand-ins for `srun`, `torchrun`, `python`, `scontrol` and `hostname`. It looks at
+# what starts on which node, and sends the script USR1 while `srun` runs. If this machine has Slurm, `sbatch
+# --test-only` reads the script, too. Nothing is submitted.
 
 
 # %%
@@ -399,8 +403,12 @@ def batch_script(account, partition, nodes, ranks, minutes, warning):
 #SBATCH --signal=B:USR1@{warning} --requeue
 """
     body = f"""HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+trap 'touch stop' USR1
 srun torchrun --nnodes={nodes} --nproc-per-node={ranks} --rdzv-backend=c10d \\
-    --rdzv-endpoint="$HEAD:29500" --rdzv-id="$SLURM_JOB_ID" train.py
+    --rdzv-endpoint="$HEAD:29500" --rdzv-id="$SLURM_JOB_ID" train.py &
+until wait $!; do
+    kill -0 $! || exit 1
+done
 """
     return head + body
     ### END SOLUTION

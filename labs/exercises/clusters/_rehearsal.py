@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,27 @@ PROGRAMS = ("srun", "scontrol", "hostname", "torchrun", "python", "python3")
 SHORT = {"-A": "account", "-p": "partition", "-N": "nodes", "-t": "time", "-n": "ntasks"}
 SAME = {"tasks-per-node": "ntasks-per-node"}  # other long names
 FIRST = "10.0.0.1"  # the address that `hostname -i` says on the first host
-PATIENCE = 30.0  # s
+PATIENCE = 30.0  # s, for the whole script
+REACTION = 5.0  # s, for what it does at a signal
+
+# Bash reads this before the script, and notes by empty files what the script does about the signal.
+NOTES = r"""
+unset BASH_ENV
+trap() {
+    if [ "${1-}" = -- ]; then shift; fi
+    case "${1-}:${*:2} " in
+        :* | -*) ;;
+        *USR1\ * | *[:\ ]"$(kill -l USR1)"\ *)
+            set -- ": > '$REHEARSAL_NOTES/handled'; $1" "${@:2}"
+            : > "$REHEARSAL_NOTES/trapped" ;;
+    esac
+    builtin trap "$@"
+}
+wait() {
+    if [ -e "$REHEARSAL_NOTES/handled" ]; then : > "$REHEARSAL_NOTES/waits on"; fi
+    builtin wait "$@"
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,8 @@ class Rehearsal:
 
     head, unread: the options that sbatch reads, and those in lines that it takes for comments
     status, said: how the script ended, and what it has printed
+    flaw: "early" if it ended before its training; "killed" if the signal ended it; "once" if it ended after its
+        handler, before its training; "late" if no handler ran during the training; otherwise ""
     starts: for each process that it started, {"program": …, "words": …, "host": …} and some variables
     """
 
@@ -38,6 +62,7 @@ class Rehearsal:
     unread: dict[str, str]
     status: int
     said: str
+    flaw: str
     starts: list[dict[str, Any]]
 
 
@@ -50,26 +75,77 @@ def rehearsed(text: str, hosts: list[str], nodelist: str) -> Rehearsal:
     tasks = number(head.get("ntasks")) or len(hosts)
     each = number(head.get("ntasks-per-node")) or -(-tasks // len(hosts))
     with tempfile.TemporaryDirectory() as folder:
-        programs, script, log = Path(folder, "bin"), Path(folder, "job"), Path(folder, "log")
+        programs, script, log, notes = (Path(folder, name) for name in ("bin", "job", "log", "notes"))
         programs.mkdir()
+        notes.mkdir()
         for name in PROGRAMS:
             words = shlex.join([sys.executable, "-S", "-I", str(STAND_IN), name])
             (programs / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (programs / name).chmod(0o755)
         script.write_text(text)
         log.touch()
+        Path(folder, "before").write_text(NOTES)
         variables = {
             "PATH": f"{programs}:{os.environ['PATH']}",
             "REHEARSAL_HOSTS": " ".join(hosts), "REHEARSAL_HOST": hosts[0],
-            "REHEARSAL_TASKS": str(each), "REHEARSAL_LOG": str(log),
+            "REHEARSAL_TASKS": str(each), "REHEARSAL_LOG": str(log), "REHEARSAL_NOTES": str(notes),
+            "BASH_ENV": f"{folder}/before",
             "SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_SUBMIT_HOST": "login9", "SLURM_SUBMIT_DIR": folder,
             "SLURM_JOB_NODELIST": nodelist, "SLURM_NODELIST": nodelist, "SLURMD_NODENAME": hosts[0],
             "SLURM_JOB_NUM_NODES": str(len(hosts)), "SLURM_NNODES": str(len(hosts)),
             "SLURM_NTASKS": str(each * len(hosts)), "SLURM_NTASKS_PER_NODE": str(each),
         }  # fmt: skip
-        status, said = ran(["bash", str(script)], PATIENCE, cwd=folder, env=os.environ | variables)
+        status, said, flaw = signalled(["bash", str(script)], notes, cwd=folder, env=os.environ | variables)
         starts = [json.loads(line) for line in log.read_text().splitlines()]
-    return Rehearsal(head, unread, status, said, starts)
+    return Rehearsal(head, unread, status, said, flaw, starts)
+
+
+def signalled(command: list[str], notes: Path, **others: Any) -> tuple[int, str, str]:
+    """Run a script, and send it USR1 while srun runs; return its exit status, what it prints, and its flaw.
+
+    notes: a folder in which srun and bash note what happens; srun ends when there is a note `go on`
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, start_new_session=True, **quiet, **others)
+
+        def ended(note: str, seconds: float) -> bool:
+            """Wait for the note, or for the end of the script; return whether the script has ended."""
+            limit = time.monotonic() + seconds
+            while process.poll() is None and not (notes / note).exists() and time.monotonic() < limit:
+                time.sleep(0.01)
+            return process.poll() is not None
+
+        flaw, limit = "", time.monotonic() + PATIENCE
+        if ended("runs", PATIENCE):
+            while not (notes / "runs").exists() and has_processes(process.pid) and time.monotonic() < limit:
+                time.sleep(0.01)  # srun may be on its way in the background
+            flaw = "early" if (notes / "runs").exists() else ""
+        elif (notes / "runs").exists() and not ended("trapped", 0.5):
+            process.send_signal(signal.SIGUSR1)
+            if ended("handled", REACTION):
+                flaw = "once" if (notes / "handled").exists() else "killed"
+            elif not (notes / "handled").exists():
+                flaw = "late"
+            elif ended("waits on", REACTION):
+                flaw = "once"
+        (notes / "go on").touch()
+        in_time = ended("the end", PATIENCE)
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        process.wait()
+        said.seek(0)
+        return (
+            (process.returncode, said.read().strip(), flaw) if in_time else (124, f"it takes over {PATIENCE:g} s", "")
+        )
+
+
+def has_processes(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    return True
 
 
 def ran(command: list[str], seconds: float, **others: Any) -> tuple[int, str]:

@@ -1,14 +1,18 @@
 """A stand-in for one of the programs that a batch script calls:  python _stand_in.py NAME ARGUMENT ...
 
-srun starts its command once per task, one after the other, scontrol and hostname know the hosts of the job, and all
-others, such as torchrun, only note how they were called.  The variables REHEARSAL_… come from `_rehearsal.py`.
+srun starts its command once per task, one after the other, and if this starts a training, it ends when the rehearsal
+says so.  scontrol and hostname know the hosts of the job, and all others, such as torchrun, only note how they were
+called.  The variables REHEARSAL_… come from `_rehearsal.py`.
 """
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 # Options of srun without a value; any other option has one, after "=" or in the next word.
 FLAGS = {
@@ -48,13 +52,19 @@ def srun(hosts: list[str], words: list[str]) -> int:
     tasks = int(options.get("--ntasks", len(hosts) * int(os.environ["REHEARSAL_TASKS"])))
     each = int(options.get("--ntasks-per-node", -(-tasks // len(hosts))))
     tasks = each * len(hosts) if "--ntasks-per-node" in options else tasks
-    codes = []
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # the real srun passes it on to its tasks
+    log, notes = (Path(os.environ[f"REHEARSAL_{name}"]) for name in ("LOG", "NOTES"))
+    codes, before = [], log.stat().st_size
     for rank in range(tasks):
         node, local = divmod(rank, each)
         numbers = {"SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node, "SLURM_NTASKS": tasks}
         own = {key: str(number) for key, number in numbers.items()}
         own |= {"SLURMD_NODENAME": hosts[node], "REHEARSAL_HOST": hosts[node]}
         codes.append(subprocess.run(words, env=os.environ | own).returncode)
+    if log.stat().st_size > before:
+        (notes / "runs").touch()
+        while notes.exists() and not (notes / "go on").exists():
+            time.sleep(0.01)
     return max(codes)
 
 

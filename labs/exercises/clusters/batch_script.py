@@ -1,7 +1,8 @@
 """batch_script: the text of a batch script, whose head asks for a job, and which starts ranks on all of its nodes.
 
 A script may be written in many ways, so it is run here, with stand-ins for srun, torchrun and python, and judged by
-what it starts where.  On a machine with Slurm, sbatch is also asked whether it would take the script.
+what it starts where, and by what it does when USR1 comes while srun runs.  On a machine with Slurm, sbatch is also
+asked whether it would take the script.
 """
 
 import random
@@ -122,6 +123,15 @@ class Seen:
         if its.rdzv_backend == "static" and not its.rdzv_endpoint:
             return its.master_addr
         return its.rdzv_endpoint.rpartition(":")[0] or its.rdzv_endpoint
+
+    def meeting(self, start: dict[str, Any]) -> str:
+        """Return the port, and the id of torchrun's rendezvous, by which a process will meet the others."""
+        if "error" not in start:
+            return f"port {start['MASTER_PORT']}"
+        its = start["its"]
+        if its.rdzv_backend == "static" and not its.rdzv_endpoint:
+            return f"port {its.master_port}"
+        return f"port {its.rdzv_endpoint.rpartition(':')[2]}, id {its.rdzv_id}"
 
 
 def understood(words: list[str]) -> dict[str, Any]:
@@ -249,6 +259,13 @@ def not_the_first(seen: Seen) -> str | bool:
     )
 
 
+def other_meetings(seen: Seen) -> str | None:
+    found = {start["host"]: seen.meeting(start) for start in seen.starts}
+    if len({*map(seen.meeting, seen.starts)}) == 1:
+        return None
+    return "; ".join(f"a process on {host} looks for {meeting}" for host, meeting in found.items())
+
+
 def all_first(seen: Seen) -> str | None:
     static = [start["its"].node_rank for start in seen.torchruns if start["its"].rdzv_backend == "static"]
     if not static or len({*static}) == seen.nodes:
@@ -274,7 +291,11 @@ MISTAKES = (
     Mistake("another signal, or at another time", "What stands behind the @?", another_signal),
     Mistake("another value than was asked for", "Which argument belongs into this line?", another_value),
     Mistake("the script fails", "What does the shell say?",
-            lambda seen: seen.became.status and f"it ends with status {seen.became.status}: {seen.became.said[-200:]}"),
+            lambda seen: seen.became.status and not seen.became.flaw
+            and f"it ends with status {seen.became.status}: {seen.became.said[-200:]}"),
+    Mistake("the script ends before its training", "What does Slurm do with a job whose script has ended?",
+            lambda seen: seen.became.flaw == "early" and "it ends, and srun still runs in the background",
+            symptom="a job that ends after a second, without an error"),
     Mistake("only the first node works", "Who starts the command on the other nodes?", on_one_node,
             symptom="half of the nodes are idle, or the first one waits for them until its timeout"),
     Mistake("several torchruns on a node", "How many tasks does srun start on a node?", several,
@@ -288,6 +309,15 @@ MISTAKES = (
     Mistake("each node names itself", MEET, own_names,
             symptom="each node waits for the others until the timeout, without an error"),
     Mistake("not the first host", MEET, not_the_first),
+    Mistake("another meeting on each node", "Which words must be the same on all nodes?", other_meetings),
     Mistake("every node says that it is the first", "How does a torchrun learn its node's number?", all_first),
+    Mistake("the signal ends the script", "What does bash do at a signal for which it has no trap?",
+            lambda seen: seen.became.flaw == "killed" and "USR1 ends it while srun still runs",
+            symptom="a job that ends before its limit, without a save"),
+    Mistake("the handler runs too late", "When does bash run a handler, if a command runs in the foreground?",
+            lambda seen: seen.became.flaw == "late" and "no handler of USR1 runs while srun runs",
+            symptom="a job that ends at its limit without a save, although it has a handler"),
+    Mistake("the signal ends the wait, and then the script", "What ends `wait`, besides the end of the training?",
+            lambda seen: seen.became.flaw == "once" and "after the handler of USR1 it ends, and srun still runs"),
 )
 # fmt: on

@@ -23,7 +23,13 @@ def by_srun(account, partition, nodes, ranks, minutes, warning):
 #SBATCH --requeue
 set -eu
 export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID))
-srun --kill-on-bad-exit=1 -l python -u train.py
+stopped=
+on_signal() {{ stopped=1; touch stop; }}
+trap on_signal SIGUSR1
+srun --kill-on-bad-exit=1 -l python -u train.py &
+training=$!
+wait $training || [ "$stopped" ]
+if [ "$stopped" ]; then wait $training; scontrol requeue $SLURM_JOB_ID; fi
 """
 
 
@@ -37,7 +43,7 @@ def by_torchrun_with_numbers_of_nodes(account, partition, nodes, ranks, minutes,
         *(f"#SBATCH --{line}" for line in lines),
         "trap 'touch stop' USR1",
         f"srun bash -c '{run} --master_addr='$SLURMD_NODENAME' train.py' &",
-        "wait $!",
+        "until wait $!; do kill -0 $!; done",
     ])  # fmt: skip
 
 
@@ -56,7 +62,7 @@ slip("the signal does not reach the script", "B:USR1", "USR1")
 slip("another signal, or at another time", "@{warning}", "")
 slip("another signal, or at another time", "B:USR1", "B:TERM")
 slip("another value than was asked for", "--nodes={nodes}", "--nodes={nodes * ranks}")
-slip("the script fails", "train.py\n", 'train.py "\n')
+slip("the script fails", "train.py &\n", 'train.py " &\n')
 slip("only the first node works", "srun torchrun", "torchrun")
 slip("only the first node works", "srun torchrun", "echo torchrun")
 slip("several torchruns on a node", "--ntasks-per-node=1", "--ntasks-per-node={ranks}")
@@ -70,6 +76,23 @@ slip("not the first host", '"$HEAD:29500"', "localhost:29500")
 slip("not the first host", '"$HEAD:29500"', '"$SLURM_JOB_NODELIST:29500"')
 slip("not the first host", '"$HEAD:29500"', '"$SLURM_SUBMIT_HOST:29500"')
 slip("not the first host", "head -n 1", "tail -n 1")
+UNTIL = "until wait $!; do\n    kill -0 $! || exit 1\ndone\n"
+slip("the script ends before its training", UNTIL, "")
+slip("the signal ends the script", "trap 'touch stop' USR1\n", "")
+slip("the handler runs too late", f"train.py &\n{UNTIL}", "train.py\n")
+slip("the signal ends the wait, and then the script", UNTIL, "wait\n")
+answers.spoil(
+    by_srun,
+    "another meeting on each node",
+    {"python -u train.py": "bash -c 'MASTER_PORT=$((29500 + SLURM_NODEID)) python train.py'"},
+)
+slip(
+    "another meeting on each node",
+    "srun torchrun",
+    'export HEAD; srun bash -c "torchrun',
+    '"$HEAD:29500" --rdzv-id="$SLURM_JOB_ID" train.py',
+    '\\$HEAD:29500 --rdzv-id=\\$SLURM_NODEID train.py"',
+)
 answers.spoil(by_srun, "another number of ranks", {"-n {nodes * ranks}": "-n {nodes}"})
 answers.spoil(by_srun, "nobody knows where to meet", {" MASTER_PORT=$((20000 + SLURM_JOB_ID))": ""})
 answers.spoil(by_srun, "nobody knows where to meet", {"export ": ""})
