@@ -1013,7 +1013,8 @@ def all_but_attention(model, most):
 most = 0.28
 tried = beat.least_again.measured(all_but_attention, most)
 what = f"operations done again; the step holds {tried.held:.2f} ×, and may hold {most} ×"
-draw.chart({"the bound": tried.least, "all but attention": tried.again}, "× W", caption=what)
+bars = {"the bound": round(tried.least, 2), "all but attention": round(tried.again, 2)}
+draw.chart(bars, "× W", caption=what)
 
 
 # %%
