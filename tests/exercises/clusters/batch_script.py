@@ -91,7 +91,7 @@ slip(
     "srun torchrun",
     'export HEAD; srun bash -c "torchrun',
     '"$HEAD:29500" --rdzv-id="$SLURM_JOB_ID" train.py',
-    '\\$HEAD:29500 --rdzv-id=\\$SLURM_NODEID train.py"',
+    r'\\$HEAD:29500 --rdzv-id=\\$SLURM_NODEID train.py"',
 )
 answers.spoil(by_srun, "another number of ranks", {"-n {nodes * ranks}": "-n {nodes}"})
 answers.spoil(by_srun, "nobody knows where to meet", {" MASTER_PORT=$((20000 + SLURM_JOB_ID))": ""})
