@@ -1099,7 +1099,7 @@ REFUSED = [
     Refused("tied", "tp|fsdp-tp", "the plan splits them differently"),
     Refused("stepped by Adafactor", ".*tp.*", "looks at a whole matrix or at norms"),
     Refused("clipped by PyTorch's norm", "tp.*", "clip with labs.tp.clip_gradients"),
-    Refused("clipped by PyTorch's norm", "zero-3", "ranks scale their gradients differently"),
+    Refused("clipped by PyTorch's norm", "zero-[123]", "where it would differ from rank to rank"),
     Refused("half of it used", "tp|fsdp-tp", "must be whole there"),
     # a rank's part of the sequence
     Refused("half of it used|its weight by hand|a weight of weights", "tp-sp", "must match the size of tensor"),

@@ -44,7 +44,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class ParallelExperts(Experts):
-    """This rank's experts of all, with the names that they have in the whole model.
+    """A rank's part of all experts, with the names that they have in the whole model.
 
     experts: all experts, of which the group's first ranks get one more if they cannot be divided evenly
     group: the ranks that share the experts
