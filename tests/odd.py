@@ -1095,6 +1095,9 @@ REFUSED = [
     Refused("a function of one's own", "tp.*|fsdp-tp", "an operation takes them for all"),
     Refused("its weight by hand|a weight of weights|a hook that computes.*", "tp|fsdp-tp", "must be whole there"),
     Refused("a weight of another layer", "tp", "the loss differs"),
+    Refused("a weight of another layer", "tp-sp", "was used outside of its module"),
+    Refused("a hook that computes with a weight", "tp-sp", "is not what the whole model has there"),
+    Refused("a weight normalised in place", "tp.*", "modified by an inplace operation"),
     Refused("a weight that is normed", ".*tp.*", "ColwiseParallel fits Linear"),
     Refused("tied", "tp|fsdp-tp", "the plan splits them differently"),
     Refused("stepped by Adafactor", ".*tp.*", "looks at a whole matrix or at norms"),
@@ -1114,12 +1117,9 @@ REFUSED = [
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
     Refused("a new parameter later", "pp-.*", "that no stage of this rank had when the Pipeline", on_one_rank=True),
 ]
-# Faults that nobody can see, as the docstrings of labs.zero and labs.tp.first_step say: an ordinary function of
-# ordinary tensors, each a rank's part.
+# Faults that nobody can see, as the docstring of labs.zero says: an ordinary function of ordinary tensors, each a
+# rank's part.
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2")}
-UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
-UNSEEN |= {("a weight of another layer", "tp-sp")}
-UNSEEN |= {("a hook that computes with a weight", "tp-sp")}
 
 
 # The same trainings, with all parameters gathered, and reduced, at once.
