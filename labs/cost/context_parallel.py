@@ -13,8 +13,9 @@ In the limit, ring and gather send 6 (N-1)/N B T K E in all.  Ulysses sends 4 (N
 N > 2/3 (H + K) / K.  Once in a step, the gradients of all parameters are averaged over the ranks, as in data
 parallelism.
 
-Activations are those of c_r tokens.  "gather" adds the keys and values of one layer at a time, for the whole
-sequences: 2 B T K E, and in backward their gradients.
+Activations are those of c_r tokens; in "ulysses", those between the exchanges are of T tokens, for the rank's heads.
+"gather" adds the keys and values of one layer at a time, for the whole sequences: 2 B T K E, and in backward their
+gradients.
 
 Sources: Liu, Zaharia and Abbeel 2023, arXiv 2310.01889, section 3; Jacobs et al. 2023, arXiv 2309.14509, section 3;
 Llama Team 2024, arXiv 2407.21783, section 3.3.2.
@@ -112,9 +113,19 @@ def cp_held(job: Job, way: str) -> HeldBytes:
     own = replace(job, context=len(zigzag_places(job)[job.rank]))
     most = ddp_held(own, "overlapped")
     in_attention = most.P + most.S + most.P + attention_held(job, own, way)
-    peak = max(most.peak, in_attention) + 2 * INDEX * job.tokens * job.accumulation  # the whole batch
+    swapped = job.config.depth * in_heads(job, own) if way == "ulysses" else 0
+    peak = max(most.peak, in_attention) + 2 * INDEX * job.tokens * job.accumulation + swapped  # the whole batch
     cut = 2 * INDEX * own.tokens * (job.accumulation - 1)  # pieces of one micro-batch at a time
-    return replace(most, A=most.A - cut + FLOAT, comm=None, peak=peak)  # the number of tokens that count is saved, too
+    A = most.A - cut + FLOAT + swapped  # the number of tokens that count is saved, too
+    return replace(most, A=A, comm=None, peak=peak)
+
+
+def in_heads(job: Job, own: Job) -> int:
+    """Return by how much the q, k, v, y and log-sum-exps of the rank's heads exceed those of its tokens, in a layer."""
+    heads = piece(job.config.kv_heads, job.ranks, job.rank)
+    more = job.T * heads - own.T * job.config.kv_heads  # heads of keys times tokens
+    of_queries = more * job.config.heads // job.config.kv_heads
+    return FLOAT * job.batch * (2 * job.config.head_size * (of_queries + more) + of_queries)
 
 
 def attention_held(job: Job, own: Job, way: str) -> int:
