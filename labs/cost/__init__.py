@@ -43,7 +43,14 @@ from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_g
 from labs.cost.context_parallel import attention_sent, cp
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.deepspeed_stages import deepspeed, deepspeed_sent
-from labs.cost.experts import even_loads, expert_parallel, mixture_sent, own_experts, torch_expert_parallel
+from labs.cost.experts import (
+    even_loads,
+    expert_parallel,
+    fsdp_experts,
+    mixture_sent,
+    own_experts,
+    torch_expert_parallel,
+)
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
 from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent

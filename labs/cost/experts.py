@@ -11,11 +11,16 @@ Source: [GShard] Lepikhin et al. 2020, arXiv 2006.16668, section 3.2.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
+from math import prod
 
 from labs.cost.data_parallel import buckets, ddp_sent
+from labs.cost.fully_sharded import fully_shard_sent, groups, rows
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, INDEX, HeldBytes, Prediction, gpt_layers, optimizer_state
+from labs.cost.model_states import FLOAT, INDEX, HeldBytes, LayerShapes, Prediction, Shape, optimizer_state
+from labs.cost.split import chunk
 from labs.cost.traffic import all_reduce, all_reduce_limit, piece
 
 Loads = Sequence[Sequence[int]]  # [rank along ep][expert]
@@ -44,14 +49,20 @@ def mixture_sent(loads: Loads, rank: int, dim: int, itemsize: int = FLOAT) -> in
     return 2 * itemsize * dim * (leave + come) + INDEX * (experts - len(own))
 
 
+def mixture_layers(config) -> tuple[LayerShapes, list[LayerShapes], tuple[Shape, ...]]:
+    """Return a MoEGPT's root, its layers without their experts, and the shapes of one expert."""
+    root, layers = groups(config)
+    norms, mlp = layers[0].trained[:-3], layers[0].trained[-3:]
+    shared = config.shared and groups(replace(config, hidden=config.shared * config.hidden))[1][0].trained[-3:]
+    dense = (*norms, (config.experts, config.dim), *(shared or ()))
+    return root, [LayerShapes(dense)] * config.depth, mlp
+
+
 def mixture_sizes(config) -> tuple[list[int], list[int]]:
-    """Return the elements of each parameter outside of the experts, and of each in one expert of every layer."""
-    matrix = config.dim * config.hidden
-    embed, *layers = gpt_layers(config)
-    dense = embed.sizes
-    for layer in layers[: config.depth]:
-        dense += [*layer.sizes[:-3], config.experts * config.dim, *([config.shared * matrix] * 3 * (config.shared > 0))]
-    return dense + [size for layer in layers[config.depth :] for size in layer.sizes], [matrix] * 3
+    """Return the elements of each parameter outside of the experts, as DDP finds them, and of each in one expert."""
+    root, layers, expert = mixture_layers(config)
+    embed, *rest = root.sizes
+    return [embed, *chain(*(layer.sizes for layer in layers)), *rest], LayerShapes(expert).sizes
 
 
 def expert_parallel(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None = None) -> Prediction:
@@ -71,6 +82,35 @@ def expert_parallel(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None =
         collectives={"all_to_all": 5 * len(loads) + calls, "all_gather": calls},
         textbook=textbook(job, edp, ep, sum(dense), sum(sizes)),
         held=states(dense + sizes),
+    )
+
+
+def fsdp_experts(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None = None) -> Prediction:
+    """Predict a step of `labs.fsdp` that shards experts along edp, and everything else along edp × ep."""
+    loads, ranks, depth, times = loads_of(job, edp, ep, loads), edp * ep, job.config.depth, job.accumulation
+    root, layers, expert = mixture_layers(job.config)
+    experts = LayerShapes(expert * len(own_experts(job.config.experts, ep, job.rank % ep)))
+    dense = [shape for group in (root, *layers) for shape in group.trained]
+    sharded = [(shape, ranks, job.rank) for shape in dense]
+    sharded += [(shape, edp, job.rank // ep) for shape in experts.trained] * depth
+    chunks = [chunk(first, among, rank) * prod(others) for (first, *others), among, rank in sharded]
+    rows_sent = sum(mixture_sent(each, job.rank % ep, job.config.dim) for each in loads)
+    dense_sent = fully_shard_sent(root, layers, ranks, True, times, job.rank)
+    experts_sent = fully_shard_sent(LayerShapes(), [experts] * depth, edp, True, times, job.rank // ep)
+    whole = sum(map(prod, dense)), depth * sum(experts.sizes)
+    even = sum(Fraction(3 * FLOAT * (among - 1) * n, among) for n, among in zip(whole, (ranks, edp), strict=True))
+    return Prediction(
+        sent=rows_sent + dense_sent + experts_sent,
+        collectives={
+            "all_to_all": 5 * len(loads) + times * (1 + depth) + times * depth * (edp > 1),
+            "all_gather": times * (1 + 2 * depth) + 2 * times * depth * (edp > 1),
+        },
+        textbook=textbook(job, edp, ep, 0, 0) + times * even,
+        held=HeldBytes(
+            P=FLOAT * sum(chunks),
+            G=FLOAT * sum(rows(shape, among) // among for shape, among, _ in sharded),
+            S=optimizer_state(chunks),
+        ),
     )
 
 

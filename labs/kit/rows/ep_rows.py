@@ -6,7 +6,8 @@ The activations depend on them, too, and are not predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,12 +15,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from labs import cost, native
+from labs.agree import everybodys
 from labs.checkpoint import Held
-from labs.kit.rows.fsdp_rows import whole
+from labs.clip import global_norm, shorten
+from labs.fsdp import fully_shard
+from labs.kit.rows.fsdp_rows import sharded, whole
 from labs.kit.rows.row import Strategy
 from labs.kit.training.training_step import ADAMW, Training, backward, trainable
 from labs.mesh import Mesh
-from labs.moe import ExpertParallel, MoEGPT
+from labs.moe import ExpertParallel, MoEGPT, split_experts
+
+Apply = Callable[[MoEGPT, Mesh], Training]
+Predict = Callable[..., cost.Prediction]
 
 
 def ours(model: MoEGPT, mesh: Mesh) -> Training:
@@ -34,6 +41,28 @@ def ours(model: MoEGPT, mesh: Mesh) -> Training:
         clip=parallel.clip_gradients,
         held=partial(Held, model, optimizer=optimizer),
     )
+
+
+def sharded_experts(model: MoEGPT, mesh: Mesh) -> Training:
+    dp, experts = mesh._flatten("dp"), split_experts(model, mesh)
+    for layer, its in zip(model.layers.values(), experts, strict=True):
+        fully_shard(its, mesh=mesh["edp"]).set_gradient_divide_factor(mesh.size())
+        fully_shard(layer, mesh=dp)
+    own = sharded(fully_shard(model, mesh=dp))
+    split = {p for its in experts for p in its.parameters()}
+    rest = [p for p in model.parameters() if p not in split]
+
+    def clip(max_norm: float) -> Tensor:
+        both = global_norm(rest, [dp.get_group()]), global_norm([*split], mesh.get_all_groups())
+        norm = torch.stack(both).norm()
+        shorten(own.trained, norm, max_norm)
+        return norm
+
+    def full() -> dict[str, Tensor]:
+        mine = {name: p.detach().cpu() for name, p in own.full().items()}
+        return {name: p for its in everybodys(mine, mesh.get_group("ep")).values() for name, p in its.items()}
+
+    return replace(own, full=full, clip=clip)
 
 
 def pytorchs(model: MoEGPT, mesh: Mesh) -> Training:
@@ -68,9 +97,9 @@ def pairs(asked: int) -> dict[str, int]:
     return {"edp": 1, "ep": asked} if asked % 2 else {"edp": asked // 2, "ep": 2}
 
 
-def row(name: str, side: str, bitwise: tuple[int, ...], note: str = "") -> Strategy:
-    apply, predict = (ours, cost.expert_parallel) if side == "ours" else (pytorchs, cost.torch_expert_parallel)
-
+def row(
+    name: str, side: str, apply: Apply, predict: Predict, bitwise: tuple[int, ...] = (), note: str = ""
+) -> Strategy:
     def predicted(job: cost.Job, loads: Sequence | None = None) -> cost.Prediction:
         axes: Mapping[str, int] = pairs(job.ranks)
         return predict(job, **axes, loads=loads)
@@ -79,6 +108,13 @@ def row(name: str, side: str, bitwise: tuple[int, ...], note: str = "") -> Strat
 
 
 EP = (
-    row("ep", "ours", (2, 3)),
-    row("torch-ep", "native", (), "averages outside of DDP; computes all ranks' rows of an expert in one product"),
+    row("ep", "ours", ours, cost.expert_parallel, (2, 3)),
+    row("fsdp-ep", "ours", sharded_experts, cost.fsdp_experts, (2, 3)),
+    row(
+        "torch-ep",
+        "native",
+        pytorchs,
+        cost.torch_expert_parallel,
+        note="averages outside of DDP; computes all ranks' rows of an expert in one product",
+    ),
 )
