@@ -30,6 +30,8 @@
     blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
     schedule                          a pipeline schedule, simulated and recorded               pipeline_gantt.py
     plan                              a tensor-parallel plan on its model, as SVG               tensor_parallel_plan.py
+    ring_steps                        ring attention: who has whose keys, and what is masked      ring_steps.py
+    work_per_rank                     products of each rank and step under several cuts, as SVG   work_per_rank.py
     reads, folder                     the files of a checkpoint: read by ranks, and in a save   checkpoint_files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
     KINDS, TIMELINE                   the colours of every figure and widget                    palette.py
@@ -62,6 +64,7 @@ from labs.kit.drawing.pipeline_gantt import schedule
 from labs.kit.drawing.ranks_in_bars import sent_and_held
 from labs.kit.drawing.ranks_ledger import by_rank
 from labs.kit.drawing.ratio_bars import ratios
+from labs.kit.drawing.ring_steps import ring_steps
 from labs.kit.drawing.rules_on_runs import order, pairs, ratio_errors, rule_times, rules, verdict
 from labs.kit.drawing.runs_and_forecasts import agreement, by_kind, lost, parallelism, speeds, yours_and_plan
 from labs.kit.drawing.scatters import Point, scatter
@@ -71,12 +74,13 @@ from labs.kit.drawing.tensor_parallel_plan import plan
 from labs.kit.drawing.timelines import timeline
 from labs.kit.drawing.weight_cut import weight_cut
 from labs.kit.drawing.wire_between_nodes import wire
+from labs.kit.drawing.work_per_rank import work_per_rank
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
-    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts",
-    "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs",
-    "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "rule_times", "rules",
+    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
+    "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs", "parallelism",
+    "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "ring_steps", "rule_times", "rules",
     "scatter", "schedule", "sends", "sent_and_held", "size", "speeds", "step", "table", "term", "timeline", "traffic",
-    "verdict", "weight_cut", "who_combines", "wire", "yours_and_plan",
+    "verdict", "weight_cut", "who_combines", "wire", "work_per_rank", "yours_and_plan",
 ]  # fmt: skip

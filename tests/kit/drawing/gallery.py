@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Fake
 
+import torch
 import torch.distributed as dist
 from matplotlib.colors import to_hex
 from matplotlib.ticker import FixedLocator
 
 from labs import pp
+from labs.cp import Pieces, contiguous, striped, zigzag
 from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit import draw
@@ -91,6 +93,11 @@ SENT = {
 }
 
 DRAWINGS = {
+    "ring steps": lambda: draw.ring_steps(Pieces(zigzag(16, 4))),
+    "ring steps of uneven pieces": lambda: draw.ring_steps(Pieces(striped(11, 3))),
+    "ring steps of two documents": lambda: draw.ring_steps(Pieces(zigzag(32, 2), torch.arange(32)[None] // 13)),
+    "work per rank": lambda: draw.work_per_rank({cut.__name__: cut(64, 4) for cut in (contiguous, zigzag, striped)}),
+    "work of eight ranks": lambda: draw.work_per_rank({cut.__name__: cut(100, 8) for cut in (contiguous, zigzag)}),
     "orders": lambda: draw.orders({"pp × tp": IN_ORDER}, 1, {"pp": 2, "tp": 2}),
     "sent and held": lambda: draw.sent_and_held(PREDICTED, {"ours": PREDICTED, "PyTorch's": NEARLY}),
     "node bound": lambda: draw.node_bound(nodes=4, stages=2),
