@@ -158,7 +158,7 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ("cp/partial_softmax.py", "(hidden | others)", "hidden"),
     ("cp/ring.py", "            if arrived:\n                part += arrived()\n", ""),
     ("cp/gathered_keys.py", "part[: len(places)]", "part"),
-    ("cp/cp.py", "over / ranks", "over"),
+    ("cp/cp.py", "over / len(self.pieces.places)", "over"),
     (
         "pp/executor.py",
         "y = loss.detach(), loss / self.microbatches",

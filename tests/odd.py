@@ -301,6 +301,13 @@ def cut(attention: Callable[..., Tensor], odd: Odd, model: Stack) -> Trainer:
     return data_parallel(ddp.Overlapped, odd, model)
 
 
+def cut_and_split(odd: Odd, model: Stack) -> Trainer:
+    mesh = Mesh((dist.get_world_size() // 2, 2), ("cp", "tp"))
+    cp.context_parallel(model, mesh.get_group("cp"))
+    tp.parallelize(model, mesh["tp"], plan_of(model, False))
+    return Trainer(model, odd.optimizer(model.parameters()), full=partial(tp.full_parameters, model))
+
+
 def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
     parts, ranks = model.parts(), dist.get_world_size()
     if schedule in ("gpipe", "1f1b"):
@@ -360,6 +367,7 @@ ROWS = {
     "cp-ring": Row(partial(cut, cp.ring_attention), 2, 1),
     "cp-gather": Row(partial(cut, cp.gathered_attention), 2, 1),
     "cp-ulysses": Row(partial(cut, cp.ulysses_attention), 2, 1),
+    "cp-tp": Row(cut_and_split, 4, 1),
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
     "pp-fsdp": Row(partial(composed, 1), 4, 2),
     "pp-fsdp-tp": Row(partial(composed, 2), 8, 2),

@@ -193,7 +193,7 @@ def require_sound(job) -> None:
 # Strategies of a family share their jobs: starting the processes takes as long as training with one strategy.
 FAMILIES = {}
 for row in (*STRATEGIES, *WITH_AN_EXTRA):
-    FAMILIES.setdefault(re.match("(torch-)?((pp-)?fsdp-tp|pp-fsdp|[a-z]+)", row.name)[2], []).append(row)
+    FAMILIES.setdefault(re.match("(torch-)?((pp-)?fsdp-tp|pp-fsdp|cp-tp|[a-z]+)", row.name)[2], []).append(row)
 
 
 def takes(strategy, ranks: int) -> bool:
@@ -311,7 +311,7 @@ def cut_by_hand() -> dict[str, dict[str, int]]:
 
 
 def split_by_hand(rank: int) -> dict[str, dict[str, int]]:
-    """Return the same for the odd GPT, on a rank of 2, or of 2 × 2 if sharded, whose rows are 0 and 1, 2 and 3.
+    """Return the same for the odd GPT, on a rank of 2, or of 2 × 2 with dp or cp, whose rows are 0 and 1, 2 and 3.
 
     Embedding and head have 7 and 6 of 13 rows, the mlp 3 of 6, attention one head of 2, which is 4 wide.
     """
@@ -328,6 +328,7 @@ def split_by_hand(rank: int) -> dict[str, dict[str, int]]:
         "tp": split,
         "torch-tp": split | {"P": 4 * (n + padding), "G": 4 * (n + (13 - words) * 8)},  # the embedding's: all words
         "tp-sp": split,
+        "cp-tp": split | {"G": 4 * n + 4 * words * 8},  # as cp-ring; the largest is a table
         "torch-tp-sp": split | {"P": 4 * (n + padding), "G": 4 * (n + (13 - words) * 8)},
         "fsdp-tp": sharded,
         "torch-fsdp-tp": sharded | {"P": 4 * longest},

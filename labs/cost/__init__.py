@@ -92,7 +92,7 @@ from labs.cost.saved_activations import (
 )
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
-from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
+from labs.cost.tensor_parallel import cp_tp, fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.torch_states import (
     fully_shard,
     fully_shard_tp,

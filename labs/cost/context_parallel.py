@@ -32,6 +32,7 @@ from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
 from labs.cost.job import Job
 from labs.cost.model_states import FLOAT, INDEX, HeldBytes, Prediction, parameter_sizes
 from labs.cost.saved_activations import activations, layer_terms
+from labs.cost.split import Share
 from labs.cost.traffic import all_reduce_limit, piece
 
 PHASES = "forward", "backward"
@@ -115,9 +116,9 @@ def cp_held(job: Job, way: str) -> HeldBytes:
     in_attention = most.P + most.S + most.P + attention_held(job, own, way)
     swapped = job.config.depth * in_heads(job, own) if way == "ulysses" else 0
     peak = max(most.peak, in_attention) + 2 * INDEX * job.tokens * job.accumulation + swapped  # the whole batch
-    cut = 2 * INDEX * own.tokens * (job.accumulation - 1)  # pieces of one micro-batch at a time
-    A = most.A - cut + FLOAT + swapped  # the number of tokens that count is saved, too
-    return replace(most, A=A, comm=None, peak=peak)
+    # One micro-batch's pieces are there at a time, and the number of tokens that count is saved, too, as a float.
+    less = INDEX if isinstance(job.config, Share) else 2 * INDEX * own.tokens * (job.accumulation - 1)
+    return replace(most, A=most.A - less + FLOAT + swapped, comm=None, peak=peak)
 
 
 def in_heads(job: Job, own: Job) -> int:
@@ -143,7 +144,8 @@ def attention_held(job: Job, own: Job, way: str) -> int:
     own: the job on the rank's tokens alone
     """
     config, terms = job.config, layer_terms(own, "none")
-    x, y, pair = (FLOAT * own.tokens * n for n in (config.dim, config.dim, 2 * config.kv_heads * config.head_size))
+    widths = config.dim, config.heads * config.head_size, 2 * config.kv_heads * config.head_size
+    x, y, pair = (FLOAT * own.tokens * n for n in widths)
     layer = terms["attention"] - y * (config.heads > 1 and own.T > 1) + terms["rotary"] + terms["norms"] // 2
     saved = activations(own)["tokens"] + (config.depth - 1) * sum(terms.values()) + layer + x + y
     whole, several, pieces = pair * job.T // own.T, job.ranks > 2, zigzag_places(job)

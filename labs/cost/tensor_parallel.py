@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from labs.cost import traffic
+from labs.cost.context_parallel import cp, zigzag_places
 from labs.cost.data_parallel import in_backward
 from labs.cost.fully_sharded import fsdp
 from labs.cost.job import Job
@@ -174,6 +175,18 @@ def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Predictio
     row, column = on_grid(job, tp, sequence_parallel)
     most = with_bytes(fsdp(column).held, batch_bytes(job) + INDEX * (job.ranks + tp))  # the ranks of grid and row
     return together(tp_step(row, sequence_parallel), textbook(row), replace(fsdp(column), held=most))
+
+
+def cp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Prediction:
+    """Predict a step of a ring of `labs.cp` on the shares of tensor parallelism.
+
+    The N ranks form a grid ("cp", "tp") with tp ranks in a row.  All ranks read the same batch, and those of a row
+    compute the same piece of each sequence.
+    """
+    row, column = on_grid(job, tp, sequence_parallel)
+    row = replace(row, context=len(zigzag_places(column)[column.rank]))
+    most = with_bytes(cp(column).held, INDEX * (job.ranks + tp))  # the ranks of grid and row
+    return together(tp_step(row, sequence_parallel), textbook(row), replace(cp(column), held=most))
 
 
 def on_grid(job: Job, tp: int, sequence_parallel: bool) -> tuple[Job, Job]:

@@ -17,6 +17,14 @@ with labs.ddp, or shard the model over both with labs.fsdp.
     replicas = Overlapped(model, group=mesh._flatten().get_group())
     replicas(x, y).backward()                                            # x, y: whole sequences, as without cp
 
+**Tensor parallelism splits heads, and context parallelism tokens.**  So each rank along tp has a ring of its own, in
+which the queries of its heads meet their keys.  `labs.tp.parallelize` may come before context_parallel or after it, and
+labs.ddp or labs.fsdp after both.  Sequence parallelism cuts each piece once more.
+
+    mesh = Mesh((2, 2), ("cp", "tp"))
+    parallelize(model, mesh["tp"], gpt_plan(model.config))
+    context_parallel(model, mesh.get_group("cp"))
+
 **The loss is weighed.**  Pieces may have different numbers of tokens that count.  Each rank divides the sum of its
 losses by a N-th of all tokens that count in its batch; then the mean over the ranks is the batch's mean, and the mean
 of the gradients its gradient.  All ranks have the whole targets, so no rank has to send its number.
@@ -52,21 +60,41 @@ def context_parallel(
     cut: zigzag, striped or contiguous.
 
     Raises ValueError, on every rank, for a model that is no GPT, or if ranks differ in model, attention or cut; in the
-    first forward if they differ in the batch.  An optimizer's first step raises RuntimeError if gradients differ.
+    first forward if they differ in the batch, or in the part of the model that tensor parallelism has left them.  An
+    optimizer's first step raises RuntimeError if gradients differ.
     """
-    cores = [(name, each) for name, each in model.named_modules() if isinstance(each, Core | Meeting)]
-    if not isinstance(model, GPT) or any(type(core) is not Core for _, core in cores):
-        raise ValueError(
-            f"{type(model).__name__} is not a GPT of labs.model with its own attention, of which alone is known that "
-            "nothing else mixes tokens: call ring_attention in your model's attention, and cut its inputs by Pieces"
-        )
-    mine = {"attention": attention.__name__, "cut": cut.__name__, "heads": (model.config.heads, model.config.kv_heads)}
+    mine = {"attention": attention.__name__, "cut": cut.__name__, "config": getattr(model, "config", None)}
     require_same(mine, group, differ)
     sequence = Sequence(group, attention, cut)
+    let_meet(model, GPT, sequence)
+    model.__class__ = type(f"Pieced{type(model).__name__}", (Pieced, type(model)), {})
+    model.sequence = sequence
+    require_averaged(model, group)
+
+
+def let_meet(model: nn.Module, kind: type[nn.Module], sequence: "Sequence") -> None:
+    """Let the queries of each Core meet the keys of all ranks.
+
+    kind: the class that the model must have, so that nothing but its Cores mixes tokens.
+    """
+    cores = [(name, each) for name, each in model.named_modules() if isinstance(each, Core | Meeting)]
+    if not isinstance(model, kind) or any(type(core) is not Core for _, core in cores):
+        raise ValueError(
+            f"{type(model).__name__} is not a {kind.__name__} of labs.model with its own attention, of which alone is "
+            "known that nothing else mixes tokens: call ring_attention in your model's attention, and cut its inputs "
+            "by Pieces"
+        )
     for name, core in cores:
         model.set_submodule(name, Meeting(core, sequence))
-    model.register_forward_pre_hook(sequence.before_forward, with_kwargs=True)
-    require_averaged(model, group)
+
+
+class Pieced(nn.Module):
+    """A GPT that computes this rank's piece of each sequence."""
+
+    sequence: "Sequence"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*self.sequence.own(self, *args, **kwargs))
 
 
 class Meeting(nn.Module):
@@ -92,10 +120,6 @@ class Sequence:
     def __init__(self, group: ProcessGroup | None, attention: Any, cut: Any):
         self.group, self.attention, self.cut, self.compared = group, attention, cut, False
 
-    def before_forward(self, model: GPT, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Cut the model's inputs."""
-        return self.own(model, *args, **kwargs)
-
     def own(
         self,
         model: GPT,
@@ -103,27 +127,40 @@ class Sequence:
         targets_BT: Tensor | None = None,
         over: float | None = None,
         documents: Tensor | None = None,
-    ) -> tuple[Any, Any]:
-        self.compare(tokens=tokens_BT, targets=targets_BT, over=over, documents=documents)
+    ) -> tuple[Tensor, Tensor | None, float | None]:
+        """Return what the model's forward takes, for this rank's pieces of whole sequences."""
+        split = getattr(model, "tensor_parallel", None)
+        part = None if split is None else split.mesh.get_local_rank()
+        self.compare(tokens=tokens_BT, targets=targets_BT, over=over, documents=documents, **{"place along tp": part})
         require_context(model.config, tokens_BT.shape[1])
         if documents is not None and documents.shape != tokens_BT.shape:
             raise ValueError(
                 f"documents have the shape {tuple(documents.shape)}, and tokens {tuple(tokens_BT.shape)}: give each "
                 "token the number of its document"
             )
+        self.begin(tokens_BT.shape[1], tokens_BT.device, documents, split.mesh.size() if split and split.shards else 1)
+        if targets_BT is None:
+            return self.pick(tokens_BT), None, None
+        if over is None:  # a tensor, for which the host need not wait
+            over = (targets_BT != IGNORED).sum().to(at_least_float32(model.norm.weight).dtype)
+        return self.pick(tokens_BT), self.pick(targets_BT), over / len(self.pieces.places)
+
+    def begin(self, tokens: int, device: torch.device, documents: Tensor | None = None, shards: int = 1) -> None:
+        """Cut sequences of this many tokens from now on; sequence parallelism cuts a piece into `shards` once more."""
         rank, ranks = place(self.group)
-        positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        positions = torch.arange(tokens, device=device)
         if documents is not None:
             begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))  # all documents of a row but its first
             documents, positions = begins.cumsum(1), positions - (begins * positions).cummax(1).values
-        self.pieces = Pieces(self.cut(tokens_BT.shape[1], ranks), documents)
-        own = partial(pick, places=self.pieces.places[rank], dim=-1)
-        self.positions = own(positions if documents is None else positions[:, None])
-        if targets_BT is None:
-            return (own(tokens_BT),), {}
-        if over is None:  # a tensor, for which the host need not wait
-            over = (targets_BT != IGNORED).sum().to(at_least_float32(model.norm.weight).dtype)
-        return (own(tokens_BT), own(targets_BT), over / ranks), {}
+        self.pieces = Pieces(self.cut(tokens, ranks), documents)
+        lengths = [*map(len, self.pieces.places)]
+        if any(length % shards for length in lengths):
+            raise ValueError(
+                f"pieces of {lengths} tokens are not all divisible by the {shards} ranks of sequence parallelism: "
+                f"give sequences of a multiple of {2 * ranks * shards} tokens, or a plan without sequence parallelism"
+            )
+        self.pick = partial(pick, places=self.pieces.places[rank], dim=-1)
+        self.positions = self.pick(positions if documents is None else positions[:, None])
 
     def compare(self, **given: Any) -> None:
         """Compare the inputs of the first forward, which must be the same on all ranks of the group."""
@@ -137,6 +174,6 @@ def differ(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -
     name = first_difference(its, others)
     return (
         f"{name} is {its[name]!r} on rank {rank}, but {others[name]!r} on rank {other}: all ranks of one group "
-        "of context parallelism take the same arguments, and read the same whole sequences, which the model cuts (data "
-        "parallelism cuts the batch along another axis of the mesh)"
+        "of context parallelism hold the same part of the model, take the same arguments, and read the same whole "
+        "sequences, which the model cuts (data parallelism cuts the batch along another axis of the mesh)"
     )

@@ -1,15 +1,17 @@
-"""Tests of a GPT under context parallelism, alone, with data parallelism and with FSDP, against one process.
+"""Tests of a GPT under context parallelism, alone, with data and tensor parallelism and FSDP, against one process.
 
 The reference never cuts a sequence.  It computes packed documents one after the other, each as a row of its own.
 """
 
 from functools import cache, partial
+from math import prod
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs import tp
 from labs.cp import (
     context_parallel,
     contiguous,
@@ -19,6 +21,7 @@ from labs.cp import (
     ulysses_attention,
     zigzag,
 )
+from labs.cp.cp import Sequence
 from labs.ddp import Overlapped
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
@@ -43,6 +46,7 @@ CASES = {  # attention, cut, config, and what is odd about the training
     "gathered, ignored targets": (gathered_attention, zigzag, LLAMA, "ignored"),
     "gathered, striped, documents": (gathered_attention, striped, CONFIG, "documents, ignored"),
     "gathered, frozen": (gathered_attention, zigzag, CONFIG, "frozen"),
+    "ring, shards": (ring_attention, zigzag, CONFIG, "shards, ignored"),
     "ulysses, contiguous": (ulysses_attention, contiguous, LLAMA, ""),
     "ulysses, documents": (ulysses_attention, zigzag, CONFIG, "documents, ignored"),
 }
@@ -57,7 +61,8 @@ def built(config, kind):
 
 def data(step, kind):
     """Return tokens, targets and documents of a whole batch."""
-    x, y = torch.randint(13, (2, BATCH, TIME), generator=torch.Generator().manual_seed(step))
+    time = 16 if "shards" in kind else TIME  # sequence parallelism cuts into equal shards
+    x, y = torch.randint(13, (2, BATCH, time), generator=torch.Generator().manual_seed(step))
     if "ignored" in kind:
         y[1:, step::3] = IGNORED  # the parts of a batch have different numbers of targets, and so have their pieces
         y[:, -4:] = IGNORED
@@ -72,7 +77,9 @@ def alone(case):
     for step in range(STEPS):
         x, y, documents = data(step, kind)
         for row in range(BATCH):
-            sizes = [TIME] if documents is None else documents[row].unique_consecutive(return_counts=True)[1].tolist()
+            sizes = (
+                [x.shape[1]] if documents is None else documents[row].unique_consecutive(return_counts=True)[1].tolist()
+            )
             for own_x, own_y in zip(x[row].split(sizes), y[row].split(sizes), strict=True):
                 model(own_x[None], own_y[None], counted(y)).backward()
         optimizer.step()
@@ -86,18 +93,23 @@ def expected():
 
 
 def together(case, sizes, sharded):
-    """Train on dp × cp ranks, in two micro-batches, and return the whole parameters."""
+    """Train on dp × cp × tp ranks, in two micro-batches, and return the whole parameters."""
     attention, cut, config, kind = CASES[case]
-    model, mesh = built(config, kind), Mesh(sizes, ("dp", "cp"))
-    context_parallel(model, mesh.get_group("cp"), attention, cut)
+    model, mesh = built(config, kind), Mesh(sizes, ("dp", "cp", "tp"))
+    steps = [partial(context_parallel, model, mesh.get_group("cp"), attention, cut)]
+    if sizes[2] > 1:  # before or after
+        steps.insert(sharded, partial(tp.parallelize, model, mesh["tp"], tp.gpt_plan(config, "shards" in kind)))
+    for apply in steps:
+        apply()
+    data_mesh = mesh["dp", "cp"]._flatten()
     if "recomputed" in kind:
         recompute(model.layers.values())
     if sharded:
         for layer in (*model.layers.values(), model):
-            fully_shard(layer, mesh=mesh._flatten())
+            fully_shard(layer, mesh=data_mesh)
         wrapped, sync = model, lambda: None
     else:
-        wrapped = Overlapped(model, group=mesh._flatten().get_group())
+        wrapped = Overlapped(model, group=data_mesh.get_group())
         sync = wrapped.sync
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3)
     part, parts = mesh.get_local_rank("dp"), sizes[0]
@@ -115,10 +127,15 @@ def together(case, sizes, sharded):
         sync()
         optimizer.step()
         optimizer.zero_grad()
+    if sizes[2] > 1:
+        return {name: p.detach() for name, p in tp.full_parameters(model).items()}
     return {name: (p.full_tensor() if sharded else p).detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), *deepen((1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4))])
+SIZES = (1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1), (2, 3, 1), (2, 4, 1), (2, 2, 2)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), *deepen(*SIZES)])
 def test_equals_one_process(sizes):
     def body():
         found = {}
@@ -131,7 +148,7 @@ def test_equals_one_process(sizes):
         return found
 
     whole = expected()
-    assert run(body, ranks=sizes[0] * sizes[1]) == [{}] * (sizes[0] * sizes[1])
+    assert run(body, ranks=prod(sizes)) == [{}] * prod(sizes)
 
 
 def test_the_mean_of_the_ranks_losses_is_that_of_the_batch_and_logits_are_those_of_the_tokens():
@@ -179,6 +196,22 @@ def refusals():
         model(x, y).backward()
         optimizer.step()
 
+    def along_tp(first):
+        model = GPT(CONFIG)
+        steps = [
+            partial(tp.parallelize, model, Mesh((2,), ("tp",)), tp.gpt_plan(CONFIG)),
+            partial(context_parallel, model),
+        ]
+        for apply in steps if first == "tp" else reversed(steps):
+            apply()
+        model(x, y)
+
+    def shards():
+        Sequence(None, ring_attention, zigzag).begin(18, x.device, shards=2)
+
+    yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "tp")
+    yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "cp")
+    yield r"pieces of \[9, 9\] tokens are not all divisible by the 2 ranks of sequence parallelism", shards
     yield "Linear is not a GPT of labs.model", partial(context_parallel, nn.Linear(2, 2))
     yield "GPT is not a GPT of labs.model with its own attention", twice
     yield "cut is 'zigzag' on rank 0, but 'striped' on rank 1", partial(ready, cut=striped if rank else zigzag)

@@ -73,7 +73,7 @@ COMPARED = 30
 TIMEOUT = 3600.0
 ONE_OF_EACH = (  # one strategy of each kind, ours and PyTorch's, in about a minute
     *("ddp-overlapped", "torch-ddp", "zero-1", "zero-2", "zero-3"),
-    *("fsdp", "torch-fsdp", "tp-sp", "fsdp-tp", "pp-1f1b", "torch-pp-1f1b"),
+    *("fsdp", "torch-fsdp", "tp-sp", "fsdp-tp", "cp-ring", "pp-1f1b", "torch-pp-1f1b"),
 )
 
 

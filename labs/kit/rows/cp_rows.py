@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from labs import cost, ddp, native
@@ -11,6 +12,7 @@ from labs.kit.rows.row import Strategy
 from labs.kit.training.training_step import Training, backward, replicated
 from labs.mesh import Mesh
 from labs.model import GPT
+from labs.tp import clip_gradients, full_parameters, gpt_plan, parallelize
 
 WAYS = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
 
@@ -20,6 +22,12 @@ def our_cp(way: str, model: GPT, mesh: Mesh) -> Training:
     context_parallel(model, group, WAYS[way])
     module = ddp.Overlapped(model, group=group)
     return replicated(model, partial(backward, module, no_sync=module.no_sync), finish=module.sync)
+
+
+def our_cp_tp(model: GPT, mesh: Mesh) -> Training:
+    parallelize(model, mesh["tp"], gpt_plan(model.config))
+    clip = partial(clip_gradients, model)
+    return replace(our_cp("ring", model, mesh), full=partial(full_parameters, model), clip=clip)
 
 
 def torch_cp(model: GPT, mesh: Mesh) -> Training:
@@ -52,10 +60,19 @@ def powers_of_two(asked: int) -> dict[str, int]:
     return {"cp": asked}
 
 
+def rows_of_two(asked: int) -> dict[str, int]:
+    if asked < 4 or asked % 2:
+        raise ValueError(
+            f"context parallelism with tensor parallelism over 2 ranks takes 4, 6, 8, ... ranks: not {asked}"
+        )
+    return {"cp": asked // 2, "tp": 2}
+
+
 CP = (
     cut("ring"),
     cut("gather"),
     cut("ulysses", pair),
+    Strategy("cp-tp", "ours", our_cp_tp, cost.cp_tp, None, rows_of_two, (), (), GPT),
     Strategy(
         "torch-cp",
         "native",
