@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from labs import cp, ddp, fsdp, parallel, pp, tp
+from labs import cp, ddp, fsdp, moe, parallel, pp, tp
 from labs.agree import everybodys
 from labs.dtensor import Replicate, Shard
 from labs.fsdp import MixedPrecisionPolicy
@@ -221,6 +221,7 @@ class Row(NamedTuple):
     apply: Callable[[Odd, Stack], Trainer]
     ranks: int
     parts: int
+    build: Callable[[Stack], Stack] = lambda model: model  # what a training's model is made into
 
 
 def along(mesh: Mesh, *axes: str) -> dict[str, int]:
@@ -308,6 +309,38 @@ def cut_and_split(odd: Odd, model: Stack) -> Trainer:
     return Trainer(model, odd.optimizer(model.parameters()), full=partial(tp.full_parameters, model))
 
 
+def with_mixture(model: Stack) -> Stack:
+    """Let the embedding's output pass a mixture of experts, whose ranks exchange tokens, and return the model."""
+    torch.manual_seed(1)
+    each = moe.Experts({str(e): nn.Linear(WIDTH, WIDTH) for e in range(3)})
+    router = moe.Router(WIDTH, 3, 2, "softmax after top-k", False)
+    model.embed.mixture = moe.Mixture(router, each).to(model.embed.weight)
+    model.embed.register_forward_hook(lambda embed, given, x: x + embed.mixture(x))
+    return model
+
+
+def split_experts(odd: Odd, model: Stack) -> Trainer:
+    mesh = Mesh((1, dist.get_world_size()), moe.AXES)
+    wrapped = moe.ExpertParallel(model, mesh)
+    own = along(mesh, *moe.AXES)
+    return Trainer(model, odd.optimizer(model.parameters()), wrapped, wrapped.sync, full=wrapped.full_parameters, **own)
+
+
+def sharded_experts(odd: Odd, model: Stack) -> Trainer:
+    mesh = Mesh((1, dist.get_world_size()), moe.AXES)
+    dp, [experts] = mesh._flatten("dp"), moe.split_experts(model, mesh)
+    fsdp.fully_shard(experts, mesh=mesh["edp"]).set_gradient_divide_factor(mesh.size())
+    trainer = fully_sharded(odd, model, dp)
+    own = trainer.full
+
+    def full() -> dict[str, Tensor]:
+        parts = everybodys({name: p.detach() for name, p in own().items()}, mesh.get_group("ep"))
+        return dict(chain.from_iterable(part.items() for part in parts.values()))
+
+    trainer.full = full
+    return trainer
+
+
 def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
     parts, ranks = model.parts(), dist.get_world_size()
     if schedule in ("gpipe", "1f1b"):
@@ -371,6 +404,8 @@ ROWS = {
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
     "pp-fsdp": Row(partial(composed, 1), 4, 2),
     "pp-fsdp-tp": Row(partial(composed, 2), 8, 2),
+    "ep": Row(split_experts, 2, 2, with_mixture),
+    "fsdp-ep": Row(sharded_experts, 2, 2, with_mixture),
 }
 
 
@@ -379,7 +414,7 @@ ROWS = {
 
 def outcome(row: str, odd: Odd) -> Mapping[str, Tensor]:
     """Return the parameters after the training."""
-    trainer = ROWS[row].apply(odd, odd.make())
+    trainer = ROWS[row].apply(odd, ROWS[row].build(odd.make()))
     trainer.micro_batches = odd.micro_batches
     odd.train(trainer, odd)
     return {name: p.detach().clone() for name, p in trainer.full().items()}
@@ -400,8 +435,8 @@ def outcomes(row: str, odds: list[Odd]) -> list[Mapping[str, Tensor] | str]:
 
 
 @cache
-def reference(odd: Odd, parts: int, micro_batches: int) -> Mapping[str, Tensor]:
-    model = odd.make()
+def reference(odd: Odd, parts: int, micro_batches: int, build: Callable[[Stack], Stack]) -> Mapping[str, Tensor]:
+    model = build(odd.make())
     odd.train(Whole(model, odd.optimizer(model.parameters()), parts=parts, micro_batches=micro_batches), odd)
     return {name: p.detach() for name, p in model.named_parameters()}
 
@@ -452,7 +487,7 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
     # stages multiply the micro-batches of a pipeline
     stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1
-    expected = reference(odd, parts, odd.micro_batches * stages)
+    expected = reference(odd, parts, odd.micro_batches * stages, ROWS[row].build)
     off = {name: (came[name] - p).abs().max().item() for name, p in expected.items() if p.numel()}
     worst = max(off, key=off.get)
     bound = 1e-5 if row == "fsdp-bf16" else 1e-12
@@ -1048,9 +1083,9 @@ REFUSED = [
     Refused("tied", "pp-fsdp-tp", "is tied to a parameter of an earlier part, which was split differently"),
     Refused("one module twice", "pp-fsdp-tp", "has been split by an earlier"),
     # trainings that no data parallelism can do
-    Refused("a lazy layer", "ddp.*|zero.*|.*fsdp.*|hsdp|tp.*", "is lazy"),
-    Refused("sparse gradients", "ddp.*|zero.*|.*fsdp.*|hsdp", "makes sparse gradients"),
-    Refused("a table of bounded norms", "ddp.*|zero.*", "has a max_norm, and would shorten the rows"),
+    Refused("a lazy layer", "ddp.*|zero.*|.*fsdp.*|hsdp|tp.*|ep", "is lazy"),
+    Refused("sparse gradients", "ddp.*|zero.*|.*fsdp.*|hsdp|ep", "makes sparse gradients"),
+    Refused("a table of bounded norms", "ddp.*|zero.*|.*ep", "has a max_norm, and would shorten the rows"),
     # decisions made when the model was wrapped, cut or split
     Refused(".*unfrozen.*|a new parameter later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
     Refused("a new layer later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
@@ -1064,6 +1099,16 @@ REFUSED = [
         "reentrant,? .*(twice|outside).*|reentrant layers, one twice|two backwards.*", "ddp-overlapped", "a second gr"
     ),
     Refused("micro-batches, reentrant twice|a backward that failed", "ddp-overlapped", "a second gradient of one"),
+    # a gradient for each parameter, on every rank
+    Refused(
+        "half of it used|never used|what it was given|detached.*|a function of one's own|a weight of weights|in even "
+        "steps|another layer on.*|a layer whose output.*|experts in one.*|other experts.*|frozen between.*|a new la.*",
+        "ep",
+        "has no gradient for .*: call loss.backward",
+    ),
+    Refused("on rank 0 alone|experts before.*", "ep", "has no gradient for|do not agree", on_one_rank=True),
+    Refused("clipped by PyTorch's norm", "ep", "differs on ranks . and .: call sync.*clip with clip_gradients"),
+    Refused("an average by deepcopy", "ep", "cannot pickle"),
     # a layer is one vector
     Refused(
         "(a bias|a weight|half of a layer) (un)?frozen (later|for a while)", "zero-[12]", "lies in one vector with"
@@ -1087,7 +1132,9 @@ REFUSED = [
     Refused("a table of bounded norms", FSDP, "was written to in a forward"),
     Refused("a number", FSDP, "has no dim to cut along"),
     Refused("a transposed weight", "(?!.*tp).*fsdp.*|hsdp", "has the strides"),
-    Refused("a weight of another layer", "fsdp|fsdp-no-reshard|fsdp-bf16|hsdp|fsdp-tp", "of a DTensor and a plain"),
+    Refused(
+        "a weight of another layer", "fsdp|fsdp-no-reshard|fsdp-bf16|hsdp|fsdp-tp|fsdp-ep", "of a DTensor and a plain"
+    ),
     Refused("a weight of two layers", "(?!pp).*fsdp.*|hsdp", "is shared with a module that was sharded before"),
     Refused("one module twice", "(?!pp).*fsdp.*|hsdp", "fully_shard twice"),
     # ranks that differ

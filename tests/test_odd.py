@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from labs.kit.training.strategies import STRATEGIES
+from labs.kit.training.strategies import EXPERTS, STRATEGIES
 from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
@@ -17,7 +17,7 @@ SOME = {row: TABLE[row][number % EVERY.get(row, 32) :: EVERY.get(row, 32)] for n
 
 
 def test_every_strategy_of_ours_is_in_the_table():
-    assert set(ROWS) == {row.name for row in STRATEGIES if row.side == "ours"}
+    assert set(ROWS) == {row.name for row in (*STRATEGIES, *EXPERTS) if row.side == "ours"}
     assert len({odd.name for odd in ODD}) == len(ODD) >= 60
 
 

@@ -102,8 +102,9 @@ def fsdp_experts(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None = No
     return Prediction(
         sent=rows_sent + dense_sent + experts_sent,
         collectives={
-            "all_to_all": 5 * len(loads) + times * (1 + depth) + times * depth * (edp > 1),
-            "all_gather": times * (1 + 2 * depth) + 2 * times * depth * (edp > 1),
+            "all_to_all": 5 * len(loads),
+            "all_gather": times * (1 + 2 * depth * (1 + (edp > 1))),
+            "reduce_scatter": times * (1 + depth * (1 + (edp > 1))),
         },
         textbook=textbook(job, edp, ep, 0, 0) + times * even,
         held=HeldBytes(

@@ -23,7 +23,7 @@ Shape suffixes, beside those of `labs.model`:
 # ruff: noqa: F401
 
 from labs.moe.exchange import AllToAll, ParallelExperts
-from labs.moe.expert_parallel import ExpertParallel, split_experts
+from labs.moe.expert_parallel import AXES, ExpertParallel, split_experts
 from labs.moe.mixtral import load_mixtral, read_mixtral, save_mixtral
 from labs.moe.mixture import Experts, Mixture
 from labs.moe.moe_gpt import MOE_PRESETS, MoEConfig, MoEGPT, active_parameters, dropped, parameters

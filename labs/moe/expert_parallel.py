@@ -38,14 +38,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
-from labs.agree import everybodys, require_equal_replicas
+from labs.agree import everybodys, first_difference, require_equal_replicas
 from labs.clip import global_norm, shorten
 from labs.group import all_gather, reduce_scatter, send_buffers
-from labs.hooks import require_counted
+from labs.hooks import require_counted, require_dense
 from labs.mesh import Mesh
 from labs.moe.exchange import ParallelExperts
 from labs.moe.mixture import Mixture
-from labs.unaveraged import require_all_averaged
+from labs.unaveraged import compare_in_first_step
 
 AXES = "edp", "ep"
 
@@ -64,7 +64,7 @@ class ExpertParallel(nn.Module):
         super().__init__()
         self.module, self.mesh = model, mesh
         self.experts = {p for experts in split_experts(model, mesh) for p in experts.parameters()}
-        require_all_averaged(self, {*model.parameters()}.__contains__, [None])
+        require_equal_rest(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_counted(self, args, kwargs)
@@ -116,12 +116,31 @@ def split_experts(model: nn.Module, mesh: Mesh) -> list[ParallelExperts]:
     mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
     if not mixtures:
         raise ValueError(f"{type(model).__name__} has no labs.moe.Mixture whose experts could be split: build one")
+    require_dense(model)
     require_equal_replicas(model)
     require_apart(model, {p for mixture in mixtures for p in mixture.experts.parameters()})
     send_buffers(model, None)
     for mixture in mixtures:
         mixture.experts = ParallelExperts(mixture.experts, mesh.get_group("ep"))
     return [mixture.experts for mixture in mixtures]
+
+
+def require_equal_rest(parallel: ExpertParallel) -> None:
+    """Raise RuntimeError in an optimizer's first step if ranks differ in the gradient of what is no expert."""
+    experts, names = parallel.experts, {p: name for name, p in parallel.module.named_parameters()}
+
+    def rest(given: list[Tensor]) -> dict[str, Tensor]:
+        others = enumerate(p for p in given if p not in experts)
+        return {names.get(p, f"number {i}"): p for i, p in others} if names.keys() & {*given} else {}
+
+    def sentence(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
+        return (
+            f"parameter {first_difference(its, others)!r} of the optimizer is on every rank, and its gradient differs "
+            f"on ranks {rank} and {other}: call sync() before the step, clip with clip_gradients(), and make it, as "
+            "that of a loss, a part of the model before the model is wrapped"
+        )
+
+    compare_in_first_step(parallel, rest, [None], sentence)
 
 
 def add_in_order(x: Tensor, group: ProcessGroup | None) -> None:

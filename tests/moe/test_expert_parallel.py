@@ -182,7 +182,7 @@ def test_what_cannot_be_split_is_refused_on_every_rank():
         "replicas differ from the start",
         "parameter 'experts.0.0.weight' of an expert has 2 names in the model",
         "has no gradient for 'router.gate.weight': call loss.backward() before sync()",
-        "is none of those whose gradients are averaged here, and its gradient differs on ranks 0 and 1",
+        "parameter 'number 1' of the optimizer is on every rank, and its gradient differs on ranks 0 and 1: ",
         "the router's weights are NaN on rank 1, and NaN chooses no experts: end the training",
     ]
     for found in run(refused, ranks=2):
