@@ -30,8 +30,10 @@
     blocks                            the block of a tensor that each rank holds, as SVG        dtensor_blocks.py
     schedule                          a pipeline schedule, simulated and recorded               pipeline_gantt.py
     plan                              a tensor-parallel plan on its model, as SVG               tensor_parallel_plan.py
-    ring_steps                        ring attention: who has whose keys, and what is masked      ring_steps.py
-    work_per_rank                     products of each rank and step under several cuts, as SVG   work_per_rank.py
+    ring_steps                        ring attention: who has whose keys, and what is masked    ring_steps.py
+    work_per_rank                     products of each rank and step under several cuts, as SVG work_per_rank.py
+    travel                            tokens that travel to their experts and back, as SVG        expert_travel.py
+    expert_loads                      load per expert over several trainings, as PNG              expert_loads.py
     reads, folder                     the files of a checkpoint: read by ranks, and in a save   checkpoint_files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
     KINDS, TIMELINE                   the colours of every figure and widget                    palette.py
@@ -50,6 +52,8 @@ from labs.kit.drawing.curves_apart import apart
 from labs.kit.drawing.cut_products import products
 from labs.kit.drawing.deepspeed_buckets import buckets
 from labs.kit.drawing.dtensor_blocks import blocks
+from labs.kit.drawing.expert_loads import expert_loads
+from labs.kit.drawing.expert_travel import travel
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gradients_combined import who_combines
@@ -78,9 +82,9 @@ from labs.kit.drawing.work_per_rank import work_per_rank
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
-    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "folder", "formula", "layouts", "ledger",
-    "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders", "pairs", "parallelism",
-    "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "ring_steps", "rule_times", "rules",
-    "scatter", "schedule", "sends", "sent_and_held", "size", "speeds", "step", "table", "term", "timeline", "traffic",
-    "verdict", "weight_cut", "who_combines", "wire", "work_per_rank", "yours_and_plan",
+    "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "expert_loads", "folder", "formula",
+    "layouts", "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders",
+    "pairs", "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "ring_steps",
+    "rule_times", "rules", "scatter", "schedule", "sends", "sent_and_held", "size", "speeds", "step", "table", "term",
+    "timeline", "traffic", "travel", "verdict", "weight_cut", "who_combines", "wire", "work_per_rank", "yours_and_plan",
 ]  # fmt: skip

@@ -5,6 +5,7 @@
     COLLECTIVES  collectives by their op: pale for ops that gather, dark for ops that scatter
     INSTRUCTIONS the instructions of a pipeline: forward, backward and its two halves; `paler` shades a rank's stages
     RANKS        pale tints for the rank whose data a cell holds; a label in the cell names the rank as well
+    EXPERTS      strong colours, in the hues of RANKS, for the rank that holds an expert
     SERIES       curves in one plot: the first colour is for the reference, a wide pale band below the other curves
     GROUPS       points of several groups in one plot
     WRONG        the frame and the text of an error
@@ -37,6 +38,7 @@ COLLECTIVES |= dict.fromkeys(("reduce_scatter", "scatter", "all_to_all"), "#8F3E
 COLLECTIVES["barrier"] = "#B4B9C0"
 INSTRUCTIONS = {"F": "#77AADD", "B": "#EE8866", "I": "#DDAA33", "W": "#44BB99"}
 RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
+EXPERTS = ("#4477AA", "#EE6677", "#117733", "#CCBB44", "#66CCEE", "#882255", "#442200", "#BBBBBB")
 SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100")
 GROUPS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#000000")
 

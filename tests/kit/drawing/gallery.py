@@ -92,7 +92,12 @@ SENT = {
     "C": {"XLA": (48, "all-reduce"), "ours": (30, "all-to-all + all-gather")},
 }
 
+CHOSEN = torch.tensor([[[0, 1], [0, 3], [2, 3]], [[0, 2], [0, 1], [0, 1]]])
+LOADS = {"none": [[4, 4, 4], [8, 3, 1], [9, 3, 0]], "bias": [[4, 4, 4], [7, 3, 2], [5, 4, 3]]}
+
 DRAWINGS = {
+    "travel": lambda: draw.travel(CHOSEN, experts=4),
+    "travel without tokens": lambda: draw.travel([CHOSEN[0, :, :1], CHOSEN[0, :0, :1], CHOSEN[1, :, 1:]], experts=5),
     "ring steps": lambda: draw.ring_steps(Pieces(zigzag(16, 4))),
     "ring steps of uneven pieces": lambda: draw.ring_steps(Pieces(striped(11, 3))),
     "ring steps of two documents": lambda: draw.ring_steps(Pieces(zigzag(32, 2), torch.arange(32)[None] // 13)),
@@ -169,6 +174,7 @@ def rounded(words: str) -> str:
 NAMED = {"step": 1, "ranks": [0], "names": ("one device", "stage 3")}
 KINDS = {"P": 9e6, "G": 1e5, "S": 2e6, "comm": 8e5, "peak": 1e7}
 FIGURES = {
+    "expert loads": (draw.expert_loads, [LOADS], {}),
     "rank by axis": (draw.rank_by_axis, [IN_ORDER], {"rank": 0, "step": 1}),
     "timeline": (draw.timeline, [recording()], {}),
     "timeline of a busy step": (draw.timeline, [busy()], {"step": 0}),

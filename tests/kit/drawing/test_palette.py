@@ -36,7 +36,9 @@ def lab(colour, matrix):
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("colours", [palette.KINDS, palette.TIMELINE, palette.INSTRUCTIONS])
+@pytest.mark.parametrize(
+    "colours", [palette.KINDS, palette.TIMELINE, palette.INSTRUCTIONS, dict(enumerate(palette.EXPERTS))]
+)
 def test_colours_can_be_told_apart(vision, colours):
     seen = {name: lab(colour, VISION[vision]) for name, colour in colours.items()}
     for one, other in itertools.combinations(seen, 2):
@@ -57,6 +59,7 @@ def test_words_stand_out_from_what_they_lie_on():
         *palette.COLLECTIVES.values(),
         *palette.RANKS,
         *palette.INSTRUCTIONS.values(),
+        *palette.EXPERTS,
         palette.PAPER,
         palette.SOFT,
     ]
