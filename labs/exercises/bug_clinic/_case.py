@@ -1,0 +1,352 @@
+"""A case of the bug clinic: a bug that a well-known project shipped, written anew, and the instruments that may tell.
+
+A case has two functions, the faulty one and a right one, and a job that calls either of them on every rank.
+
+    numbers      the values of each rank beside those of one process in float64
+    gradients    a wrong gradient as a mixture of the gradients of all micro-batches
+    sent         the bytes that each rank sends, beside those of the right program
+    held         the most bytes that the job adds to what a rank holds, beside the right program's
+    time         the calls beside which the rank computes, counted in the order of the program and by no clock
+    verdict      would the job hang on NCCL?
+    dry          bytes sent, bytes held and the verdict, without other ranks and without numbers
+
+An instrument is a function of `Jobs`, and returns a `Reading`.  The jobs of several cases are run together: step 2i is
+the faulty program of case i, and step 2i + 1 the right one.  A case that hangs is recorded in a dry run alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.exercises.engine import learner_job
+from labs.exercises.engine.answer import Answer, Wrong, answered, first_fit, instead
+from labs.exercises.engine.mixture import COEFFICIENTS, Made
+from labs.exercises.engine.value import mixture
+from labs.kit.dry import Dry, NeedsNumbers, dry, would_hang
+from labs.kit.launch import RankError, Results, run
+from labs.kit.record import Recording, mark
+
+RANKS = 4
+SMALL, PAGE = 64, 4096  # bytes: nobody sees a number more sent, or a page more held, in a ledger
+CUT = 2.0  # s after which a hang is cut
+Job = Callable[[Callable[..., Any], int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A bug, and what tells of it.
+
+    group: its symptom. a: the loss is nearly right; b: it is right on one rank or with one micro-batch only; c: the job
+        hangs, or would on NCCL; d: memory grows or peaks; e: it is slow; f: the resumed run is another training.
+    faulty, right: the function that the learner mends, as it was and as it should be.
+    job: `job(fn, seed)` calls one of them on a rank, and returns the rank's values, {name: tensor}.
+    alone: `alone(seed)` returns these values for each rank, computed by one process in float64.
+    tells: the instruments that tell.
+    threads: the reports that it comes from, its first user's before its fix: "project/pull/number state date", as the
+        threads on GitHub show them.
+    question: the question that leads on from a wrong answer.
+    caught: the answer to "what would have caught it before the run?"
+    parts: `parts(seed, rank)` returns the gradient of each micro-batch of each rank, whose mean is the job's
+        "gradient" on this rank; None if the case has no gradient.
+    hangs: whether the faulty program does not end.
+    """
+
+    group: str
+    faulty: Callable[..., Any]
+    right: Callable[..., Any]
+    job: Job
+    alone: Callable[[int], Sequence[Mapping[str, Tensor]]]
+    _: KW_ONLY
+    tells: set[str]
+    threads: tuple[str, ...]
+    question: str
+    caught: str
+    required: bool = False
+    parts: Callable[[int, int], Sequence[Sequence[Tensor]]] | None = None
+    hangs: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an instrument shows of the faulty program; tells: whether it differs from the right program's."""
+
+    tells: bool
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+# ---- the jobs ----------------------------------------------------------------------------------------------
+
+
+def play(plays: Sequence[tuple[Job, Callable[..., Any]]], seed: int, values: bool = True) -> list[Any]:
+    """Run jobs on a rank, each of them a step of the recording; return their values, or nothing in a dry run."""
+    found = []
+    for job, fn in plays:
+        mark("step")
+        found.append(job(fn, seed))
+        torch.zeros(())  # a recorder of memory notices at an operator what has been freed
+    mark("end")
+    return found if values else []
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """The jobs of some cases, each run once, when an instrument asks for it.
+
+    mended: a function that is run instead of the faulty one, of a single case.
+    """
+
+    cases: tuple[Case, ...]
+    seed: int = 0
+    mended: Callable[..., Any] | None = None
+
+    def plays(self, ends: bool) -> list[tuple[Job, Callable[..., Any]]]:
+        """Return a job and a function for each step; ends: whether a program that hangs is left out."""
+        tried = [self.mended or (case.right if ends and case.hangs else case.faulty) for case in self.cases]
+        return [(case.job, fn) for case, one in zip(self.cases, tried, strict=True) for fn in (one, case.right)]
+
+    def run(self, record: str) -> Results:
+        return learner_job.job(play, self.plays(ends=True), self.seed, ranks=RANKS, record=record)
+
+    @cached_property
+    def order(self) -> Results:
+        return self.run("order")
+
+    @cached_property
+    def memory(self) -> Results:
+        return self.run("memory")
+
+    @cached_property
+    def pretended(self) -> Dry | str:
+        """The dry run of all ranks, or the reason why there is none."""
+        try:
+            return dry(play, self.plays(ends=False), self.seed, values=False, ranks=RANKS, rank=range(RANKS))
+        except NeedsNumbers as error:
+            return str(error).splitlines()[0]
+
+    def step(self, case: Case) -> int:
+        return 2 * self.cases.index(case)
+
+    def ends(self, case: Case) -> bool:
+        return self.mended is not None or not case.hangs
+
+
+def of_step(recording: Recording, step: int) -> Recording:
+    """Return the recording of one step alone."""
+    return replace(recording, events=[event for event in recording.events if event.step == step])
+
+
+# ---- the instruments ---------------------------------------------------------------------------------------
+
+
+def numbers(jobs: Jobs, case: Case) -> Reading:
+    for rank, expected in enumerate(case.alone(jobs.seed)):
+        found = jobs.order[rank][jobs.step(case)]
+        for name, due in expected.items():
+            one, other = found[name].detach().double().flatten(), due.detach().double().flatten()
+            if one.shape != other.shape:
+                return Reading(True, f"on rank {rank} {name} has {len(one)} elements, and {len(other)} in one process")
+            far = ~torch.isclose(one, other, rtol=1e-9, atol=1e-9)
+            if far.any():
+                at = int(far.nonzero()[0])
+                element = f" at element {at}" * (len(other) > 1)
+                return Reading(True, f"on rank {rank} {name}{element} is {instead(one[at], other[at])} (one process)")
+    return Reading(False, "all values are one process's, up to rounding")
+
+
+def gradients(jobs: Jobs, case: Case) -> Reading:
+    if case.parts is None:
+        return Reading(False, "no gradient is a mixture of micro-batches' gradients here")
+    for rank in range(RANKS):
+        parts = case.parts(jobs.seed, rank)
+        columns = [part.flatten() for own in parts for part in own]
+        found = jobs.order[rank][jobs.step(case)]["gradient"].detach().flatten()
+        times = mixture(found, columns)
+        if times is None:
+            return Reading(True, f"rank {rank}'s gradient is no mixture of the micro-batches' gradients")
+        made = Made((times * len(columns)).view(len(parts), -1), rank)
+        if not torch.allclose(made.times, torch.ones_like(made.times), atol=2e-3):
+            mistake, sentence = first_fit(COEFFICIENTS, made)
+            return Reading(True, f"rank {rank}'s gradient: {mistake.name or 'a mixture'}. {sentence}".strip())
+    return Reading(False, "each micro-batch's gradient counts once on every rank")
+
+
+def sent(jobs: Jobs, case: Case) -> Reading:
+    return bytes_sent(jobs.order.recording, jobs.step(case))
+
+
+def bytes_sent(recording: Recording, step: int) -> Reading:
+    one, other = ([recording.sent(rank, each) for rank in range(RANKS)] for each in (step, step + 1))
+    rank = max(range(RANKS), key=lambda rank: abs(one[rank] - other[rank]))
+    text = f"rank {rank} sends {one[rank]:,} bytes, and {other[rank]:,} in the right program"
+    return Reading(abs(one[rank] - other[rank]) > SMALL, text)
+
+
+def held(jobs: Jobs, case: Case) -> Reading:
+    return bytes_held(jobs.memory.recording, jobs.step(case))
+
+
+def bytes_held(recording: Recording, step: int) -> Reading:
+    def added(rank: int, step: int) -> int:
+        before, *later = [size for _, size in recording.during(rank, step)]
+        return max(before, *later) - before
+
+    pairs = [(added(rank, step), added(rank, step + 1)) for rank in range(RANKS)]
+    rank = max(range(RANKS), key=lambda rank: pairs[rank][0] / max(pairs[rank][1], 1))
+    one, other = pairs[rank]
+    text = f"rank {rank} holds up to {one:,} bytes more than before, and {other:,} in the right program"
+    return Reading(one > 1.25 * other + PAGE, text)
+
+
+def time(jobs: Jobs, case: Case) -> Reading:
+    recording, step = jobs.order.recording, jobs.step(case)
+    (one, calls), (other, _) = (beside(recording, each) for each in (step, step + 1))
+    text = f"rank 0 computes beside {one} of its {calls} calls, and beside {other} in the right program"
+    return Reading(one < other, text)
+
+
+def beside(recording: Recording, step: int) -> tuple[int, int]:
+    """Return in how many of rank 0's calls a span began between the call and the wait for it, and all its calls."""
+    starts = [span.start for span in recording.spans if span.rank == 0 and span.name != "step"]
+    calls = recording.select(0, step)
+    open_ = [(call.start, call.waits[0][0]) for call in calls if call.waits]
+    return sum(any(start < span < wait for span in starts) for start, wait in open_), len(calls)
+
+
+def verdict(jobs: Jobs, case: Case) -> Reading:
+    if jobs.ends(case):
+        return judged_as(jobs.order.recording, jobs.step(case))
+    return dry_run(jobs, case)
+
+
+def judged_as(recording: Recording, step: int) -> Reading:
+    found = would_hang(of_step(recording, step))
+    return Reading(found.name != "sound", f"on NCCL: {found}")
+
+
+def dry_run(jobs: Jobs, case: Case) -> Reading:
+    pretended, step = jobs.pretended, jobs.step(case)
+    if isinstance(pretended, str):
+        return Reading(False, pretended)
+    readings = (
+        judged_as(pretended.communication, step),
+        bytes_sent(pretended.communication, step),
+        bytes_held(pretended.memory, step),
+    )
+    telling = [reading for reading in readings if reading.tells]
+    return Reading(bool(telling), "; ".join(map(repr, telling or readings)))
+
+
+INSTRUMENTS: dict[str, Callable[[Jobs, Case], Reading]] = {
+    "numbers": numbers,
+    "gradients": gradients,
+    "sent": sent,
+    "held": held,
+    "time": time,
+    "verdict": verdict,
+    "dry": dry_run,
+}
+
+
+def read(instrument: str, jobs: Jobs, case: Case) -> Reading:
+    """Return an instrument's reading; raise ValueError for one that the clinic does not have."""
+    if instrument not in INSTRUMENTS:
+        raise ValueError(f"there is no instrument {instrument!r}: the clinic has {', '.join(INSTRUMENTS)}")
+    if not jobs.ends(case) and instrument not in ("verdict", "dry"):
+        return Reading(False, "the job does not come to an end, so there is nothing to read")
+    return INSTRUMENTS[instrument](jobs, case)
+
+
+def fewest(told: Mapping[str, set[str]]) -> set[str]:
+    """Return the fewest instruments of which at least one tells of each case; told: {case: instruments that tell}."""
+    sizes = range(1 + len(INSTRUMENTS))
+    some = (set(chosen) for size in sizes for chosen in combinations(INSTRUMENTS, size))
+    return next(chosen for chosen in some if all(chosen & tells for tells in told.values()))
+
+
+class Visit:
+    """A learner's visit to a case, whose instruments are counted, each time that one is read, in `counts`.
+
+    fn: the function that the job calls; the faulty one by default.
+    """
+
+    def __init__(self, case: Case, fn: Callable[..., Any] | None = None, seed: int = 0) -> None:
+        self.case, self.counts = case, Counter[str]()
+        self.jobs = Jobs((case if fn is None else replace(case, faulty=fn),), seed)
+
+    def read(self, instrument: str) -> Reading:
+        self.counts[instrument] += 1
+        return read(instrument, self.jobs, self.jobs.cases[0])
+
+    def hang_report(self) -> str:
+        """Return what the launcher says of a job that hangs, which is cut after CUT seconds, and NCCL's verdict."""
+        case = self.jobs.cases[0]
+        try:
+            run(play, [(case.job, case.faulty)], self.jobs.seed, ranks=RANKS, timeout=CUT, device="cpu")
+        except RankError as error:
+            return f"{str(error).split(chr(10) * 2)[0]}\n{self.read('verdict')}"
+        return "the job has come to its end"
+
+
+# ---- the check ---------------------------------------------------------------------------------------------
+
+NAMES = {
+    "numbers": "other numbers than one process's",
+    "sent": "other bytes are sent than by the right program",
+    "held": "more is held than by the right program",
+    "time": "less runs at the same time than in the right program",
+    "verdict": "the job would hang on NCCL",
+}
+
+
+def checked(case: Case, fn: Callable[..., Any], seed: int) -> str:
+    """Return the line of success of a mended function; raise Wrong if an instrument tells of it."""
+    jobs = Jobs((case,), seed, fn)
+    for name, mistake in NAMES.items():
+        reading = read(name, jobs, case)
+        if reading.tells:
+            raise Wrong(f"{RANKS} ranks: {reading}", case.question, mistake)
+    return "the numbers are one process's, and the bytes sent and held are the right program's"
+
+
+def clinic(case: Case) -> Callable[[Callable[..., str]], Callable[..., Answer]]:
+    """Return a decorator that makes the check of a case, which has the case, and a visit to it, as attributes."""
+
+    def decorate(described: Callable[..., str]) -> Callable[..., Answer]:
+        @functools.wraps(described)
+        def judge(fn: Callable[..., Any], seed: int) -> str:
+            return checked(case, fn, seed)
+
+        check = answered(judge)
+        check.case, check.visit = case, functools.partial(Visit, case)
+        return check
+
+    return decorate
+
+
+# ---- what jobs are made of ---------------------------------------------------------------------------------
+
+
+def drawn(shape: Sequence[int], *place: int) -> Tensor:
+    """Return random numbers that belong to a place, such as (seed, rank, step), in float64; the same on any device."""
+    seed = 0
+    for number in place:
+        seed = 1009 * seed + number + 1
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return x.to(torch.get_default_device())
+
+
+def mean_of(parts: Sequence[Sequence[Tensor]]) -> Tensor:
+    return torch.stack([part for own in parts for part in own]).mean(0)

@@ -1,0 +1,62 @@
+"""clip_by_stage: each stage of a pipeline clips by the norm of its own gradients, and of no others."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+
+SIZE, STEPS, MOST = 6, 3, 1.0
+
+
+def faulty(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    for g in gradients:
+        g *= torch.clamp(max_norm / norm, max=1)
+    return norm
+
+
+def right(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
+    squares = torch.stack([g.square().sum() for g in gradients]).sum()
+    dist.all_reduce(squares)
+    for g in gradients:
+        g *= torch.clamp(max_norm / squares.sqrt(), max=1)
+    return squares.sqrt()
+
+
+def trained(stages: Sequence[int], clip: Callable[..., Any], seed: int) -> tuple[Tensor, list[Tensor]]:
+    """Train these stages; return the norm of each step, and each stage's parameters."""
+    parameters, norms = [torch.zeros(SIZE, dtype=torch.float64) for _ in stages], []
+    for _ in range(STEPS):
+        gradients = [(1 + s) * (x - drawn((SIZE,), seed, s)) for s, x in zip(stages, parameters, strict=True)]
+        norms.append(torch.as_tensor(clip(gradients, MOST)))
+        parameters = [x - 0.5 * g for x, g in zip(parameters, gradients, strict=True)]
+    return torch.stack(norms), parameters
+
+
+def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
+    norms, (own,) = trained([dist.get_rank()], fn, seed)
+    return {"norms": norms, "parameters": own}
+
+
+def alone(seed: int) -> list[dict[str, Tensor]]:
+    norms, every = trained(range(RANKS), faulty, seed)  # one process has all stages, and is right
+    return [{"norms": norms, "parameters": own} for own in every]
+
+
+# fmt: off
+CASE = Case(
+    "b", faulty, right, job, alone, tells={"numbers"},
+    threads=("pytorch/torchtitan/issues/596 closed 2024-10-01", "pytorch/torchtitan/pull/649 merged 2024-10-24"),
+    question="Of which vector is max_norm the length, and where are its other elements?",
+    caught="The norm must be equal on all ranks, and one process's: one line that compares it.",
+)
+# fmt: on
+
+
+@clinic(CASE)
+def clip_by_stage(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn(gradients, max_norm) -> norm`, which clips a stage's gradients in place by the norm of all stages'."""

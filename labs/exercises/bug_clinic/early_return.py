@@ -1,0 +1,53 @@
+"""early_return: a rank without gradients leaves before the all-reduce that the others wait in."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+
+FROZEN = 2  # the rank whose layers are all frozen
+
+
+def faulty(gradients: Sequence[Tensor]) -> Tensor:
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    total = torch.stack([g.double().square().sum() for g in gradients]).sum()
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def right(gradients: Sequence[Tensor]) -> Tensor:
+    total = sum((g.double().square().sum() for g in gradients), torch.zeros((), dtype=torch.float64))
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def gradients_of(seed: int, rank: int) -> list[Tensor]:
+    return [] if rank == FROZEN else [drawn((5 + k,), seed, rank, k) for k in range(2)]
+
+
+def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
+    return {"norm": fn(gradients_of(seed, dist.get_rank()))}
+
+
+def alone(seed: int) -> list[dict[str, Tensor]]:
+    return RANKS * [{"norm": torch.cat([g for rank in range(RANKS) for g in gradients_of(seed, rank)]).norm()}]
+
+
+# fmt: off
+CASE = Case(
+    "c", faulty, right, job, alone, required=True, hangs=True, tells={"verdict", "dry"},
+    threads=("areal-project/AReaL/pull/1139 merged 2026-04-05",),
+    question="Which ranks come to the all-reduce, and what does a rank without gradients add to the sum?",
+    caught="A dry run of all ranks, one of them without a gradient, and would_hang on its recording.",
+)
+# fmt: on
+
+
+@clinic(CASE)
+def early_return(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn(gradients) -> norm`, the length of all ranks' gradients as one vector, equal on all ranks."""

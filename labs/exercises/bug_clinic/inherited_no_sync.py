@@ -1,0 +1,93 @@
+"""inherited_no_sync: a context that should say "not the last micro-batch", and does nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn, mean_of
+
+SIZE, EACH, ROWS = 12, 3, 4
+
+
+class Engine:
+    """An engine that adds up gradients in buffers of its own, and averages them after the last micro-batch.
+
+    last: whether this backward is the step's last; fresh: whether a buffer begins anew.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.main = {p: torch.zeros_like(p) for p in model.parameters()}
+        self.fresh, self.last = dict.fromkeys(self.main, True), True
+        for p in self.main:
+            p.register_post_accumulate_grad_hook(self.add)
+
+    def add(self, p: nn.Parameter) -> None:
+        if self.fresh[p]:
+            self.main[p].zero_()
+        self.main[p] += p.grad
+        p.grad, self.fresh[p] = None, self.last
+        if self.last:
+            dist.all_reduce(self.main[p])
+            self.main[p] /= dist.get_world_size()
+
+
+@contextmanager
+def faulty(engine: Engine) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def right(engine: Engine) -> Iterator[None]:
+    engine.last = False
+    try:
+        yield
+    finally:
+        engine.last = True
+
+
+def model_of(seed: int) -> nn.Linear:
+    model = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.float64)
+    model.weight.data = drawn((SIZE, SIZE), seed)
+    return model
+
+
+def job(fn: Callable[[Engine], AbstractContextManager[None]], seed: int) -> dict[str, Tensor]:
+    model, rank = model_of(seed), dist.get_rank()
+    engine = Engine(model)
+    for k in range(EACH):
+        with fn(engine) if k < EACH - 1 else nullcontext():
+            (model(drawn((ROWS, SIZE), seed, rank, k)).tanh().square().sum() / EACH).backward()
+    return {"gradient": engine.main[model.weight]}
+
+
+def parts(seed: int, rank: int) -> list[list[Tensor]]:
+    return [[gradient(seed, r, k) for k in range(EACH)] for r in range(RANKS)]
+
+
+def gradient(seed: int, rank: int, k: int) -> Tensor:
+    model = model_of(seed)
+    model(drawn((ROWS, SIZE), seed, rank, k)).tanh().square().sum().backward()
+    return model.weight.grad
+
+
+def alone(seed: int) -> list[dict[str, Tensor]]:
+    return RANKS * [{"gradient": mean_of(parts(seed, 0))}]
+
+
+# fmt: off
+CASE = Case(
+    "b", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
+    threads=("NVIDIA/Megatron-LM/pull/7186 merged 2026-09-09",),
+    question="Which backward does the engine take for the step's last, and what does it do before the next one?",
+    caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
+)
+# fmt: on
+
+
+@clinic(CASE)
+def inherited_no_sync(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn(engine)`, a context manager around each micro-batch but the last; engine: an Engine of this file."""

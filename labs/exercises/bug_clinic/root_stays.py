@@ -1,0 +1,81 @@
+"""root_stays: parameters that stay gathered for a backward that never comes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+
+ENCODERS, SIZE = 4, 4096  # frozen encoders, each the root of its own model; their parameters
+
+
+class Unit:
+    """The parameters of a model that is sharded as a whole: gathered for its forward, and freed again."""
+
+    is_root = True
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.shard = drawn((SIZE,), seed, number).chunk(RANKS)[dist.get_rank()].clone()
+        self.whole: Tensor | None = None
+
+    def gather(self) -> Tensor:
+        if self.whole is None:
+            self.whole = torch.empty(SIZE, dtype=torch.float64)
+            dist.all_gather(list(self.whole.chunk(RANKS)), self.shard)
+        return self.whole
+
+    def free(self) -> None:
+        self.whole = None
+
+
+def faulty(unit: Unit) -> None:
+    if unit.is_root:
+        return  # its backward comes next, and needs them
+    unit.free()
+
+
+def right(unit: Unit) -> None:
+    if unit.is_root and torch.is_grad_enabled():
+        return
+    unit.free()
+
+
+def job(fn: Callable[[Unit], None], seed: int) -> dict[str, Tensor]:
+    encoders, trained = [Unit(seed, number) for number in range(ENCODERS)], Unit(seed, ENCODERS)
+    x = torch.ones((), dtype=torch.float64)
+    with torch.no_grad():
+        for unit in encoders:
+            x = (unit.gather() * x).sin().sum()
+            fn(unit)
+    x.requires_grad_()
+    (trained.gather() * x).sin().sum().backward()
+    fn(trained)
+    trained.gather()  # the backward of layers before needs them
+    return {"gradient of x": x.grad, "x": x}
+
+
+def alone(seed: int) -> list[dict[str, Tensor]]:
+    x = torch.ones((), dtype=torch.float64)
+    for number in range(ENCODERS):
+        x = (drawn((SIZE,), seed, number) * x).sin().sum()
+    w = drawn((SIZE,), seed, ENCODERS)
+    return RANKS * [{"gradient of x": (w * (w * x).cos()).sum(), "x": x}]
+
+
+# fmt: off
+CASE = Case(
+    "d", faulty, right, job, alone, required=True, tells={"held", "dry"},
+    threads=("pytorch/pytorch/issues/149029 closed 2025-03-12", "pytorch/pytorch/issues/154655 closed 2025-05-29",
+             "pytorch/pytorch/pull/154704 closed 2025-05-30"),
+    question="For which forward does a backward come, and how does this function know?",
+    caught="The peak of a dry run beside a formula: of all frozen encoders, one is whole at a time.",
+)
+# fmt: on
+
+
+@clinic(CASE)
+def root_stays(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn(unit)`, which is called after each forward, and frees what no backward needs; unit: a Unit."""

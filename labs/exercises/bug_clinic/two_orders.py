@@ -1,0 +1,57 @@
+"""two_orders: two process groups, whose all-reduces begin in another order on some ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.mesh import Mesh
+
+AXES, SIZE = ("dp", "tp"), 32
+
+
+def faulty(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
+    return [dist.all_reduce(x, group=groups[axis], async_op=True) for axis, x in ready]
+
+
+def right(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
+    buckets = dict(ready)
+    return [dist.all_reduce(buckets[axis], group=groups[axis], async_op=True) for axis in sorted(groups)]
+
+
+def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
+    """Add up a bucket along each axis; the backward of ranks 0 and 3 makes them ready in the other order."""
+    mesh, rank = Mesh((2, 2), AXES), dist.get_rank()
+    buckets = {axis: drawn((SIZE,), seed, rank, number) for number, axis in enumerate(AXES)}
+    ready = sorted(buckets.items(), reverse=rank in (0, 3))
+    for work in fn(ready, {axis: mesh.get_group(axis) for axis in AXES}):
+        work.wait()
+    return buckets
+
+
+def alone(seed: int) -> list[dict[str, Tensor]]:
+    def total(rank: int, number: int, other: int) -> Tensor:
+        return sum(drawn((SIZE,), seed, each, number) for each in (rank, other))
+
+    return [{"dp": total(rank, 0, (rank + 2) % RANKS), "tp": total(rank, 1, rank ^ 1)} for rank in range(RANKS)]
+
+
+# fmt: off
+CASE = Case(
+    "c", faulty, right, job, alone, tells={"verdict", "dry"},
+    threads=("meta-pytorch/torchrec/pull/4149 closed 2026-04-22", "NVIDIA/nccl/issues/195 closed 2019-03-18"),
+    question="In which order does each rank start its two all-reduces, and which ranks share both groups' ranks?",
+    caught="would_hang on a recording, or on a dry run, of all ranks: gloo ends whatever the order.",
+)
+# fmt: on
+
+
+@clinic(CASE)
+def two_orders(fn: Callable[..., Any], seed: int) -> str:
+    """Check `fn(ready, groups) -> works`, which starts the all-reduce of each bucket in its group.
+
+    ready: pairs of an axis and its bucket, in the order in which this rank's backward has filled them
+    groups: the process group of each axis
+    """

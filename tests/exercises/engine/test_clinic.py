@@ -1,0 +1,86 @@
+"""Tests of the bug clinic: which instruments tell of which case, and that each mended function passes, no faulty one.
+
+Cases share jobs: the table of six takes one job for each kind of recording, and a dry run.
+"""
+
+import re
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from labs.exercises.bug_clinic import _case as clinic
+from labs.exercises.bug_clinic import late_gather
+from tests.depth import deepen
+
+FOLDER = Path(clinic.__file__).parent
+CHECKS = {
+    path.stem: getattr(import_module(f"labs.exercises.bug_clinic.{path.stem}"), path.stem)
+    for path in sorted(FOLDER.glob("[a-z]*.py"))
+}
+CASES = {name: check.case for name, check in CHECKS.items()}
+REQUIRED = {name: case for name, case in CASES.items() if case.required}
+OPTIONAL = {name: case for name, case in CASES.items() if not case.required}
+both = pytest.mark.parametrize("cases", [REQUIRED, *deepen(OPTIONAL)], ids=["required", "optional"])
+
+
+def told(cases, instruments=clinic.INSTRUMENTS):
+    """Return {case: instruments that tell}."""
+    jobs = clinic.Jobs(tuple(cases.values()), seed=3)
+    return {name: {each for each in instruments if clinic.read(each, jobs, case).tells} for name, case in cases.items()}
+
+
+@both
+def test_the_table_of_cases_and_instruments(cases):
+    assert told(cases) == {name: case.tells for name, case in cases.items()}
+
+
+@both
+def test_no_instrument_tells_of_a_right_program(cases):
+    right = {name: replace(case, faulty=case.right, hangs=False) for name, case in cases.items()}
+    assert told(right) == {name: set() for name in cases}
+
+
+def test_three_instruments_suffice():
+    assert clinic.fewest({name: case.tells for name, case in CASES.items()}) == {"numbers", "time", "dry"}
+
+
+def test_a_check_accepts_a_mended_function_and_refuses_a_faulty_one():
+    assert CHECKS["root_stays"](CASES["root_stays"].right).ok
+    for name, mistake in {
+        "root_stays": "more is held than by the right program",
+        "early_return": "one side of a message or a collective is missing",
+    }.items():
+        answer = CHECKS[name](CASES[name].faulty)
+        assert answer.ok is False and answer.mistake == mistake and answer.question
+
+
+@pytest.mark.depth
+@pytest.mark.parametrize("name", CASES)
+def test_each_check_accepts_its_mended_function_and_refuses_its_faulty_one(name):
+    assert CHECKS[name](CASES[name].right).ok
+    assert CHECKS[name](CASES[name].faulty).ok is False
+
+
+def test_a_hang_is_cut_and_judged_and_readings_are_counted():
+    visit = CHECKS["early_return"].visit()
+    report = visit.hang_report()
+    assert "rank 2" in report and "on NCCL: hangs for certain" in report
+    assert "does not come to an end" in visit.read("sent").text
+    assert visit.counts == {"verdict": 1, "sent": 1}
+    with pytest.raises(ValueError, match="no instrument 'losses': the clinic has numbers, "):
+        visit.read("losses")
+
+
+def test_a_trace_shows_the_gathers_after_all_updates():
+    names = late_gather.in_order(late_gather.traced(late_gather.faulty))
+    assert [name.split()[0] for name in names] == 4 * ["update"] + 4 * ["c10d::allgather_"]
+
+
+def test_each_case_comes_from_a_published_thread():
+    threads = [thread for case in CASES.values() for thread in case.threads]
+    form = re.compile(r"([\w.-]+/[\w.-]+)/(?:pull|issues)/\d+ (?:open|closed|merged) 20\d\d-\d\d-\d\d")
+    assert len({form.fullmatch(thread)[1] for thread in threads}) >= 8
+    assert len(CASES) == 2 * len(REQUIRED) == 12
+    assert {case.group for case in REQUIRED.values()} == set("abcdef")
