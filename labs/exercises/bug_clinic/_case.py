@@ -77,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an instrument shows of the faulty program; tells: whether it differs from the right program's."""
+    """An instrument's reading of the faulty program; tells: whether it differs from the right program's."""
 
     tells: bool
     text: str
