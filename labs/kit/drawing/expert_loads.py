@@ -14,15 +14,16 @@ from labs.kit.drawing.picture import Figure
 
 WIDE = 6.4  # inches, fewer than other figures have: several panels share them, and words are larger on a phone
 OTHERS, EVEN = "#A6ADB5", (0, (4, 2))
+Rows = Tensor | Sequence[Tensor] | Sequence[Sequence[float]]  # of each expert, by [step, expert]
 LAST = 10  # steps at the end, by whose loads experts are compared
 
 
-def expert_loads(loads: Mapping[str, Tensor | Sequence[Sequence[float]]]) -> Figure:
+def expert_loads(loads: Mapping[str, Rows]) -> Figure:
     """Draw the rows of each expert as a multiple of the even share, and mark who has the most and the fewest at last.
 
     loads: {name of a training: rows by [step, expert]}.
     """
-    shares = {name: share_of(torch.as_tensor(rows, dtype=torch.float64)) for name, rows in loads.items()}
+    shares = {name: share_of(rows) for name, rows in loads.items()}
     canvas, panels = axes(WIDE, 3.2, columns=len(shares))
     words = []
     for panel, (name, share) in zip(panels, shares.items(), strict=True):
@@ -47,9 +48,10 @@ def expert_loads(loads: Mapping[str, Tensor | Sequence[Sequence[float]]]) -> Fig
     return finish(canvas, f"ExpertLoads({', '.join(shares)}; {experts} experts, {steps} steps)", alt)
 
 
-def share_of(rows: Tensor) -> Tensor:
-    """Return the rows as multiples of the even share of their step."""
-    return rows / rows.mean(1, keepdim=True)
+def share_of(rows: Rows) -> Tensor:
+    """Return the rows as multiples of the even share of their step, [steps, experts]."""
+    counts = torch.stack([torch.as_tensor(step, dtype=torch.float64) for step in rows])
+    return counts / counts.mean(1, keepdim=True)
 
 
 def legend(canvas) -> None:

@@ -16,7 +16,7 @@ from labs.kit.drawing.palette import INK, KINDS, RANKS, SOFT, TIMELINE
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, Point
 
-LEFT, TOP, GAP, FOOT = 88, 56, 42, 106  # pixels; GAP lies between two ranks
+LEFT, TOP, GAP, FOOT = 88, 56, 42, 130  # pixels; GAP lies between two ranks
 LABEL, COUNT, APART = 20, 22, 26  # above a block, below it, and between two steps
 LEGIBLE = 17  # pixels of a token that has room for its place
 
@@ -35,7 +35,7 @@ def ring_steps(pieces: Pieces) -> Drawing:
     steps = [[visible(pieces, rank, source) for rank, source in enumerate(row)] for row in sources]
     words = ". ".join(f"Step {step}: {told(*both)}" for step, both in enumerate(zip(sources, steps, strict=True)))
     title = f"Ring attention of {sum(map(len, places))} tokens on {ranks} ranks"
-    canvas = Canvas(max(LEFT + ranks * wide - 10, 480), TOP + ranks * tall - APART + FOOT, title, f"{words}.")
+    canvas = Canvas(max(LEFT + ranks * wide - 10, 560), TOP + ranks * tall - APART + FOOT, title, f"{words}.")
     for rank in range(ranks):
         canvas.rect(LEFT + rank * wide, 12, wide - GAP, 26, RANKS[rank % len(RANKS)])
         canvas.text(LEFT + rank * wide + (wide - GAP) / 2, 25, f"rank {rank}", 14, weight="bold")
@@ -107,9 +107,10 @@ def send(canvas: Canvas, start: Point, end: Point, turn: float, back: float) -> 
 
 
 def legend(canvas: Canvas, y: float) -> None:
-    words = "products; their number below, bold for the most in a step", "hidden by the mask"
+    canvas.text(16, y, "left of a block: its queries; above it: its keys, by their places in the sequence", 13, "start")
+    words = "products; below: their number, bold for the most in a step", "hidden by the mask"
     for number, fill in enumerate((TIMELINE["compute"], SOFT)):
-        canvas.rect(16, y - 8 + 26 * number, 20, 16, fill, radius=0)
-        canvas.text(46, y + 26 * number, words[number], 13, "start")
-    canvas.arrow((16, y + 52), (38, y + 52), stroke=KINDS["comm"], line=1.5)
-    canvas.text(46, y + 52, "keys and values, in flight while the ranks compute", 13, "start")
+        canvas.rect(16, y + 18 + 26 * number, 20, 16, fill, radius=0)
+        canvas.text(46, y + 26 + 26 * number, words[number], 13, "start")
+    canvas.arrow((16, y + 78), (38, y + 78), stroke=KINDS["comm"], line=1.5)
+    canvas.text(46, y + 78, "keys and values, in flight while the ranks compute", 13, "start")

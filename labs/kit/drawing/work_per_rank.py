@@ -10,7 +10,7 @@ from labs.kit.drawing.palette import INK, KINDS, MUTED, TIMELINE, paler
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 
-LEFT, TOP, HIGH, FOOT, APART = 20, 74, 200, 84, 34  # pixels
+LEFT, TOP, HIGH, FOOT, APART = 20, 100, 200, 84, 34  # pixels
 
 
 def work_per_rank(cuts: Mapping[str, Sequence[Places]]) -> Drawing:
@@ -26,6 +26,7 @@ def work_per_rank(cuts: Mapping[str, Sequence[Places]]) -> Drawing:
     title = "Products of queries and keys per rank"
     words = ". ".join(f"{name}: {told(work)}" for name, work in found.items())
     canvas = Canvas(max(LEFT + wide * len(found), 420), TOP + HIGH + FOOT, title, f"{words}.")
+    canvas.text(LEFT, 20, "products of queries and keys that no mask hides", 13, "start", fill=MUTED)
     for number, (name, work) in enumerate(found.items()):
         panel(canvas, LEFT + wide * number, name, work, each, HIGH / most)
     foot = canvas.height - 24
@@ -60,8 +61,8 @@ def panel(canvas: Canvas, left: float, name: str, work: list[list[int]], each: f
     """Draw the bars of one cut."""
     totals, floor = [sum(steps) for steps in work], TOP + HIGH
     level = floor - scale * mean(work)
-    canvas.text(left, 20, name, 14, "start", "bold")
-    canvas.text(left, 40, f"busiest: {max(totals) / mean(work):.2f} × the mean", 13, "start", fill=MUTED)
+    canvas.text(left, 48, name, 14, "start", "bold")
+    canvas.text(left, 67, f"busiest: {max(totals) / mean(work):.2f} × the mean", 13, "start", fill=MUTED)
     for rank, steps in enumerate(work):
         x, y = left + each * rank, floor
         for step, count in enumerate(steps):

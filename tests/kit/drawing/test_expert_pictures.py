@@ -62,4 +62,6 @@ def test_many_tokens_are_legible():
 def test_loads_are_told_as_multiples_of_the_even_share():
     figure = draw.expert_loads(LOADS)
     assert figure.alt.endswith("none: 0.42 to 1.75 in the last 3 steps; bias: 0.75 to 1.33 in the last 3 steps.")
+    of_tensors = {name: [torch.tensor(step) for step in rows] for name, rows in LOADS.items()}
+    assert draw.expert_loads(of_tensors).data == figure.data
     assert figure.text == "ExpertLoads(none, bias; 3 experts, 3 steps)"
