@@ -6,8 +6,8 @@ The MFU (model FLOPs utilization) is the part of a card's operations per second 
 
     6 (parameters without the embedding of the input) + 6 layers · hidden · sequence     FLOPs per token
 
-in which attention's products over the past count as half of those over all positions.  Source: Chowdhery et al. 2022,
-PaLM, arXiv 2204.02311, appendix B, which counts 12 for all positions.
+in which experts that a token does not use are left out, and attention's products over the past count as half of those
+over all positions.  Source: Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B, which counts 12 for all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from labs.model import GPT, Config
+from labs.model import Config, parameters
+from labs.moe import MoEConfig, active_parameters
 from labs.plan.machines import CLUSTERS
 
 JSON_LINES = "steps.jsonl"
@@ -31,11 +32,9 @@ JSON_LINES = "steps.jsonl"
 
 def flops_per_token(config: Config, tokens: int) -> int:
     """Return the FLOPs per token of forward and backward; tokens: those of a sequence."""
-    with torch.device("meta"):
-        model = GPT(config)
-    parameters = sum(p.numel() for p in model.parameters())
-    embedding = 0 if config.tied else model.embed.weight.numel()
-    return 6 * (parameters - embedding) + 6 * config.depth * config.dim * tokens
+    used = active_parameters(config) if isinstance(config, MoEConfig) else parameters(config)
+    embedding = 0 if config.tied else config.vocab * config.dim
+    return 6 * (used - embedding) + 6 * config.depth * config.dim * tokens
 
 
 def peak_flops(card: str) -> float | None:

@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 import tyro
 
-from labs.kit.commands.dryrun import mesh_of, require_fitting, row_of
+from labs.kit.commands.dryrun import MODELS, mesh_of, require_fitting, row_of
 from labs.kit.commands.names import known
 from labs.kit.rows.parallel_rows import scheduled
 from labs.kit.rows.row import Strategy
 from labs.kit.training.strategies import ADAMW, ROWS
 from labs.llama import read_config
-from labs.model import PRESETS, Config
+from labs.model import Config
 from labs.pp import SCHEDULES
 
 
@@ -80,7 +80,7 @@ class Settings:
     @property
     def config(self) -> Config:
         """Return the shape of the model."""
-        return PRESETS[self.model] if self.model in PRESETS else read_config(self.model)
+        return MODELS[self.model] if self.model in MODELS else read_config(self.model)
 
     @property
     def tokens(self) -> int:
@@ -127,7 +127,7 @@ class Settings:
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name} is {getattr(self, name)}: give {lowest} or more")
         if not (Path(self.model) / "config.json").is_file():
-            known("model", self.model, PRESETS)
+            known("model", self.model, MODELS)
         if self.context > self.config.context:
             raise ValueError(f"context is {self.context}, and the model's is {self.config.context}: give that or less")
 

@@ -32,7 +32,6 @@ from labs.kit.record import mark
 from labs.kit.simulated.strategy_steps import model_of
 from labs.kit.training.training_step import Batch, Training, compute_gradients
 from labs.mesh import Mesh
-from labs.model import GPT
 
 STOP = "stop"  # a file of this name in the folder of checkpoints asks a training to save and to end
 PROMPT = b"def "
@@ -212,7 +211,7 @@ def sample(training: Training, settings: Settings) -> str:
     full = training.full()
     if dist.get_rank():
         return ""
-    model, config = GPT(settings.config), settings.config
+    model, config = model_of(settings.config, torch.float32, "none"), settings.config
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(full[name])

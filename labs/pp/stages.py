@@ -65,8 +65,11 @@ def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
 
     stages: the number of stages, or a list with the number of layers in each stage.
 
-    Raises ValueError if a stage would have no layer, or if the numbers do not add up to the model's depth.
+    Raises ValueError if a stage would have no layer, if the numbers do not add up to the model's depth, or if the model
+    computes a loss of its own.
     """
+    if type(model).forward is not GPT.forward:
+        raise ValueError(f"{type(model).__name__} has a forward of its own, which no stage would call: cut a GPT")
     names = list(model.layers)
     if isinstance(stages, int):
         if not 1 <= stages <= len(names):

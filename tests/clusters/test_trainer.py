@@ -13,13 +13,13 @@ from labs.clusters.report import flops_per_token, peak_flops
 from labs.clusters.settings import Checkpoints, Optimizer, Settings
 from labs.clusters.trainer import STOP, learning_rate, train
 from labs.kit.launch import RankError, run
-from labs.kit.training.strategies import ROWS
+from labs.kit.training.strategies import EXPERTS, ROWS
 from labs.model import GPT, PRESETS
 from tests.depth import deepen
 
 SHORT = Settings(steps=4, sample=0, evaluate=4, evaluations=1, optimizer=Optimizer(warmup=2, decay="cosine", clip=0.5))
 SOME = ["ddp-overlapped", "zero-2", "fsdp", "torch-fsdp", "hsdp", "fsdp-tp", "pp-1f1b", "pp-fsdp", "torch-pp-fsdp"]
-REST = sorted(ROWS.keys() - {*SOME, "one device"})
+REST = sorted(ROWS.keys() - {*SOME, "one device", *(row.name for row in EXPERTS)})
 
 
 def told(logs: Path) -> list[dict[str, float]]:
@@ -71,6 +71,22 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been_on_any_mesh(t
     assert losses == pytest.approx(whole.losses, rel=1e-6)
     with pytest.raises(RankError, match=r"is of a training with seed 0, and this one has 1: give it a folder"):
         run(train, replace(own, strategy="fsdp", seed=1), ranks=2, timeout=200)
+
+
+def test_a_model_with_experts_goes_on_in_another_layout_as_on_one_device(tmp_path):
+    base = replace(SHORT, model="tiny-moe", evaluate=0, sample=4)
+    one = replace(base, strategy="one device", micro_batches=2, checkpoints=Checkpoints(tmp_path / "one"))
+    [alone] = run(train, one, ranks=1, timeout=200)
+    own = replace(base, checkpoints=Checkpoints(tmp_path / "parts"))
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / STOP).touch()
+    first = run(train, replace(own, strategy="ep"), ranks=2, timeout=200)[0]
+    (tmp_path / "parts" / STOP).unlink()
+    last = run(train, replace(own, strategy="fsdp-ep"), ranks=2, timeout=200)[0]
+    assert first.step == 1 and first.losses + last.losses == pytest.approx(alone.losses, rel=1e-6)
+    assert last.text == alone.text
+    with pytest.raises(RankError, match="MoEGPT has a forward of its own, which no stage would call: cut a GPT"):
+        run(train, replace(own, strategy="pp-1f1b"), ranks=2, timeout=200)
 
 
 SAVED = [

@@ -19,10 +19,12 @@ from labs.kit.launch import RankError
 from labs.kit.simulated.device import TooLarge
 from labs.kit.simulated.host import NeedsNumbers
 from labs.kit.simulated.strategy_steps import rehearse
-from labs.kit.training.strategies import ROWS, STRATEGIES
+from labs.kit.training.strategies import ROWS
 from labs.kit.watch.storage_ledger import KINDS
 from labs.model import PRESETS
+from labs.moe import MOE_PRESETS
 
+MODELS = PRESETS | MOE_PRESETS
 STEPS = 2  # the second one is a steady step
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class DryRun:
     """Predict what some ranks of a large job would hold and send in a steady step, without running the job."""
 
-    model: Annotated[str, arg(help=f"one of {', '.join(PRESETS)}")]
+    model: Annotated[str, arg(help=f"one of {', '.join(MODELS)}")]
     mesh: str  # its axes with their sizes, outermost first, like dp=128,tp=8 or pp=16,dp=8,tp=8
     ranks: int | None = None  # number of ranks of the mesh, which is compared with this if it is given
     rank: tuple[int, ...] = (0,)  # one rank or several
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print what the ranks would hold and send; return 0, or 2 if the job is refused."""
     chosen = tyro.cli(DryRun, prog="python -m labs dryrun", args=arguments, config=(DisallowNone,))
     try:
-        model, axes = known("model", chosen.model, PRESETS), mesh_of(chosen.mesh, chosen.ranks)
+        model, axes = known("model", chosen.model, MODELS), mesh_of(chosen.mesh, chosen.ranks)
         name = known("strategy", chosen.strategy or row_of(axes), ROWS)
         batch = axes.get("pp", 1) if chosen.batch is None else chosen.batch
         require_fitting(name, axes, batch)
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     last = STEPS - 1
-    print(f"{name}, {model}, {batch} × {PRESETS[model].context} tokens, of {ranks:,} ranks in a steady step")
+    print(f"{name}, {model}, {batch} × {MODELS[model].context} tokens, of {ranks:,} ranks in a steady step")
     print(f"assumed: {assumed(name, dtype, recompute)}\n")
     for rank in chosen.rank:
         held = found.memory.steady(rank)
@@ -126,7 +128,7 @@ def at_home(axes: Mapping[str, int], node: int) -> str:
 def train(name: str, model: str, axes: Mapping[str, int], batch: int, dtype: torch.dtype, recompute: str) -> str | None:
     """Run the steps of a strategy in a dry run; return the text of the error if the strategy refuses, or None."""
     try:
-        for _ in rehearse(ROWS[name], PRESETS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
+        for _ in rehearse(ROWS[name], MODELS[model], batch, STEPS, axes=axes, dtype=dtype, recompute=recompute):
             pass
     except TooLarge:
         raise
@@ -157,7 +159,7 @@ def mesh_of(text: str, ranks: int | None) -> dict[str, int]:
 
 def row_of(axes: Mapping[str, int]) -> str:
     rows = {("dp",): "fsdp", ("replicate", "shard"): "hsdp", ("tp",): "tp-sp", ("dp", "tp"): "fsdp-tp"}
-    rows["pp",] = "pp-1f1b"
+    rows |= {("pp",): "pp-1f1b", ("edp", "ep"): "ep"}
     rows["pp", "replicate", "shard", "tp"] = "pp-fsdp-tp" if axes.get("tp", 1) > 1 else "pp-fsdp"
     if tuple(axes) not in rows:
         meshes = " or ".join(",".join(names) for names in rows)
@@ -171,7 +173,7 @@ def require_fitting(name: str, axes: Mapping[str, int], batch: int) -> None:
             f"batch {batch} is not divisible by pp={axes.get('pp', 1)}, the number of stages: give a multiple of that"
         )
     if tuple(ROWS[name].axes(4)) != tuple(axes):
-        its = [row.name for row in STRATEGIES if tuple(row.axes(4)) == tuple(axes)]
+        its = [row.name for row in ROWS.values() if tuple(row.axes(4)) == tuple(axes)]
         raise ValueError(
             f"{name} has the axes {','.join(ROWS[name].axes(4))}, not {','.join(axes)}"
             + (f": choose a strategy with these axes, {', '.join(its)}" if its else "")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 
-SIZE = re.compile(r"(\d+)b$")
+SIZE = re.compile(r"(?<![x\d])(\d+)b$")
 
 
 def known(what: str, name: str, names: Collection[str]) -> str:

@@ -37,8 +37,8 @@ __all__ = [
 STRATEGIES = (*DDP, *FSDP, *TP, *CP, *PP, *PARALLEL)
 WITH_AN_EXTRA = (*DEEPSPEED,)  # strategies that need an extra; without it they fit no number of ranks, and name it
 COMPILED = (*GSPMD,)  # strategies of XLA, which need an extra, too, and run in one process; only the tour reads them
-EXPERTS = (*EP,)  # strategies of a MoEGPT, which neither the tour nor the trainer has; tests/moe reads them
-ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # the rows that a dry run also accepts
+EXPERTS = (*EP,)  # strategies of a MoEGPT, which the dense GPT's tests cannot train; tests/moe has theirs
+ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES, *EXPERTS)}  # the rows of dry runs and of the trainer
 
 
 def train(

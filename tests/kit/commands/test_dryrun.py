@@ -14,6 +14,8 @@ WRONG = {
     "--mesh tp=16": "4 query heads over 2 of keys and values cannot be split over 16 ranks: use 4",
     "--ranks 12": "mesh dp=8,tp=2 has 16 ranks, not 12: change a size, or --ranks",
     "--mesh dp=8,dp=2": "mesh 'dp=8,dp=2': write each axis once, with its size, like dp=128,tp=8",
+    "--mesh edp=8,ep=2": "GPT has no labs.moe.Mixture whose experts could be split: build one",
+    "--model tiny-moe --mesh pp=2": "MoEGPT has a forward of its own, which no stage would call",
     "--mesh dp=8,ep=2": "no strategy has the mesh axes dp,ep: give the axes dp or replicate,shard or tp or",
     "--strategy fdsp": "strategy 'fdsp' is not known: the nearest is 'fsdp'",
     "--strategy fsdp": "fsdp has the axes dp, not dp,tp: choose a strategy with these axes, fsdp-tp, torch-fsdp-tp",
