@@ -51,7 +51,8 @@ def travel(chosen: Sequence[Tensor], experts: int) -> Drawing:
         canvas.text(x + GAP / 2, 42, MOVES[number], 12.5, fill=MUTED)
         for row, y in before.items():
             colour = paler(EXPERTS[owner[row.expert] % len(EXPERTS)], 0.2)
-            canvas.arrow((x + 2, y), (x + GAP - 2, after[row]), stroke=colour, line=1.2, head=6)
+            ends = (x + 2, y + tall / 2), (x + GAP - 2, after[row] + tall / 2)
+            canvas.arrow(*ends, stroke=colour, line=1.2, head=6)
     for number, (name, column) in enumerate(zip(COLUMNS, columns, strict=True)):
         x, y = LEFT + number * (WIDE + GAP), TOP
         canvas.text(x + WIDE / 2, 20, name, 13.5, weight="bold")
@@ -62,11 +63,12 @@ def travel(chosen: Sequence[Tensor], experts: int) -> Drawing:
                 canvas.text(x + WIDE / 2, y + 32, f"{verb} {listed(each[rank])}", 12)
             y += HEAD + tall * len(rows)
         for row, y in places[number].items():
-            badge(canvas, x + (0 if number else WIDE - BADGE), y, tall, row, owner[row.expert])
-        together = chosen[0].shape[1] if column is home else 1
-        for rows in column:
-            for row in rows[::together]:
-                token(canvas, x + (BADGE if number else 0), places[number][row] - tall / 2, tall * together, row)
+            left, fill = x + (0 if number else WIDE - BADGE), EXPERTS[owner[row.expert] % len(EXPERTS)]
+            box(canvas, left, y, BADGE, tall, fill, f"e{row.expert}", "bold")
+        together = chosen[0].shape[1] if column is home else 1  # boxes of one token
+        for row in chain(*(rows[::together] for rows in column)):
+            left, fill = x + (BADGE if number else 0), RANKS[row.home % len(RANKS)]
+            box(canvas, left, places[number][row], WIDE - BADGE, tall * together, fill, f"t{row.token}")
     legend(canvas, held, high + 20)
     return canvas.drawing()
 
@@ -84,8 +86,8 @@ def listed(counts: Sequence[int]) -> str:
 
 
 def places_of(column: Sequence[Sequence[Row]], tall: float) -> dict[Row, float]:
-    """Return the middle of each row's height."""
-    places, y = {}, TOP + tall / 2
+    """Return the top of each row."""
+    places, y = {}, float(TOP)
     for rows in column:
         y += HEAD
         for row in rows:
@@ -94,17 +96,9 @@ def places_of(column: Sequence[Sequence[Row]], tall: float) -> dict[Row, float]:
     return places
 
 
-def token(canvas: Canvas, x: float, y: float, tall: float, row: Row) -> None:
-    """Draw a token in the tint of its home."""
-    canvas.rect(x, y + 1, WIDE - BADGE, tall - 2, RANKS[row.home % len(RANKS)])
-    canvas.text(x + (WIDE - BADGE) / 2, y + tall / 2, f"t{row.token}", 12)
-
-
-def badge(canvas: Canvas, x: float, y: float, tall: float, row: Row, owner: int) -> None:
-    """Draw the number of a token's expert, in the colour of the rank that holds the expert."""
-    colour = EXPERTS[owner % len(EXPERTS)]
-    canvas.rect(x, y + 1 - tall / 2, BADGE, tall - 2, colour)
-    canvas.text(x + BADGE / 2, y, f"e{row.expert}", 11.5, weight="bold", fill=ink(colour))
+def box(canvas: Canvas, x: float, y: float, wide: float, tall: float, fill: str, words: str, weight: str = "") -> None:
+    canvas.rect(x, y + 1, wide, tall - 2, fill)
+    canvas.text(x + wide / 2, y + tall / 2, words, 11.5, weight=weight, fill=ink(fill))
 
 
 def legend(canvas: Canvas, held: Sequence[Sequence[int]], y: float) -> None:
