@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), which explains `Shard`, `Replicate` and `Partial`, and
 # [Memory](07_memory.ipynb), which explains activations.
-# **Minutes**, by estimate: 30 without exercises, 50 with them, 10 more for optional parts.
+# **Minutes**, by estimate: 30 without exercises, 50 with them, 30 more for optional parts.
 # Running all cells takes half a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
@@ -619,11 +619,182 @@ for number in (1, 0):
 #
 # The next notebook tests PyTorch's own tensor parallelism with the same ledgers.
 #
+# Here the notebook ends. **What follows is optional**: a check that finds a forgotten border without running any rank.
+#
+# ## Optional: the type of a tensor over ranks
+#
+# *`copy` sends nothing in forward. If a layer lacks it, how do you notice?*
+#
+# The next cells leave `copy` out of a pair of matrices, on four ranks. They compare the loss with that of one process,
+# and the gradients of x, up and down. How many of these three gradients are wrong?
+
+# %%
+guess_wrong = 1  # your number
+
+
+# %% tags=["subject"]
+def without_copy():
+    """Return whether the loss is right, and the names of the wrong gradients."""
+    torch.manual_seed(0)
+    sizes = (8, 16), (16, 64), (64, 16)
+    x, up, down = (torch.randn(*size).double().requires_grad_() for size in sizes)
+    whole = ((x @ up).relu() @ down).square().sum()
+    loss = reduce((x @ mine(up, 1)).relu() @ mine(down, 0)).square().sum()
+    wrong = []
+    for name, tensor, dim in (("x", x, 0), ("up", up, 1), ("down", down, 0)):
+        grads = (torch.autograd.grad(y, tensor, retain_graph=True)[0] for y in (whole, loss))
+        if not torch.allclose(*(mine(grad, dim) for grad in grads)):
+            wrong.append(name)
+    return torch.allclose(loss, whole), wrong
+
+
+# %%
+right, wrong = run(without_copy, ranks=4, device="cpu")[0]
+print(f"the loss is right: {right}; wrong gradients: {', '.join(wrong)}")
+why = "And so is every gradient of the layers before it."
+check.predict("Wrong gradients of the three?", guess_wrong, len(wrong), reason=why)
+
+# %% [markdown]
+# Nothing in forward shows the mistake, since x is the same tensor before `copy` and after it. Only its gradient
+# differs: after `copy`, each rank has a summand of the gradient, and before `copy`, each rank has the sum. So give each
+# tensor a *type* along an axis of the mesh, which says what the ranks have of the tensor and of its gradient. There are
+# four types. Their names are those of `spmd_types`, a package by Meta with which torchtitan checks its models:
+#
+# | | type | the tensor on the ranks | its gradient on the ranks |
+# |---|---|---|---|
+# | R | replicated | the same | summands of the gradient (P) |
+# | I | invariant | the same | the same (I) |
+# | V | varying | each rank has its own | each rank has its own (V) |
+# | P | partial | summands | the same (R) |
+#
+# `copy` takes an invariant tensor and returns a replicated one. The type of a result follows from the types of the
+# operands. `typed` follows the types through a function, without ranks and without numbers. In such a function, `rows`
+# is a product that sums over a dim of which each rank has a part, as the second product of a pair does:
+
+# %% tags=["subject"]
+from labs.tp import rank_types as types
+
+
+def pair(x, up, down):
+    return types.reduce(types.rows(torch.relu(types.copy(x) @ up), down))
+
+
+types.typed(pair, x="I", up="V", down="V")
+
+
+# %% [markdown]
+# Without `copy`, an invariant x meets varying columns. Each rank then uses x in its own way and has only a summand of
+# the gradient of x, but nothing adds up the summands:
+
+
+# %% tags=["subject"]
+def refused(program, **given):
+    """Return the sentence with which the checker refuses a program."""
+    try:
+        types.typed(program, **given)
+    except TypeError as error:
+        return str(error)
+
+
+PAIR = {"x": "I", "up": "V", "down": "V"}
+print(refused(lambda x, up, down: types.reduce(types.rows(torch.relu(x @ up), down)), **PAIR))
+
+# %% [markdown]
+# ### Exercise 3 (optional): the table of types (10 minutes)
+#
+# The checker obeys a table, which you write for products and collectives. It has the letters of the operands and the
+# letter of the result: `{"RV": "V"}` says that a replicated and a varying tensor, in either order, give a varying one.
+# Whatever is not in the table is refused. To find an entry, ask three questions. What does each rank have of the
+# result? Given the gradient of the result, what does each rank get as the gradient of an operand? Is this the gradient
+# that the operand's type promises? For example, the sum of a partial and a replicated tensor is refused, because every
+# rank would add the replicated one.
+#
+# | | in forward | in backward |
+# |---|---|---|
+# | `copy` | nothing | all-reduce |
+# | `reduce` | all-reduce | nothing |
+# | `all_reduce` | all-reduce | all-reduce |
+# | `gather` | all-gather | reduce-scatter |
+# | `scatter` | reduce-scatter | all-gather |
+# | `join` | all-gather | each rank keeps its own piece of the gradient |
+# | `split` | each rank keeps its own piece | all-gather |
+# | `all_to_all` | all-to-all | all-to-all |
+#
+# `all_reduce` is that of `torch.distributed.nn.functional`, of which exercise 1 spoke. The check applies your table to
+# right and wrong programs. It says which program your table misjudges.
+
+
+# %% tags=["exercise"]
+def type_table():
+    """Return {operation: {letters of its operands: letter of its result}}, along one axis of
+    the mesh. All tensors have gradients.
+
+    product: each rank multiplies what it has, and sums over a dim that is whole on each rank;
+        two letters, in alphabetical order; five entries
+    rows: a product that sums over a dim of which each rank has a part; one entry
+    copy, reduce, all_reduce, gather, scatter, join, split, all_to_all: one entry each, such as
+        {"V": "V"}
+    """
+    table = {
+        "sum": {"II": "I", "PP": "P", "RR": "R", "RV": "V", "VV": "V"},
+        "relu": {"I": "I", "R": "R", "RV": "V", "V": "V"},  # and others that are not linear
+    }
+    ### BEGIN SOLUTION
+    table["product"] = {"II": "I", "PR": "P", "RR": "R", "RV": "V", "VV": "V"}
+    table["rows"] = {"VV": "P"}
+    table |= {"copy": {"I": "R"}, "reduce": {"P": "I"}, "all_reduce": {"P": "R"}}
+    table |= {"gather": {"V": "R"}, "scatter": {"P": "V"}, "all_to_all": {"V": "V"}}
+    table |= {"join": {"V": "I"}, "split": {"I": "V"}}
+    ### END SOLUTION
+    return table
+
+
+checked = check.type_table(type_table)
+checked
+
+# %% [markdown]
+# The table has each border of this notebook, and one rule connects them. A collective from one type to another has in
+# backward a collective from the gradient of the second to the gradient of the first. `copy` goes from I to R. Its
+# backward goes from P to I, and this is `reduce`. Likewise, `gather` goes from V to R, and its backward, from P to V,
+# is `scatter`. A tensor has one type along each axis, and each axis is checked by itself:
+
+# %% tags=["subject"]
+table = type_table() if checked.ok else check.type_table.expected()
+AXES = {"axes": ("dp", "tp"), "returns": "VI", "x": "VI", "up": "IV", "down": "IV"}
+
+
+def every_axis(x, up, down):
+    up, down = types.copy(up, axis="dp"), types.copy(down, axis="dp")
+    return types.reduce(types.rows(torch.relu(types.copy(x) @ up), down))
+
+
+types.typed(every_axis, table=table, **AXES)
+
+# %% [markdown]
+# Along `dp` each rank has its own sequences, and all ranks have the same weights and update them alike, so the weights
+# are invariant. They meet varying tensors, so they cross `copy`, too: its all-reduce in backward is what DDP does. FSDP
+# has its shards cross `gather` instead. Without `copy` along `dp`, and with a bug of sequence parallelism:
+
+# %%
+print(refused(pair, table=table, **AXES), end="\n\n")
+
+
+def forgotten_sum(x, norm, up):
+    return types.join(types.gather(F.rms_norm(x, (1,)) * norm) @ up)
+
+
+print(refused(forgotten_sum, table=table, x="V", norm="I", up="V"))
+
+# %% [markdown]
+# The second sentence is the bug of NeMo RL above, found without a step. A type says nothing about numbers: a gradient
+# that is summed and should be averaged has the right type.
+#
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py),
 # [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), [labs/tp/vocabulary.py](../labs/tp/vocabulary.py) and
 # [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py), in this order. Shoeybi et al., 2019, *Megatron-LM* (arXiv
 # 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models*
-# (arXiv 2205.05198), section 4.
+# (arXiv 2205.05198), section 4. [labs/tp/rank_types.py](../labs/tp/rank_types.py), and the document *Local SPMD types*
+# of [spmd_types](https://github.com/meta-pytorch/spmd_types).
 #
 # **Next.** The logits, which the last matrix of a model computes, are more numbers than any other activation, and your
 # own model has other submodules than this one. In [09b Plan and wire](09b_plan_and_wire.ipynb) you split the loss,

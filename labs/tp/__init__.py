@@ -14,6 +14,7 @@ The files, in the order of reading:
     splittable         checks that a model can be split by a plan
     tp                 the plan, and the function that applies it
     async_tp           a split layer's gather, overlapped with its matrix products
+    rank_types         the type of a tensor over ranks: a checker that finds a forgotten border without running a rank
 
 Usage:
 
