@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from labs.exercises.engine import learner_job
-from labs.exercises.engine.answer import Answer, Wrong, answered, first_fit, instead
+from labs.exercises.engine.answer import Answer, Wrong, answered, first_fit, instead, show
 from labs.exercises.engine.mixture import COEFFICIENTS, Made
 from labs.exercises.engine.value import mixture
 from labs.kit.dry import Dry, NeedsNumbers, dry, would_hang
@@ -74,6 +74,10 @@ class Case:
     parts: Callable[[int, int], Sequence[Sequence[Tensor]]] | None = None
     hangs: bool = False
 
+    @property
+    def name(self) -> str:
+        return self.right.__module__.rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -94,7 +98,7 @@ def play(plays: Sequence[tuple[Job, Callable[..., Any]]], seed: int, values: boo
     found = []
     for job, fn in plays:
         mark("step")
-        found.append(job(fn, seed))
+        found.append({name: getattr(x, "data", x) for name, x in job(fn, seed).items()})  # without autograd's graph
         torch.zeros(())  # a recorder of memory notices at an operator what has been freed
     mark("end")
     return found if values else []
@@ -142,11 +146,6 @@ class Jobs:
         return self.mended is not None or not case.hangs
 
 
-def of_step(recording: Recording, step: int) -> Recording:
-    """Return the recording of one step alone."""
-    return replace(recording, events=[event for event in recording.events if event.step == step])
-
-
 # ---- the instruments ---------------------------------------------------------------------------------------
 
 
@@ -154,9 +153,9 @@ def numbers(jobs: Jobs, case: Case) -> Reading:
     for rank, expected in enumerate(case.alone(jobs.seed)):
         found = jobs.order[rank][jobs.step(case)]
         for name, due in expected.items():
-            one, other = found[name].detach().double().flatten(), due.detach().double().flatten()
-            if one.shape != other.shape:
-                return Reading(True, f"on rank {rank} {name} has {len(one)} elements, and {len(other)} in one process")
+            if getattr(found[name], "shape", None) != due.shape:
+                return Reading(True, f"on rank {rank} {name} is {show(found[name])}, and {show(due)} in one process")
+            one, other = found[name].double().flatten(), due.detach().double().flatten()
             far = ~torch.isclose(one, other, rtol=1e-9, atol=1e-9)
             if far.any():
                 at = int(far.nonzero()[0])
@@ -171,7 +170,7 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
     for rank in range(RANKS):
         parts = case.parts(jobs.seed, rank)
         columns = [part.flatten() for own in parts for part in own]
-        found = jobs.order[rank][jobs.step(case)]["gradient"].detach().flatten()
+        found = jobs.order[rank][jobs.step(case)]["gradient"].flatten()
         times = mixture(found, columns)
         if times is None:
             return Reading(True, f"rank {rank}'s gradient is no mixture of the micro-batches' gradients")
@@ -182,19 +181,11 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
     return Reading(False, "each micro-batch's gradient counts once on every rank")
 
 
-def sent(jobs: Jobs, case: Case) -> Reading:
-    return bytes_sent(jobs.order.recording, jobs.step(case))
-
-
 def bytes_sent(recording: Recording, step: int) -> Reading:
     one, other = ([recording.sent(rank, each) for rank in range(RANKS)] for each in (step, step + 1))
     rank = max(range(RANKS), key=lambda rank: abs(one[rank] - other[rank]))
     text = f"rank {rank} sends {one[rank]:,} bytes, and {other[rank]:,} in the right program"
     return Reading(abs(one[rank] - other[rank]) > SMALL, text)
-
-
-def held(jobs: Jobs, case: Case) -> Reading:
-    return bytes_held(jobs.memory.recording, jobs.step(case))
 
 
 def bytes_held(recording: Recording, step: int) -> Reading:
@@ -209,8 +200,7 @@ def bytes_held(recording: Recording, step: int) -> Reading:
     return Reading(one > 1.25 * other + PAGE, text)
 
 
-def time(jobs: Jobs, case: Case) -> Reading:
-    recording, step = jobs.order.recording, jobs.step(case)
+def at_the_same_time(recording: Recording, step: int) -> Reading:
     (one, calls), (other, _) = (beside(recording, each) for each in (step, step + 1))
     text = f"rank 0 computes beside {one} of its {calls} calls, and beside {other} in the right program"
     return Reading(one < other, text)
@@ -231,7 +221,7 @@ def verdict(jobs: Jobs, case: Case) -> Reading:
 
 
 def judged_as(recording: Recording, step: int) -> Reading:
-    found = would_hang(of_step(recording, step))
+    found = would_hang(replace(recording, events=[event for event in recording.events if event.step == step]))
     return Reading(found.name != "sound", f"on NCCL: {found}")
 
 
@@ -251,9 +241,9 @@ def dry_run(jobs: Jobs, case: Case) -> Reading:
 INSTRUMENTS: dict[str, Callable[[Jobs, Case], Reading]] = {
     "numbers": numbers,
     "gradients": gradients,
-    "sent": sent,
-    "held": held,
-    "time": time,
+    "sent": lambda jobs, case: bytes_sent(jobs.order.recording, jobs.step(case)),
+    "held": lambda jobs, case: bytes_held(jobs.memory.recording, jobs.step(case)),
+    "time": lambda jobs, case: at_the_same_time(jobs.order.recording, jobs.step(case)),
     "verdict": verdict,
     "dry": dry_run,
 }
@@ -320,19 +310,21 @@ def checked(case: Case, fn: Callable[..., Any], seed: int) -> str:
     return "the numbers are one process's, and the bytes sent and held are the right program's"
 
 
-def clinic(case: Case) -> Callable[[Callable[..., str]], Callable[..., Answer]]:
-    """Return a decorator that makes the check of a case, which has the case, and a visit to it, as attributes."""
+def clinic(*programs: Any, asks: str, **words: Any) -> Callable[..., Answer]:
+    """Return the check of a case, which has the case, and a visit to it, as attributes.
 
-    def decorate(described: Callable[..., str]) -> Callable[..., Answer]:
-        @functools.wraps(described)
-        def judge(fn: Callable[..., Any], seed: int) -> str:
-            return checked(case, fn, seed)
+    programs, words: the fields of Case.
+    asks: what the mended function is called with, and what it must do.
+    """
+    case = Case(*programs, **words)
 
-        check = answered(judge)
-        check.case, check.visit = case, functools.partial(Visit, case)
-        return check
+    def judge(fn: Callable[..., Any], seed: int) -> str:
+        return checked(case, fn, seed)
 
-    return decorate
+    judge.__name__, judge.__doc__ = case.name, f"Check {asks}."
+    check = answered(judge)
+    check.case, check.visit = case, functools.partial(Visit, case)
+    return check
 
 
 # ---- what jobs are made of ---------------------------------------------------------------------------------

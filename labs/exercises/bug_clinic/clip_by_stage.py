@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 SIZE, STEPS, MOST = 6, 3, 1.0
 
@@ -48,15 +48,11 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+clip_by_stage = clinic(
     "b", faulty, right, job, alone, tells={"numbers"},
+    asks="`fn(gradients, max_norm) -> norm`, which clips a stage's gradients in place by the norm of all stages'",
     threads=("pytorch/torchtitan/issues/596 closed 2024-10-01", "pytorch/torchtitan/pull/649 merged 2024-10-24"),
     question="Of which vector is max_norm the length, and where are its other elements?",
     caught="The norm must be equal on all ranks, and one process's: one line that compares it.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def clip_by_stage(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(gradients, max_norm) -> norm`, which clips a stage's gradients in place by the norm of all stages'."""

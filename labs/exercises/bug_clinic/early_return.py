@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 FROZEN = 2  # the rank whose layers are all frozen
 
@@ -39,15 +39,11 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+early_return = clinic(
     "c", faulty, right, job, alone, required=True, hangs=True, tells={"verdict", "dry"},
+    asks="`fn(gradients) -> norm`, the length of all ranks' gradients as one vector, equal on all ranks",
     threads=("areal-project/AReaL/pull/1139 merged 2026-04-05",),
     question="Which ranks come to the all-reduce, and what does a rank without gradients add to the sum?",
     caught="A dry run of all ranks, one of them without a gradient, and would_hang on its recording.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def early_return(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(gradients) -> norm`, the length of all ranks' gradients as one vector, equal on all ranks."""

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn, mean_of
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn, mean_of
 from labs.mesh import Mesh
 from labs.moe.exchange import AllToAll
 
@@ -70,19 +70,13 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+expert_scale = clinic(
     "a", faulty, right, job, alone, parts=parts, tells={"numbers", "gradients"},
+    asks="`fn(dense, experts, copies)`, which makes each .grad that of the mean of all ranks' losses; copies: the "
+         "process group of the ranks that hold copies of the same experts",
     threads=("deepspeedai/DeepSpeed/issues/5618 closed 2024-06-05", "deepspeedai/DeepSpeed/issues/6545 open 2024-09-17",
              "deepspeedai/DeepSpeed/pull/6546 merged 2024-09-17"),
     question="Each rank's loss is a mean over its own tokens. Of how many losses is an expert's gradient the sum?",
     caught="One step with ep=1 and ep=2, and the same tokens: Adam hides a constant factor in the curve.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def expert_scale(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(dense, experts, copies)`, which makes each .grad that of the mean of all ranks' losses.
-
-    copies: the process group of the ranks that hold copies of the same experts
-    """

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.data import order
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 WINDOWS, DONE = 24, 2  # windows in an epoch; batches of the second epoch before the restart
 
@@ -48,19 +48,13 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+first_epoch_again = clinic(
     "f", faulty, right, job, alone, required=True, tells={"numbers"},
+    asks="`fn(make, step) -> batches`, the rest of the epoch after so many steps; make: `make(epoch=2)` returns "
+         "the windows of all batches of an epoch, in its order",
     threads=("huggingface/accelerate/issues/2016 open 2023-10-01",
              "huggingface/accelerate/pull/4071 merged 2026-06-10"),
     question="In which epoch was the run when it was saved, and in which order does that epoch read?",
     caught="Save, load, and compare the next windows, inside the second epoch: no training is needed.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def first_epoch_again(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(make, step) -> batches`, the rest of the epoch after so many steps.
-
-    make: `make(epoch=2)` returns the windows of all batches of an epoch, in its order
-    """

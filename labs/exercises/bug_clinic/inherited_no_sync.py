@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn, mean_of
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn, mean_of
 
 SIZE, EACH, ROWS = 12, 3, 4
 
@@ -79,15 +78,11 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+inherited_no_sync = clinic(
     "b", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
+    asks="`fn(engine)`, a context manager around each micro-batch but the last; engine: an Engine of this file",
     threads=("NVIDIA/Megatron-LM/pull/7186 merged 2026-09-09",),
     question="Which backward does the engine take for the step's last, and what does it do before the next one?",
     caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def inherited_no_sync(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(engine)`, a context manager around each micro-batch but the last; engine: an Engine of this file."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 from labs.kit.launch import run
 from labs.kit.record import span
 
@@ -102,16 +102,12 @@ def in_order(trace: str) -> list[str]:
 
 
 # fmt: off
-CASE = Case(
+late_gather = clinic(
     "e", faulty, right, job, alone, required=True, tells={"time"},
+    asks="`fn(buckets)`, which updates all buckets and leaves them gathered; buckets: Buckets of this file",
     threads=("deepspeedai/DeepSpeed/issues/6876 closed 2024-12-18", "hpcaitech/ColossalAI/pull/5898 merged 2024-07-10",
              "NVIDIA/apex/pull/1621 merged 2023-03-17"),
     question="What must have happened before a bucket can be gathered, and what need not?",
     caught="The order of calls in the trace of one step on a laptop: no clock is needed.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def late_gather(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(buckets)`, which updates all buckets and leaves them gathered; buckets: Buckets of this file."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 SIZES = {"weight": 12, "bias": 3}
 
@@ -37,15 +37,11 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+narrow_template = clinic(
     "f", faulty, right, job, alone, tells={"numbers"},
+    asks="`fn(template, saved)`, which puts all that was saved into the template, {name: tensor}, bit by bit",
     threads=("pytorch/pytorch/issues/187138 open 2026-06-12", "pytorch/pytorch/pull/187257 open 2026-06-13"),
     question="Which dtype does the file have, and which dtype does copy_ write?",
     caught="Compare the dtypes of the file and of the template, as their shapes are compared, before a byte is read.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def narrow_template(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(template, saved)`, which puts all that was saved into the template, {name: tensor}, bit by bit."""

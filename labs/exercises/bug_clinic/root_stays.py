@@ -1,13 +1,12 @@
 """root_stays: parameters that stay gathered for a backward that never comes."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 ENCODERS, SIZE = 4, 4096  # frozen encoders, each the root of its own model; their parameters
 
@@ -66,16 +65,12 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+root_stays = clinic(
     "d", faulty, right, job, alone, required=True, tells={"held", "dry"},
+    asks="`fn(unit)`, which is called after each forward, and frees what no backward needs; unit: a Unit",
     threads=("pytorch/pytorch/issues/149029 closed 2025-03-12", "pytorch/pytorch/issues/154655 closed 2025-05-29",
              "pytorch/pytorch/pull/154704 closed 2025-05-30"),
     question="For which forward does a backward come, and how does this function know?",
     caught="The peak of a dry run beside a formula: of all frozen encoders, one is whole at a time.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def root_stays(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(unit)`, which is called after each forward, and frees what no backward needs; unit: a Unit."""

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic
+from labs.exercises.bug_clinic._case import RANKS, clinic
 
 ROWS, COLUMNS = 12, 8
 
@@ -33,15 +33,11 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+same_seed = clinic(
     "b", faulty, right, job, alone, tells={"numbers"},
+    asks="`fn(rows, columns, seed) -> part`: the rank's rows, in float64, of the matrix that one process draws",
     threads=("modelscope/ms-swift/pull/7944 merged 2026-01-30", "InternLM/InternLM/pull/405 merged 2023-10-09"),
     question="Which rows of the whole matrix are these, and which rows does the next rank have?",
-    caught="Gather a split weight once: its rank as a matrix is that of one part, and no part is the whole's.",
+    caught="Gather a split weight once, and take its rank as a matrix: of equal parts it is no more than one part's.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def same_seed(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(rows, columns, seed) -> part`: the rank's rows, in float64, of the matrix that one process draws."""

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 from labs.mesh import Mesh
 from labs.tp.conjugate import gather
 
@@ -75,19 +75,13 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+silent_norm = clinic(
     "b", faulty, right, job, alone, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
+    asks="`fn(model, engine, add_up)`, which calls the engine, and has `add_up` called for each norm's gradient; "
+         "engine: `engine(model)` replaces the model's parameters; add_up: `add_up(p)` adds up p.grad over the "
+         "ranks, whose sequences are pieces of one",
     threads=("NVIDIA/Megatron-LM/issues/1446 closed 2025-03-04", "EleutherAI/gpt-neox/pull/1259 merged 2024-08-13"),
     question="Which parameter does backward reach, and on which one is the hook?",
     caught="Count the all-reduces of one step, in a dry run: one for each norm.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def silent_norm(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(model, engine, add_up)`, which calls the engine, and has `add_up` called for each norm's gradient.
-
-    engine: `engine(model)` replaces the model's parameters
-    add_up: `add_up(p)` adds up p.grad over the ranks, whose sequences are pieces of one
-    """

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 VOCABULARY, LENGTH, EACH, STEPS = 16, 24, 2, 4
 PADDING = -100
@@ -92,18 +92,12 @@ def gradient(seed: int, rank: int, k: int) -> Tensor:
 
 
 # fmt: off
-CASE = Case(
+token_mean = clinic(
     "a", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients"},
+    asks="`fn(model, micro_batches)`, which leaves in .grad the gradient of the batch's mean loss per token; "
+         "micro_batches: pairs of tokens and targets; a target of PADDING does not count",
     threads=("huggingface/trl/issues/2175 closed 2024-10-04", "huggingface/transformers/pull/34191 merged 2024-10-17"),
     question="How much does a token count in a micro-batch of 2 tokens, and how much in one of 20?",
     caught="One step beside one process's, with micro-batches of unequal lengths: equal lengths hide it.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def token_mean(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(model, micro_batches)`, which leaves in .grad the gradient of the batch's mean loss per token.
-
-    micro_batches: pairs of tokens and targets; a target of PADDING does not count
-    """

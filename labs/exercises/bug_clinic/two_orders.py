@@ -6,7 +6,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.exercises.bug_clinic._case import RANKS, Case, clinic, drawn
+from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 from labs.mesh import Mesh
 
 AXES, SIZE = ("dp", "tp"), 32
@@ -39,19 +39,13 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 # fmt: off
-CASE = Case(
+two_orders = clinic(
     "c", faulty, right, job, alone, tells={"verdict", "dry"},
+    asks="`fn(ready, groups) -> works`, which starts the all-reduce of each bucket in its group; ready: pairs of "
+         "an axis and its bucket, in the order in which this rank's backward has filled them; groups: the process "
+         "group of each axis",
     threads=("meta-pytorch/torchrec/pull/4149 closed 2026-04-22", "NVIDIA/nccl/issues/195 closed 2019-03-18"),
     question="In which order does each rank start its two all-reduces, and which ranks share both groups' ranks?",
     caught="would_hang on a recording, or on a dry run, of all ranks: gloo ends whatever the order.",
 )
 # fmt: on
-
-
-@clinic(CASE)
-def two_orders(fn: Callable[..., Any], seed: int) -> str:
-    """Check `fn(ready, groups) -> works`, which starts the all-reduce of each bucket in its group.
-
-    ready: pairs of an axis and its bucket, in the order in which this rank's backward has filled them
-    groups: the process group of each axis
-    """
