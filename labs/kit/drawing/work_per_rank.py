@@ -69,7 +69,7 @@ def panel(canvas: Canvas, left: float, name: str, work: list[list[int]], each: f
             y -= scale * count
             if count:
                 canvas.rect(x + 2, y, each - 4, scale * count, shade(step, len(work)), radius=0)
-        if width_of("0,000", 12) < each or rank == totals.index(max(totals)):
+        if width_of(f"{max(totals):,}", 12) < each - 4 or rank == totals.index(max(totals)):
             above = level if level < y < level + 18 else y  # the number must not lie on the mean's line
             canvas.text(x + each / 2, above - 9, f"{totals[rank]:,}", 12.5)
         canvas.text(x + each / 2, floor + 13, rank, 13)

@@ -36,4 +36,5 @@ def test_what_is_filled_is_what_a_query_may_see():
 def test_bars_and_their_mean_are_told():
     drawing = draw.work_per_rank({"contiguous": contiguous(8, 2), "zigzag": zigzag(8, 2)})
     assert "contiguous: rank 0 10, rank 1 26, mean 18. zigzag: rank 0 18, rank 1 18, mean 18." in drawing.alt
+    require_legible(draw.work_per_rank({cut.__name__: cut(600, 4) for cut in (contiguous, zigzag, striped)}))
     assert "busiest: 1.44 × the mean" in drawing.svg
