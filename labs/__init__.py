@@ -21,13 +21,13 @@ and an outline in its `__init__`.  Read the chapters in this order; each one imp
     fsdp         stage 3 parameter by parameter, gathered before it is needed
     memory       fewer bytes held: mixed precision, recomputation, offload
     clip         the norm of the gradients, wherever their shards are
+    llama        a Llama's published weights, under Hugging Face's names
+    moe          experts: a feed-forward of many MLPs, of which each token uses a few
     tp           every weight matrix split between ranks, by a plan
     cp           every sequence cut into pieces, whose ranks meet in attention
     pp           the layers split into stages, through which micro-batches flow: schedules as data, and their executor
     gspmd        the layouts and collectives of a whole program, derived from a few annotations
     generate     one token after the other, with a cache of keys and values
-    llama        a Llama's published weights, under Hugging Face's names
-    moe          experts: a feed-forward of many MLPs, of which each token uses a few
     checkpoint   a training's state, saved by all ranks, and loaded in any other layout
     parallel     all strategies on one mesh: stages that are split and sharded
     plan         every layout in which a model fits on given machines, the fastest first

@@ -26,6 +26,14 @@ norm does not: it becomes too large, and clipping by it then shortens the gradie
         fully_shard(layer, mesh=mesh._flatten("dp"))
     fully_shard(model, mesh=mesh._flatten("dp"))
 
+**Tensor parallelism** folds onto the same ranks: dp × tp = edp × ep.  Attention and shared experts are split along tp,
+with sequence parallelism, so that each rank routes tokens of its own.  Gradients of what is no expert are then averaged
+along dp, and an expert's sum is divided by dp, the number of losses:
+
+    dense = Mesh((4, 2), ("dp", "tp"))                                    # the 8 ranks of edp × ep
+    model = ExpertParallel(model, mesh, dense.get_group("dp"))            # first, since experts stay whole
+    parallelize(model.module, dense["tp"], gpt_plan(config, sequence_parallel=True))
+
 Sums go in the order of the ranks: with edp = 1 or ep = 1, the result has the bits of one process that adds up as many
 micro-batches as there are ranks.
 """
@@ -55,14 +63,15 @@ class ExpertParallel(nn.Module):
 
     model: the whole model, equal on all ranks, with a `labs.moe.Mixture` or more; it is changed.
     mesh: device mesh with the two AXES.
+    group: the ranks that read different sequences, all by default; ranks along tp read the same.
 
     Raises ValueError, on every rank, for other axes, fewer experts than ranks along ep, no mixture, replicas that
     differ, or a parameter of several experts.
     """
 
-    def __init__(self, model: nn.Module, mesh: Mesh):
+    def __init__(self, model: nn.Module, mesh: Mesh, group: ProcessGroup | None = None):
         super().__init__()
-        self.module, self.mesh = model, mesh
+        self.module, self.mesh, self.group = model, mesh, group
         self.experts = {p for experts in split_experts(model, mesh) for p in experts.parameters()}
         require_equal_rest(self)
 
@@ -71,7 +80,7 @@ class ExpertParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def sync(self) -> None:
-        """Make every gradient its mean over all ranks; call it between `backward()` and `optimizer.step()`.
+        """Make every gradient that of the mean of all losses; call it between `backward()` and `optimizer.step()`.
 
         Raises RuntimeError if a parameter that is trained has no gradient.
         """
@@ -83,17 +92,20 @@ class ExpertParallel(nn.Module):
                 )
         for p in self.module.parameters():
             if p.requires_grad:
-                add_in_order(p.grad, self.mesh.get_group("edp") if p in self.experts else None)
-                p.grad /= self.mesh.size()
+                add_in_order(p.grad, self.mesh.get_group("edp") if p in self.experts else self.group)
+                p.grad /= dist.get_world_size(self.group)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip by the norm of the whole model, as `labs.clip.clip_gradients` does; return the norm before (0-dim).
 
         Each expert counts once, on whichever rank it is.  Every rank must call this method, after `sync`.
         """
-        parameters = list(self.module.parameters())
-        copies = {p: self.mesh.size("ep") for p in parameters if p not in self.experts}
-        norm = global_norm(parameters, [self.mesh.get_group("ep")], copies)
+        parameters, alike = list(self.module.parameters()), dist.get_world_size(self.group)
+        copies = dict.fromkeys(parameters, self.mesh.size()) | dict.fromkeys(self.experts, self.mesh.size("edp"))
+        for p in parameters:
+            if cut := getattr(p, "cut_alike", None):  # labs.tp has split it
+                copies[p] = alike * cut.copies
+        norm = global_norm(parameters, [None], copies)
         shorten(parameters, norm, max_norm)
         return norm
 
@@ -113,6 +125,8 @@ def split_experts(model: nn.Module, mesh: Mesh) -> list[ParallelExperts]:
     """
     if mesh.mesh_dim_names != AXES:
         raise ValueError(f"{mesh!s} is no mesh for experts: give the axes {AXES}, with size 1 where you want none")
+    if hasattr(model, "tensor_parallel"):
+        raise ValueError("the model is split by labs.tp already: split its experts first, and then the rest")
     mixtures = [module for module in model.modules() if isinstance(module, Mixture)]
     if not mixtures:
         raise ValueError(f"{type(model).__name__} has no labs.moe.Mixture whose experts could be split: build one")
@@ -140,7 +154,7 @@ def require_equal_rest(parallel: ExpertParallel) -> None:
             "that of a loss, a part of the model before the model is wrapped"
         )
 
-    compare_in_first_step(parallel, rest, [None], sentence)
+    compare_in_first_step(parallel, rest, [parallel.group], sentence)
 
 
 def add_in_order(x: Tensor, group: ProcessGroup | None) -> None:

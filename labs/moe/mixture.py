@@ -71,9 +71,8 @@ class Mixture(nn.Module):
         y_MD = self.experts(x_NKD.flatten(0, 1)[order_M], counts_E)
         y_NKD = y_MD.new_zeros(x_NKD.shape).flatten(0, 1).index_copy(0, order_M, y_MD).view(x_NKD.shape)
         y_ND = reduce(torch.add, (weights_NK.to(y_NKD.dtype).unsqueeze(-1) * y_NKD).unbind(1))
-        if self.shared is not None:
-            y_ND = y_ND + self.shared(x_ND)
-        return y_ND.view(x_BTD.shape)
+        y_BTD = y_ND.view(x_BTD.shape)
+        return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 
     def sort(self, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of the rows, sorted by expert and then by token, without dropped ones; and counts_E."""

@@ -52,6 +52,7 @@ from labs.clip import global_norm, shorten
 from labs.dtensor import Placement, Replicate, Shard
 from labs.mesh import Mesh
 from labs.model import Config
+from labs.moe import MoEConfig, ParallelExperts
 from labs.tp import whole_model_check
 from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import Place, Region, unwatch
@@ -116,10 +117,28 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
     """Return the plan of the course's GPT.
 
     sequence_parallel: whether x is in shards of the sequence between split layers
+
+    Raises ValueError for a model with experts, if x is not in shards or its loss has a balance loss.
     """
     x = Shard(1) if sequence_parallel else Replicate()
     queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
     norms = ("layers.*.attention_norm", "layers.*.mlp_norm", "norm") if sequence_parallel else ()
+    mlp = "layers.*.mlp"
+    if isinstance(config, MoEConfig):
+        if not sequence_parallel or config.balance:
+            raise ValueError(
+                f"sequence_parallel is {sequence_parallel}, and balance is {config.balance}: along tp each rank routes "
+                "its own shard of the sequence, whose balance loss no other rank has; give True, and balance=0 (with "
+                "is_biased=True, balance_biases keeps loads even)"
+            )
+        norms += ("layers.*.mlp.router.gate",)
+        mlp = "layers.*.mlp.shared"
+    feed_forward = {
+        mlp: PrepareModuleInput(input_layouts=x),
+        f"{mlp}.gate": ColwiseParallel(),
+        f"{mlp}.up": ColwiseParallel(),
+        f"{mlp}.down": RowwiseParallel(output_layouts=x),
+    }
     return Plan(
         {
             "embed": RowwiseParallel(output_layouts=x),
@@ -127,10 +146,7 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
             "layers.*.attention.q": ColwiseParallel(heads=queries),
             "layers.*.attention.[kv]": ColwiseParallel(heads=keys),
             "layers.*.attention.o": RowwiseParallel(heads=queries, output_layouts=x),
-            "layers.*.mlp": PrepareModuleInput(input_layouts=x),
-            "layers.*.mlp.gate": ColwiseParallel(),
-            "layers.*.mlp.up": ColwiseParallel(),
-            "layers.*.mlp.down": RowwiseParallel(output_layouts=x),
+            **(feed_forward if getattr(config, "shared", True) else {}),
             "head": ColwiseParallel(input_layouts=x),
             "loss": LossParallel(config.vocab),
             **{norm: SequenceParallel() for norm in norms},
@@ -193,7 +209,8 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style)
     rows = Plan(plan).rows(model)
     require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
-    whole = {name: p for name, p in model.named_parameters() if not hasattr(p, "cut_alike")}
+    experts = {p for each in model.modules() if isinstance(each, ParallelExperts) for p in each.parameters()}
+    whole = {name: p for name, p in model.named_parameters() if not hasattr(p, "cut_alike") and p not in experts}
     for name, (p, _) in cuts.items():
         require_in_no_graph(name, p)
     for name, p in model.named_parameters():
@@ -208,7 +225,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style] | Style)
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
-    whole = [name for name, _ in model.named_parameters() if name not in cuts]
+    whole = [name for name, p in model.named_parameters() if name not in cuts and p not in experts]
     model.tensor_parallel.parts.begin(model)
     model.register_load_state_dict_pre_hook(require_parts)
     model.tensor_parallel.watch(model, whole, whole_model_check.compare, then=unwatch)

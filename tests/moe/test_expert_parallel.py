@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs import tp
+from labs.agree import everybodys
 from labs.kit.launch import run
 from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import mark
@@ -22,6 +24,7 @@ from tests.moe.test_moe_gpt import SMALL
 
 TOKENS = (5, 0, 3, 4)  # of each rank: one has none
 ODD = replace(SMALL, shared=1, balance=0.1, dim=8, tied=True)
+FOLDED = replace(ODD, balance=0.0, kv_heads=2)
 
 
 def only(expert):
@@ -141,6 +144,47 @@ def test_layouts_with_one_order_of_sums_agree_bit_for_bit():
                     assert same, (shape, name)
 
 
+# ---- with tensor parallelism -----------------------------------------------------------------------------
+
+
+def folded(shapes):
+    """Train on dp × tp ranks, whose experts are split over edp × ep; return the norms and the whole model of each."""
+    dense, found = Mesh((2, 2), ("dp", "tp")), []
+    for shape in shapes:
+        model, norms = MoEGPT(FOLDED).double(), []
+        parallel = ExpertParallel(model, Mesh(shape, AXES), dense.get_group("dp"))
+        tp.parallelize(model, dense["tp"], tp.gpt_plan(FOLDED, sequence_parallel=True))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for step in range(STEPS):
+            parallel(*batch(step, dense.get_local_rank("dp"))).backward()
+            parallel.sync()
+            norms.append(parallel.clip_gradients(0.5).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        own = {name: p.detach() for name, p in tp.full_parameters(model).items()}
+        full = {name: p for its in everybodys(own, None).values() for name, p in its.items()}
+        found.append((norms, full))
+    return found
+
+
+def test_tensor_parallelism_folds_onto_the_ranks_of_the_experts():
+    one, norms = MoEGPT(FOLDED).double(), []
+    optimizer = torch.optim.AdamW(one.parameters(), 1e-2)
+    for step in range(STEPS):
+        sum(one(*batch(step, part)) / 2 for part in range(2)).backward()
+        norms.append(nn.utils.clip_grad_norm_(one.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    shapes = [(1, 4), (2, 2)]
+    for found in run(folded, shapes, ranks=4):
+        for shape, (its, full) in zip(shapes, found, strict=True):
+            assert its == pytest.approx(norms, rel=1e-12), shape
+            assert max((full[name] - p).abs().max().item() for name, p in one.named_parameters()) < 1e-12, shape
+    for config, sequence_parallel in ((FOLDED, False), (ODD, True)):
+        with pytest.raises(ValueError, match="along tp each rank routes its own shard of the sequence"):
+            tp.gpt_plan(config, sequence_parallel)
+
+
 # ---- refused ---------------------------------------------------------------------------------------------
 
 
@@ -156,6 +200,9 @@ def refused():
     refuse(lambda: ExpertParallel(nn.Linear(2, 2), mesh))
     refuse(lambda: ExpertParallel(mixture(3, 2), Mesh((2,), ("ep",))))
     refuse(lambda: ExpertParallel(mixture(1, 1), mesh))
+    split = mixture(3, 2)
+    split.tensor_parallel = "its state"
+    refuse(lambda: ExpertParallel(split, mesh))
     refuse(lambda: ExpertParallel(mixture(3, 2, seed=dist.get_rank()), mesh))
     tied = mixture(3, 2)
     tied.experts["2"][0].weight = tied.experts["0"][0].weight
@@ -179,6 +226,7 @@ def test_what_cannot_be_split_is_refused_on_every_rank():
         "Linear has no labs.moe.Mixture whose experts could be split: build one",
         "give the axes ('edp', 'ep'), with size 1 where you want none",
         "1 experts cannot be split over ep=2 ranks, each of which needs one: make ep 1 or less, and edp larger",
+        "the model is split by labs.tp already: split its experts first, and then the rest",
         "replicas differ from the start",
         "parameter 'experts.0.0.weight' of an expert has 2 names in the model",
         "has no gradient for 'router.gate.weight': call loss.backward() before sync()",
