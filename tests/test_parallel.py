@@ -1,6 +1,8 @@
 """Tests of labs.parallel against one process on the whole batch, in float64."""
 
+import gc
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import pytest
@@ -15,16 +17,27 @@ from labs.kit.launch import run
 from labs.kit.nccl.would_hang import SOUND, would_hang
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.model import GPT
+from labs.model import GPT, IGNORED, counted
 from labs.parallel import AXES, Parallel
 from tests.depth import deepen
 from tests.pp.trainings import SMALL, batch
+from tests.recordings import held
 
 SMALL = replace(SMALL, depth=4)
 STEPS, SIZE, MAX_NORM = 2, 16, 0.3
+CUT = "pp", "replicate", "shard", "cp", "tp"  # the axes of a mesh that also cuts sequences
+TIED, ODD = {"config": replace(SMALL, tied=True)}, {"odd": True}
 
 
-def parallel(mesh, config=SMALL, schedule="1f1b", sequence=False, stages=1, microbatches=2):
+def data(number, odd=False):
+    """Return a batch; an odd one has no equal pieces of sequences, and some targets are ignored."""
+    x, y = batch(number, SIZE, tokens=7 if odd else 8)
+    if odd:
+        y[1:, 4:] = y[3] = IGNORED
+    return x, y
+
+
+def parallel(mesh, config=SMALL, schedule="1f1b", sequence=False, stages=1, microbatches=2, odd=False):
     ranks, model = mesh.size("pp"), GPT(config).double()
     lists = pp.SCHEDULES[schedule](ranks, microbatches)
     return Parallel(pp.cut(model, stages * ranks), lists, mesh, tp.gpt_plan(config, sequence))
@@ -32,7 +45,7 @@ def parallel(mesh, config=SMALL, schedule="1f1b", sequence=False, stages=1, micr
 
 def in_order(shape, order):
     """Return sizes and names of a mesh of this shape with its axes in another order."""
-    return tuple(shape[AXES.index(axis)] for axis in order), order
+    return (shape, CUT) if len(shape) > 4 else (tuple(shape[AXES.index(axis)] for axis in order), order)
 
 
 def part_of(mesh, batch):
@@ -41,13 +54,13 @@ def part_of(mesh, batch):
     return [each.chunk(parts)[part] for each in batch]
 
 
-def one_process(config):
+def one_process(config=SMALL, odd=False):
     """Return the loss of each batch, the norm of each step, and the final parameters."""
     model = GPT(config).double()
     optimizer, losses, norms = torch.optim.AdamW(model.parameters(), 1e-2), [], []
     for step in range(STEPS):
         for number in range(2):
-            losses.append(model(*batch(2 * step + number, SIZE, tokens=6)))
+            losses.append(model(*data(2 * step + number, odd)))
             losses[-1].backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
         optimizer.step()
@@ -65,7 +78,9 @@ def differences(reference, shape, order=AXES, **case):
     for step in range(STEPS):
         for number in range(2):
             mark("step")
-            of_each = ours.forward_backward(*part_of(mesh, batch(2 * step + number, SIZE, tokens=6)))
+            x, y = data(2 * step + number, "odd" in case)
+            parts = mesh.size("replicate") * mesh.size("shard")
+            of_each = ours.forward_backward(*part_of(mesh, (x, y)), counted(y) / parts if "odd" in case else None)
             mark("end")
             mean = sum(of_each, torch.zeros(()).double()) / ours.microbatches
             dist.all_reduce(mean)
@@ -79,7 +94,6 @@ def differences(reference, shape, order=AXES, **case):
     return max([*off, *((p - expected[name]).abs().max().item() for name, p in full.items())])
 
 
-TIED = {"config": replace(SMALL, tied=True)}
 PAIRS = [  # pp, replicate, shard, tp
     ((2, 2, 1, 1), TIED | {"schedule": "gpipe"}),
     ((2, 1, 2, 1), TIED),
@@ -89,6 +103,10 @@ PAIRS = [  # pp, replicate, shard, tp
     ((1, 2, 2, 1), TIED),
     ((1, 2, 1, 2), TIED | {"sequence": True}),
     ((1, 1, 2, 2), TIED),
+    ((2, 1, 1, 2, 1), ODD | {"schedule": "zbv", "stages": 2}),
+    ((1, 2, 1, 2, 1), ODD),
+    ((1, 1, 2, 2, 1), TIED),
+    ((1, 1, 1, 2, 2), {"sequence": True}),
 ]
 
 
@@ -98,12 +116,13 @@ EIGHT = [
     ((2, 2, 2, 1), TIED | {"microbatches": 4}),
     ((2, 2, 1, 2), {"order": ("tp", "replicate", "shard", "pp")}),
     ((1, 2, 2, 2), TIED | {"sequence": True}),
+    ((2, 1, 1, 2, 2), TIED | {"sequence": True}),
 ]
 BACKWARDS = 2 * STEPS  # each case takes this many
 
 
 def all_differences(references, cases):
-    return [differences(references["config" in case], shape, **case) for shape, case in cases]
+    return [differences(references["config" in case or 2 * ("odd" in case)], shape, **case) for shape, case in cases]
 
 
 def natively(shape, schedule):
@@ -113,7 +132,7 @@ def natively(shape, schedule):
     native.parallel([mine], grid, tp.gpt_plan(SMALL))
     stages = [mine if number == mesh.get_local_rank("pp") else None for number in range(2)]
     group = mesh.get_group("pp")
-    x, y = batch(0, SIZE, tokens=6)
+    x, y = data(0)
     own_x, own_y = part_of(mesh, (x, y))
     given = {"target": own_y} if mine.head else {}
     with loss_parallel():
@@ -129,8 +148,8 @@ def natively(shape, schedule):
 
 @pytest.fixture(scope="module")
 def references():
-    """Return the references of the untied and of the tied model."""
-    return [run(one_process, config, ranks=1)[0] for config in (SMALL, TIED["config"])]
+    """Return the references of the untied and of the tied model, and of odd batches."""
+    return run(lambda: [one_process(**case) for case in ({}, TIED, ODD)], ranks=1)[0]
 
 
 @pytest.mark.parametrize(
@@ -153,15 +172,43 @@ def test_one_process_has_the_same_numbers_and_cost_the_bytes(cases, references):
     assert would_hang(job.recording).name == SOUND
 
 
-def predicted(shape, rank, config=SMALL, schedule="1f1b", sequence=False, stages=1, microbatches=2, order=AXES):
+def predicted(
+    shape, rank, config=SMALL, schedule="1f1b", sequence=False, stages=1, microbatches=2, order=AXES, odd=False
+):
     """Predict the job of a rank, in float32."""
-    axes = dict(zip(AXES, shape, strict=True))
-    seats = Mesh(*in_order(shape, order)).mesh.permute([order.index(axis) for axis in AXES])
-    rank = seats.flatten().tolist().index(rank)  # the number of the rank in labs.cost
+    axes = dict(zip(AXES if len(shape) == 4 else CUT, shape, strict=True))
+    if len(shape) == 4:
+        seats = Mesh(*in_order(shape, order)).mesh.permute([order.index(axis) for axis in AXES])
+        rank = seats.flatten().tolist().index(rank)  # the number of the rank in labs.cost
     lists = pp.SCHEDULES[schedule](shape[0], microbatches)
     each = SIZE // axes["replicate"] // axes["shard"] // microbatches
-    job = cost.Job(config, each, prod(shape), rank, context=6, accumulation=microbatches)
+    job = cost.Job(config, each, prod(shape), rank, context=7 if odd else 8, accumulation=microbatches)
     return cost.parallel(job, pp.plan(lists), axes, sequence)
+
+
+def held_by(shapes):
+    for shape in shapes:
+        mesh = Mesh(shape, CUT)
+        lists = pp.one_f_one_b(shape[0], 2)
+        ours = Parallel(pp.cut(GPT(SMALL), shape[0]), lists, mesh, tp.gpt_plan(SMALL))
+        optimizer = torch.optim.AdamW(ours.parameters())
+        for step in range(3):
+            mark("step")
+            ours.forward_backward(*part_of(mesh, data(step)))
+            optimizer.step()
+            optimizer.zero_grad()
+        mark("end")
+        del ours, optimizer
+        gc.collect()
+
+
+def test_a_rank_holds_the_states_that_are_predicted():
+    """Compare P, G and S where parameters are sharded over cp, alone and with shard or tp."""
+    shapes = (2, 1, 1, 2, 1), (1, 1, 2, 2, 1), (1, 1, 1, 2, 2)
+    recording = run(held_by, shapes, ranks=4, record="memory").recording
+    for (number, shape), rank in product(enumerate(shapes), range(4)):
+        measured, known = held(recording, rank, number, 3), predicted(shape, rank).held
+        assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(known, kind) for kind in "PGS"}, (shape, rank)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------
@@ -183,25 +230,46 @@ def refused():
 
     attempt(Mesh, (2, 1, 3, 1), AXES)
     attempt(build, Mesh((2, 2), ("pp", "dp")))
+    attempt(build, Mesh((2, 1, 2, 1, 1), ("pp", "cp", "replicate", "shard", "tp")))
     attempt(build, mesh, SMALL, 2, pp.one_f_one_b(2, 1))
     attempt(build, mesh, SMALL, 4, pp.one_f_one_b(4, 4))
     attempt(build, mesh, TIED["config"], 4, pp.zbv(2, 2))
     attempt(build, mesh, SMALL, 2, None, "meta")
     attempt(native.pp, pp.cut(GPT(SMALL), 2), "1f1b", 1, GPT(SMALL).loss, mesh.get_group("pp"))
     attempt(native.parallel, pp.cut(GPT(TIED["config"]), 2), native.device_mesh(mesh), tp.gpt_plan(SMALL))
+    cut, (x, y) = Mesh((2, 1, 1, 2, 1), CUT), data(0)
+    own = x + cut.get_local_rank("cp")
+    attempt(build(cut).forward_backward, own, y)
+    ignored = torch.where(y == y[0, 0], IGNORED, y)
+    attempt(build(cut).forward_backward, x, ignored)
+    attempt(build(cut).forward_backward, x.repeat(1, 4), y.repeat(1, 4))
+    attempt(build(cut).forward_backward, x, y[:, 1:])
+    going = build(cut)
+    going.forward_backward(x, y)
+    attempt(going.forward_backward, x[:, 1:], y[:, 1:])
+    attempt(going.forward_backward, x, ignored)
+    going.evaluate(x[:, 1:], y[:, 1:])
+    going.forward_backward(x, y)
     return said
 
 
 FEW = "1 micro-batches are fewer than the 2 ranks along pp, some of which would always wait: cut the batch into 2"
 SAID = [
     "world size 4 is not pp 2 × replicate 1 × shard 3 × tp 1: start 6 ranks, or change a size",
-    "has the axes ('pp', 'dp'): give ('pp', 'replicate', 'shard', 'tp'), with size 1 where you want none",
+    "has the axes ('pp', 'dp'): give ('pp', 'replicate', 'shard', 'tp'), with size 1 where you want none, and cp right",
+    "has the axes ('pp', 'cp', 'replicate', 'shard', 'tp'): give ('pp', 'replicate', 'shard', 'tp'), with size 1",
     FEW,
     "the schedule is for 4 ranks, and the group has 2",
     "stages 0 and 3 have a tied parameter, and are on one rank, where only one of them can shard it",
     "parameter 'embed.weight' is on the meta device, and has no numbers to be split: initialise it",
     FEW,
     "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part",
+    "ranks that differ in pp or cp alone read the same whole sequences, of which each cuts its own piece",
+    "targets are -100, which a loss ignores",
+    "32 tokens are more than the context of 30",
+    "x and y have sequences of 7 and 8 tokens: give the targets of the same tokens",
+    "x has 7 tokens in a sequence, and in the first step it had 8: give sequences of one length",
+    "targets are -100, which a loss ignores",
 ]
 
 

@@ -14,6 +14,9 @@ a step it sends
 So m multiplies the bytes along pp and tp, but not those along shard and replicate; t divides the bytes along shard and
 replicate, but not those along pp.
 
+If sequences are cut along cp, M counts the tokens of the rank's piece, and parameters are sharded over shard × cp.  In
+every layer and micro-batch, a ring sends the keys and values of the rank's heads (`context_parallel`).
+
     cost.parallel(job, plans, {"pp": 2, "replicate": 1, "shard": 2, "tp": 2})
 
 Sources: Narayanan et al. 2021, arXiv 2104.04473, section 3; and those of `pipeline`, `tensor_parallel` and
@@ -27,6 +30,7 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
+from labs.cost.context_parallel import attention_sent, calls, textbook, zigzag_places
 from labs.cost.fully_sharded import fully_shard_sent, rows
 from labs.cost.job import Job
 from labs.cost.model_states import (
@@ -50,24 +54,33 @@ AXES = "pp", "replicate", "shard", "tp"
 
 
 def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Prediction:
-    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A and the peak to 5 %.
+    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A and the peak to 5 %; no A and peak with cp.
 
     job: its batch is the sequences of a micro-batch, its accumulation the number of micro-batches
     plans: the plans of `cost.pp`, one for each rank along pp
-    axes: the size of each of AXES
+    axes: the size of each of AXES, and of cp if sequences are cut
     """
     own = on_mesh(job, plans, axes, sequence_parallel)
-    steps = [along_pp(own, plans), along_tp(own, sequence_parallel), along_data(own)]
+    steps = [along_pp(own, plans), along_tp(own, sequence_parallel), along_data(own), along_cp(own, job)]
     counts = sum((Counter(counts) for _, counts, _ in steps), Counter())
     sent, limits = (sum(step[which] for step in steps) for which in (0, 2))
-    return Prediction(sent, dict(counts), Fraction(limits), parallel_held(own))
+    most = parallel_held(own)
+    return Prediction(
+        sent, dict(counts), Fraction(limits), most if own.pieces == 1 else replace(most, A=None, peak=None)
+    )
 
 
 @dataclass(frozen=True)
 class Own:
-    """A rank's part: its place on each axis, all stages with 1/t of each matrix, and the plan of its own stages."""
+    """A rank's part: its place on each axis, all stages with 1/t of each matrix, and the plan of its own stages.
+
+    job: the job on the rank's piece of each sequence
+    axes: the size of each axis, shard and cp being one
+    pieces: the number of ranks along cp
+    """
 
     job: Job
+    pieces: int
     axes: Mapping[str, int]
     at: Mapping[str, int]
     stages: Sequence[Stage]
@@ -108,10 +121,14 @@ class Own:
 
 def on_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Own:
     job.require("cost.parallel", precision=("float32",), recompute=("none",))
+    pieces = axes.get("cp", 1)
+    axes = {axis: axes[axis] * (pieces if axis == "shard" else 1) for axis in AXES}
     require_same_ranks(job, plans, axes)
     at, last = place(job.rank, axes), max(number for plan in plans for number in numbers_of(plan))
     config = share(job.config, axes["tp"], at["tp"], sequence_parallel) if axes["tp"] > 1 else job.config
-    return Own(job, axes, at, stages_of(replace(job, config=config), last + 1), plans[at["pp"]])
+    column = replace(job, ranks=pieces, rank=at["shard"] % pieces)
+    job = replace(job, context=len(zigzag_places(column)[column.rank]))
+    return Own(job, pieces, axes, at, stages_of(replace(job, config=config), last + 1), plans[at["pp"]])
 
 
 def require_same_ranks(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> None:
@@ -162,6 +179,17 @@ def along_tp(own: Own, sequence_parallel: bool) -> Step:
         if call.part != "loss":
             limit += times * call.sent
     return sent, counts, limit
+
+
+def along_cp(own: Own, job: Job) -> Step:
+    """Return the step along cp: the ring of every layer; job: the job on whole sequences."""
+    config, times = (
+        own.stages[0].job.config,
+        job.accumulation * sum(own.stages[n].job.config.depth for n in own.numbers),
+    )
+    row = replace(job, config=config, ranks=own.pieces, rank=own.at["shard"] % own.pieces)
+    counts = {op: number * times for op, number in calls(row, "ring").items()}
+    return times * sum(attention_sent(row, "ring").values()), counts, times * textbook(row, "ring")
 
 
 def along_data(own: Own) -> Step:

@@ -36,7 +36,7 @@ def are_shapes(xs: Any) -> bool:
 
 
 def are_axes(xs: Any) -> bool:
-    is_complete = isinstance(xs, Mapping) and {*xs} == {"pp", "replicate", "shard", "tp"}
+    is_complete = isinstance(xs, Mapping) and {*xs} - {"cp"} == {"pp", "replicate", "shard", "tp"}
     return is_complete and all(is_whole(x, 1) for x in xs.values())
 
 
@@ -51,7 +51,7 @@ RULES = {  # the wording of a rule: (its test, the names of the arguments that i
     "a whole number, and at least 0": (lambda x: is_whole(x, 0), AMOUNTS),
     "a whole number": (is_whole, "rank src dst index kept"),
     "whole numbers, each at least 0": (are_whole, "sizes"),
-    "whole numbers above 0 of pp, replicate, shard and tp": (are_axes, "axes"),
+    "whole numbers above 0 of pp, replicate, shard and tp, and of cp if sequences are cut": (are_axes, "axes"),
     "shapes of whole numbers": (are_shapes, "trained frozen"),
     "a number, and at least 0": (lambda x: is_real(x) and 0 <= x < inf, "size psi others latency begin card_bytes"),
     "a number above 0": (lambda x: is_real(x) and x > 0, "bandwidth reach memory flops"),

@@ -19,7 +19,7 @@ with labs.ddp, or shard the model over both with labs.fsdp.
 
 **Tensor parallelism splits heads, and context parallelism tokens.**  So each rank along tp has a ring of its own, in
 which the queries of its heads meet their keys.  `labs.tp.parallelize` may come before context_parallel or after it, and
-labs.ddp or labs.fsdp after both.  Sequence parallelism cuts each piece once more.
+labs.ddp or labs.fsdp after both.  CutSequences parallelism cuts each piece once more.
 
     mesh = Mesh((2, 2), ("cp", "tp"))
     parallelize(model, mesh["tp"], gpt_plan(model.config))
@@ -65,14 +65,14 @@ def context_parallel(
     """
     mine = {"attention": attention.__name__, "cut": cut.__name__, "config": getattr(model, "config", None)}
     require_same(mine, group, differ)
-    sequence = Sequence(group, attention, cut)
+    sequence = CutSequences(group, attention, cut)
     let_meet(model, GPT, sequence)
     model.__class__ = type(f"Pieced{type(model).__name__}", (Pieced, type(model)), {})
     model.sequence = sequence
     require_averaged(model, group)
 
 
-def let_meet(model: nn.Module, kind: type[nn.Module], sequence: "Sequence") -> None:
+def let_meet(model: nn.Module, kind: type[nn.Module], sequence: "CutSequences") -> None:
     """Let the queries of each Core meet the keys of all ranks.
 
     kind: the class that the model must have, so that nothing but its Cores mixes tokens.
@@ -91,7 +91,7 @@ def let_meet(model: nn.Module, kind: type[nn.Module], sequence: "Sequence") -> N
 class Pieced(nn.Module):
     """A GPT that computes this rank's piece of each sequence."""
 
-    sequence: "Sequence"
+    sequence: "CutSequences"
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return super().forward(*self.sequence.own(self, *args, **kwargs))
@@ -100,7 +100,7 @@ class Pieced(nn.Module):
 class Meeting(nn.Module):
     """A Core whose queries meet the keys of all ranks."""
 
-    def __init__(self, core: Core, sequence: "Sequence"):
+    def __init__(self, core: Core, sequence: "CutSequences"):
         super().__init__()
         self.core, self.sequence = core, sequence
 
@@ -110,7 +110,7 @@ class Meeting(nn.Module):
         return now.attention(q_BHTE, k_BKTE, v_BKTE, now.pieces, now.group)
 
 
-class Sequence:
+class CutSequences:
     """The sequences that a model computes at present, which all of its layers share.
 
     pieces: the tokens of every rank.
@@ -130,30 +130,36 @@ class Sequence:
     ) -> tuple[Tensor, Tensor | None, float | None]:
         """Return what the model's forward takes, for this rank's pieces of whole sequences."""
         split = getattr(model, "tensor_parallel", None)
-        part = None if split is None else split.mesh.get_local_rank()
-        self.compare(tokens=tokens_BT, targets=targets_BT, over=over, documents=documents, **{"place along tp": part})
-        require_context(model.config, tokens_BT.shape[1])
+        given = {"tokens": tokens_BT, "targets": targets_BT, "over": over, "documents": documents}
+        self.compare(**given, **{"place along tp": None if split is None else split.mesh.get_local_rank()})
         if documents is not None and documents.shape != tokens_BT.shape:
             raise ValueError(
                 f"documents have the shape {tuple(documents.shape)}, and tokens {tuple(tokens_BT.shape)}: give each "
                 "token the number of its document"
             )
-        self.begin(tokens_BT.shape[1], tokens_BT.device, documents, split.mesh.size() if split and split.shards else 1)
+        self.begin(model, tokens_BT.shape[1], tokens_BT.device, documents)
         if targets_BT is None:
             return self.pick(tokens_BT), None, None
         if over is None:  # a tensor, for which the host need not wait
             over = (targets_BT != IGNORED).sum().to(at_least_float32(model.norm.weight).dtype)
         return self.pick(tokens_BT), self.pick(targets_BT), over / len(self.pieces.places)
 
-    def begin(self, tokens: int, device: torch.device, documents: Tensor | None = None, shards: int = 1) -> None:
-        """Cut sequences of this many tokens from now on; sequence parallelism cuts a piece into `shards` once more."""
+    def begin(self, model: Any, tokens: int, device: torch.device, documents: Tensor | None = None) -> None:
+        """Cut sequences of this many tokens from now on.
+
+        model: the GPT, or a stage of it.
+
+        Raises ValueError for sequences of another length than the model, the cut or sequence parallelism can have.
+        """
+        require_context(model.config, tokens)
         rank, ranks = place(self.group)
         positions = torch.arange(tokens, device=device)
         if documents is not None:
             begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))  # all documents of a row but its first
             documents, positions = begins.cumsum(1), positions - (begins * positions).cummax(1).values
         self.pieces = Pieces(self.cut(tokens, ranks), documents)
-        lengths = [*map(len, self.pieces.places)]
+        split, lengths = getattr(model, "tensor_parallel", None), [*map(len, self.pieces.places)]
+        shards = split.mesh.size() if split and split.shards else 1  # sequence parallelism cuts each piece once more
         if any(length % shards for length in lengths):
             raise ValueError(
                 f"pieces of {lengths} tokens are not all divisible by the {shards} ranks of sequence parallelism: "

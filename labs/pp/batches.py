@@ -33,11 +33,15 @@ class GivenBatches:
     microbatches: the number of micro-batches in a batch.
     ends: the ranks in the group that have the first and the last stage.
     needs_y: whether the last stage's rank must pass y.
+
+    size: the number of sequences in a batch; None until the first step.
+    tokens: the number of tokens in a sequence, which only labs.parallel needs.
     """
 
     def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None, needs_y: bool = True):
         self.microbatches, self.ends, self.group, self.needs_y = microbatches, ends, group, needs_y
         self.size: int | None = None
+        self.tokens: int | None = None
 
     def anew(self, needs_y: bool) -> "GivenBatches":
         return GivenBatches(self.microbatches, self.ends, self.group, needs_y)

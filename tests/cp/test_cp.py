@@ -21,7 +21,6 @@ from labs.cp import (
     ulysses_attention,
     zigzag,
 )
-from labs.cp.cp import Sequence
 from labs.ddp import Overlapped
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
@@ -207,11 +206,14 @@ def refusals():
         model(x, y)
 
     def shards():
-        Sequence(None, ring_attention, zigzag).begin(18, x.device, shards=2)
+        model, mesh = GPT(CONFIG), Mesh((1, 2), ("cp", "tp"))
+        tp.parallelize(model, mesh["tp"], tp.gpt_plan(CONFIG, True))
+        context_parallel(model, mesh.get_group("cp"))
+        model(x, y)
 
     yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "tp")
     yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "cp")
-    yield r"pieces of \[9, 9\] tokens are not all divisible by the 2 ranks of sequence parallelism", shards
+    yield r"pieces of \[19\] tokens are not all divisible by the 2 ranks of sequence parallelism", shards
     yield "Linear is not a GPT of labs.model", partial(context_parallel, nn.Linear(2, 2))
     yield "GPT is not a GPT of labs.model with its own attention", twice
     yield "cut is 'zigzag' on rank 0, but 'striped' on rank 1", partial(ready, cut=striped if rank else zigzag)
