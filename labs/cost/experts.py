@@ -52,10 +52,11 @@ def mixture_sent(loads: Loads, rank: int, dim: int, itemsize: int = FLOAT) -> in
 def mixture_layers(config) -> tuple[LayerShapes, list[LayerShapes], tuple[Shape, ...]]:
     """Return a MoEGPT's root, its layers without their experts, and the shapes of one expert."""
     root, layers = groups(config)
-    norms, mlp = layers[0].trained[:-3], layers[0].trained[-3:]
+    norm, q, k, *others, gate, up, down = layers[0].trained
+    of_heads = ((config.head_size,),) * config.is_normed
     shared = config.shared and groups(replace(config, hidden=config.shared * config.hidden))[1][0].trained[-3:]
-    dense = (*norms, (config.experts, config.dim), *(shared or ()))
-    return root, [LayerShapes(dense)] * config.depth, mlp
+    dense = (norm, q, *of_heads, k, *of_heads, *others, (config.experts, config.dim), *(shared or ()))
+    return root, [LayerShapes(dense)] * config.depth, (gate, up, down)
 
 
 def mixture_sizes(config) -> tuple[list[int], list[int]]:

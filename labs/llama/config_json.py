@@ -66,7 +66,8 @@ def read_config(folder: str | Path, defaults: Mapping[str, Any] = DEFAULTS) -> C
             raise ValueError(f"{path} does not say {name}: it must be the configuration of a Llama")
     scaling = RopeScaling(**{ours: theirs[name] for ours, name in SCALING.items()}) if is_scaled else None
     config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()}, rope_scaling=scaling)
-    fixed = FIXED | {"model_type": defaults["model_type"], "head_dim": config.head_size, "quantization_config": None}
+    fixed = FIXED | {"model_type": defaults["model_type"], "quantization_config": None}
+    fixed |= {} if "head_dim" in defaults else {"head_dim": config.head_size}
     for name, value in fixed.items():
         if theirs.get(name, value) != value:
             raise ValueError(f"{path} has {name} {theirs[name]!r}: the course's GPT has {value!r}, and no other")

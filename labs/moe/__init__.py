@@ -7,7 +7,7 @@ The files, in the order of reading:
     moe_gpt          the course's GPT with a mixture in place of each MLP, and the shapes of such models
     exchange         rows sent to the ranks of their experts, and results back, as autograd
     expert_parallel  experts split over the ranks, gradients averaged over others, the norm of all
-    mixtral          Mixtral's published weights, under Hugging Face's names
+    mixtral          published weights of Mixtral and Qwen3-MoE, under Hugging Face's names
 
 Usage:
 

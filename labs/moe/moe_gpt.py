@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labs.model import GPT, MLP, Config, initialise
 from labs.moe.mixture import Experts, Mixture
@@ -22,6 +22,8 @@ class MoEConfig(Config):
         none
     balance: the weight of the balance loss in the model's loss
     is_biased: whether the routers have biases, which `labs.moe.balance_biases` moves
+    head_width: E, if it is not D / H
+    is_normed: whether each head of queries and keys is normalised, as in Qwen3
 
     Raises ValueError for numbers of which no model can be built.
     """
@@ -33,6 +35,12 @@ class MoEConfig(Config):
     capacity: float | None = None
     balance: float = 0.0
     is_biased: bool = False
+    head_width: int | None = None
+    is_normed: bool = False
+
+    @property
+    def head_size(self) -> int:
+        return self.head_width or super().head_size
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +70,12 @@ MOE_PRESETS: dict[str, MoEConfig] = {
     "mixtral-8x7b": MoEConfig(
         32_000, 4096, 32, 32, 8, 14_336, context=32_768, rope_base=1e6, experts=8, top_k=2, balance=0.02
     ),
+    "qwen3-30b-a3b": MoEConfig(
+        *(151_936, 2048, 48, 32, 4, 768),
+        **{"context": 40_960, "rope_base": 1e6, "eps": 1e-6, "experts": 128, "top_k": 8, "balance": 0.001},
+        head_width=128,
+        is_normed=True,
+    ),
 }
 
 
@@ -75,12 +89,28 @@ class MoEGPT(GPT):
         self.config = config
         for layer in self.layers.values():
             layer.mlp = mixture(config)
+            if config.is_normed:
+                layer.attention.q, layer.attention.k = (
+                    NormedHeads(config, config.heads),
+                    NormedHeads(config, config.kv_heads),
+                )
         initialise(self, seed)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, over: float | None = None) -> Tensor:
         out = super().forward(tokens_BT, targets_BT, over)
         balance = sum(layer.mlp.router.take_balance_loss() for layer in self.layers.values())
         return out if targets_BT is None or not self.config.balance else out + self.config.balance * balance
+
+
+class NormedHeads(nn.Linear):
+    """A projection to heads, each of which is normalised."""
+
+    def __init__(self, config: MoEConfig, heads: int) -> None:
+        super().__init__(config.dim, heads * config.head_size, bias=False)
+        self.norm = nn.RMSNorm(config.head_size, eps=config.eps)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.norm(super().forward(x_BTD).unflatten(-1, (-1, *self.norm.normalized_shape))).flatten(-2)
 
 
 def mixture(config: MoEConfig) -> Mixture:

@@ -30,7 +30,9 @@ from tests.recordings import as_predicted, held
 ODD = replace(MOE_PRESETS["tiny-moe"], vocab=13, dim=8, depth=2, heads=2, kv_heads=1, hidden=5, context=6, experts=6)
 CONFIGS = {
     "shared and tied": replace(ODD, top_k=3, shared=1, tied=True),
-    "biased, with full experts": replace(ODD, scores="sigmoid", is_biased=True, capacity=0.8),
+    "biased, with full experts": replace(
+        ODD, scores="sigmoid", is_biased=True, capacity=0.8, is_normed=True, head_width=6
+    ),
 }
 BATCH, STEPS = 12, 3
 DTYPES = torch.float64, torch.float32

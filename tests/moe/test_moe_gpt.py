@@ -21,8 +21,12 @@ def batch(config, seed=0, rows=4):
     return x[:, :-1], x[:, 1:]
 
 
-def test_mixtral_has_as_many_parameters_as_published():
-    """Compare with Jiang et al. 2024, arXiv 2401.04088, section 1: 47B parameters, of which a token uses 13B."""
+def test_mixtral_and_qwen_have_as_many_parameters_as_published():
+    """Compare with Jiang et al. 2024, arXiv 2401.04088, section 1: 47B parameters, of which a token uses 13B; and with
+    the Qwen team's 30.5B and 3.3B for Qwen3-30B-A3B.
+    """
+    qwen = MOE_PRESETS["qwen3-30b-a3b"]
+    assert [count(qwen) // 100_000_000 for count in (parameters, active_parameters)] == [305, 33]
     mixtral = MOE_PRESETS["mixtral-8x7b"]
     assert (parameters(mixtral), active_parameters(mixtral)) == (46_702_792_704, 12_879_925_248)
     assert parameters(TINY) == sum(p.numel() for p in MoEGPT(TINY).parameters())
