@@ -208,11 +208,11 @@ def copied(value: Any) -> Any:
 
 
 def changed(now: Tensor, before: Tensor) -> bool:
-    return now.shape != before.shape or not same_numbers(now.detach(), before)
+    return not same_numbers(now.detach(), before)
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------
