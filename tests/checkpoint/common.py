@@ -8,6 +8,7 @@ from torch import nn
 
 from labs import fsdp, native, pp, tp
 from labs.checkpoint import Held, HeldByZero
+from labs.cp import context_parallel
 from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.model import GPT, Config
@@ -56,6 +57,12 @@ def split(model, mesh):
     return alone(tp.parallelize(model, mesh, tp.gpt_plan(model.config)))
 
 
+def cut_and_sharded(shape, model):
+    mesh = Mesh(shape, ("dp", "cp"))
+    context_parallel(model, mesh.get_group("cp"))
+    return sharded(model, mesh._flatten())
+
+
 def split_and_sharded(model):
     mesh = Mesh((2, 2), ("dp", "tp"))
     tp.parallelize(model, mesh["tp"], tp.gpt_plan(model.config))
@@ -69,8 +76,8 @@ def in_stages(model):
     return Held(*pipeline.stages.values(), optimizer=optimizer), pipeline.forward_backward, optimizer
 
 
-def on_a_mesh(shape, model):
-    mesh, lists, make = Mesh(shape, AXES), pp.one_f_one_b(2, 2), optimizer_of(model)
+def on_a_mesh(shape, model, axes=AXES):
+    mesh, lists, make = Mesh(shape, axes), pp.one_f_one_b(2, 2), optimizer_of(model)
     parallel = Parallel(pp.cut(model, 2), lists, mesh, tp.gpt_plan(model.config))
     optimizer = make(p for p in parallel.parameters() if p.requires_grad)
     return Held(*parallel.stages.values(), optimizer=optimizer), parallel.forward_backward, optimizer
@@ -88,8 +95,12 @@ LAYOUTS = {  # the number of ranks, and the function that lays a model out on th
     "torch-hsdp": (4, lambda model: sharded_by_pytorch(model, Mesh((2, 2), ("replicas", "shards")))),
     "tp": (2, lambda model: split(model, Mesh((2,), ("tp",)))),
     "fsdp-tp": (4, split_and_sharded),
+    "cp-3": (3, partial(cut_and_sharded, (1, 3))),
+    "cp-4": (4, partial(cut_and_sharded, (1, 4))),
+    "fsdp-cp": (4, partial(cut_and_sharded, (2, 2))),
     "pp": (3, in_stages),
     "pp-fsdp": (4, partial(on_a_mesh, (2, 1, 2, 1))),
+    "pp-cp": (4, partial(on_a_mesh, (2, 1, 1, 2, 1), axes=(*AXES[:3], "cp", "tp"))),
     "pp-fsdp-tp": (8, partial(on_a_mesh, (2, 1, 2, 2))),
 }
 
