@@ -19,7 +19,7 @@ with labs.ddp, or shard the model over both with labs.fsdp.
 
 **Tensor parallelism splits heads, and context parallelism tokens.**  So each rank along tp has a ring of its own, in
 which the queries of its heads meet their keys.  `labs.tp.parallelize` may come before context_parallel or after it, and
-labs.ddp or labs.fsdp after both.  CutSequences parallelism cuts each piece once more.
+labs.ddp or labs.fsdp after both.  Sequence parallelism cuts each piece once more.
 
     mesh = Mesh((2, 2), ("cp", "tp"))
     parallelize(model, mesh["tp"], gpt_plan(model.config))
@@ -80,9 +80,9 @@ def let_meet(model: nn.Module, kind: type[nn.Module], sequence: "CutSequences") 
     cores = [(name, each) for name, each in model.named_modules() if isinstance(each, Core | Meeting)]
     if not isinstance(model, kind) or any(type(core) is not Core for _, core in cores):
         raise ValueError(
-            f"{type(model).__name__} is not a {kind.__name__} of labs.model with its own attention, of which alone is "
-            "known that nothing else mixes tokens: call ring_attention in your model's attention, and cut its inputs "
-            "by Pieces"
+            f"{type(model).__name__} is not a {kind.__name__} of {kind.__module__} with its own attention, of which "
+            "alone is known that nothing else mixes tokens: call ring_attention in your model's attention, and cut its "
+            "inputs by Pieces"
         )
     for name, core in cores:
         model.set_submodule(name, Meeting(core, sequence))
@@ -111,7 +111,7 @@ class Meeting(nn.Module):
 
 
 class CutSequences:
-    """The sequences that a model computes at present, which all of its layers share.
+    """The sequences that a model computes at present, cut into pieces, which all of its layers share.
 
     pieces: the tokens of every rank.
     positions: the position of each of this rank's tokens in its document, [T], or [B, 1, T] if there are several.
@@ -169,7 +169,11 @@ class CutSequences:
         self.positions = self.pick(positions if documents is None else positions[:, None])
 
     def compare(self, **given: Any) -> None:
-        """Compare the inputs of the first forward, which must be the same on all ranks of the group."""
+        """Compare the inputs of the first forward, which must be the same on all ranks of the group.
+
+        Later inputs are not compared, as in labs.tp and labs.pp: each forward would need one more message, for which
+        the host would wait.
+        """
         if not self.compared:
             read = {name: fingerprint(x) if isinstance(x, Tensor) else x for name, x in given.items()}
             require_same(read, self.group, differ)

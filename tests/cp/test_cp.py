@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs import tp
+from labs import pp, tp
 from labs.cp import (
     context_parallel,
     contiguous,
@@ -211,6 +211,7 @@ def refusals():
         context_parallel(model, mesh.get_group("cp"))
         model(x, y)
 
+    yield "PiecedGPT has a forward of its own, which no stage would call", lambda: pp.cut(ready(), 2)
     yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "tp")
     yield "place along tp is 0 on rank 0, but 1 on rank 1: all ranks of one group of context", partial(along_tp, "cp")
     yield r"pieces of \[19\] tokens are not all divisible by the 2 ranks of sequence parallelism", shards

@@ -159,7 +159,7 @@ def mesh_of(text: str, ranks: int | None) -> dict[str, int]:
 
 def row_of(axes: Mapping[str, int]) -> str:
     rows = {("dp",): "fsdp", ("replicate", "shard"): "hsdp", ("tp",): "tp-sp", ("dp", "tp"): "fsdp-tp"}
-    rows |= {("pp",): "pp-1f1b", ("edp", "ep"): "ep"}
+    rows |= {("cp",): "cp-ring", ("cp", "tp"): "cp-tp", ("pp",): "pp-1f1b", ("edp", "ep"): "ep"}
     rows["pp", "replicate", "shard", "tp"] = "pp-fsdp-tp" if axes.get("tp", 1) > 1 else "pp-fsdp"
     if tuple(axes) not in rows:
         meshes = " or ".join(",".join(names) for names in rows)
