@@ -17,6 +17,7 @@ from labs.kit.launch import run
 from labs.kit.record import Recording, mark
 from labs.kit.training.strategies import ROWS, STRATEGIES, set_up, step
 from labs.model import GPT, PRESETS
+from labs.moe import MOE_PRESETS, MoEGPT
 
 RANKS, BATCH, WARM_UP = 4, 3, 3
 PEER = "torch-ddp"
@@ -26,7 +27,8 @@ Stepper = Callable[[], object]
 
 def stepper(name: str, batch: int = BATCH) -> Stepper:
     """Return a function that takes one step with this strategy."""
-    model = GPT(PRESETS["tiny"])
+    with_experts = ROWS[name].takes is MoEGPT
+    model = MoEGPT(MOE_PRESETS["tiny-moe"]) if with_experts else GPT(PRESETS["tiny"])
     training, _ = set_up(ROWS[name], model)
     tokens = torch.randint(model.config.vocab, (2, batch, model.config.context), generator=torch.Generator())
     # alone, no other rank tells this one how many tokens there are
@@ -86,7 +88,8 @@ def figures(quick: bool) -> list[Figure]:
             pairs = zip(slowest(ranks[PEER]), slowest(ranks[name]), strict=True)
             found.append(figure(f"step: {name} / {PEER}", ratios(pairs), target=goal, note=phases(ranks[name])))
     peer = [1000 * seconds for seconds in slowest(ranks[PEER])]
-    return [*found, figure(f"step: {PEER}", peer, "ms", note=phases(ranks[PEER]))]
+    found.append(figure(f"step: {PEER}", peer, "ms", note=phases(ranks[PEER])))
+    return [*found, *side_by_side("step, experts", ["ep"], quick)]
 
 
 def slowest(ranks: list[Steps]) -> list[float]:

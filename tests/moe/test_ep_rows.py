@@ -83,11 +83,7 @@ def one_process(trainings, ranks):
 
 
 def predicted(row, name, ranks, rank, loads):
-    """Return the prediction for the loads of this rank's neighbours along ep, [rank][layer][expert]."""
-    job = cost.Job(CONFIGS[name], BATCH // ranks, ranks, rank)
-    ep = row.axes(ranks)["ep"]
-    own = loads[rank // ep * ep : (rank // ep + 1) * ep]
-    return row.predict(job, loads=list(zip(*own, strict=True)))
+    return row.predict(cost.Job(CONFIGS[name], BATCH // ranks, ranks, rank), loads)
 
 
 @pytest.mark.parametrize("ranks", [4, *deepen(2, 3)])

@@ -38,16 +38,19 @@ from torch import Tensor
 from tqdm import tqdm
 from tyro.conf import DisallowNone, arg
 
-from labs.cost import Job, Prediction
+from labs import moe
+from labs.cost import Job, Prediction, expert_parallel
 from labs.data import Batches, Corpus, corpus
 from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
 from labs.kit.extras.jax_devices import on_devices
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.ranks.devices import devices_for
+from labs.kit.simulated.strategy_steps import model_of
 from labs.kit.training.strategies import (
     ADAMW,
     COMPILED,
+    EXPERTS,
     ONE_DEVICE,
     STRATEGIES,
     WITH_AN_EXTRA,
@@ -58,11 +61,13 @@ from labs.kit.training.strategies import (
 )  # fmt: skip
 from labs.mesh.grid import equation
 from labs.model import GPT, PRESETS, Config, parameters
+from labs.moe import MOE_PRESETS, MoEConfig, MoEGPT, Router
 
 KINDS = (*draw.KINDS, "peak")
 EXACT = ("P", "G", "S")
 CLOSE = 0.05  # the share by which a closed form of the other kinds may miss the measurement, without a word
-SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # the models whose tokens are bytes
+MODELS = PRESETS | MOE_PRESETS
+SIZES = [name for name, config in MODELS.items() if config.vocab == 256]  # the models whose tokens are bytes
 PASSES = ("time", "communication", "memory")
 WATCHED = 4  # the number of steps of a pass that counts bytes
 WARM_UP = 3  # the number of first steps that are not timed
@@ -108,7 +113,9 @@ class TourSettings:
 
     @property
     def config(self) -> Config:
-        return PRESETS[self.size]
+        """Return the model's shape, without a balance loss, which each part of a batch would have for itself."""
+        config = MODELS[self.size]
+        return replace(config, balance=0.0) if isinstance(config, MoEConfig) else config
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -167,8 +174,10 @@ def tour(
 
     tick: a function that is called before each run with the strategy's name and the number of runs done.
     """
-    reference = None
-    for number, strategy in enumerate((ONE_DEVICE, *chosen)):
+    reference, one = None, ONE_DEVICE
+    if isinstance(plan.config, MoEConfig):
+        one = replace(one, predict=partial(expert_parallel, edp=1, ep=1))
+    for number, strategy in enumerate((one, *chosen)):
         ranks = strategy.ranks(plan.ranks)
         if isinstance(strategy, Compiled):
             tick(strategy.name, len(PASSES) * number)
@@ -189,10 +198,20 @@ def watch(
 ) -> Results:
     """Train once with a strategy, and make a recording of this kind."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
-    build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
+    build, parts = partial(model_of, plan.config, torch.float32, "none"), strategy.parts(plan.ranks)
     if kind == "time":
         return run(train_and_compare, strategy, build, plan.batches(parts, plan.steps), reference, **job)
-    return run(train, strategy, build, plan.batches(parts, WATCHED), **job)
+    return run(train_and_count, strategy, build, plan.batches(parts, WATCHED), **job)
+
+
+def train_and_count(strategy: Strategy, build: Any, batches: Any) -> list[list[int]]:
+    """Train on a rank; return the rows of each expert in the last step, layer by layer, if the model has experts."""
+    model, rows = build(), []
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    for router in routers:
+        router.register_forward_hook(lambda router, x, out: rows.append(out[0].flatten()))
+    train(strategy, lambda: model, batches)
+    return [chosen.bincount(minlength=model.config.experts).tolist() for chosen in rows[len(rows) - len(routers) :]]
 
 
 def train_and_compare(
@@ -214,7 +233,8 @@ def compare(
     """Return the measurements of a strategy's three runs, compared with the predictions on every rank."""
     losses, differences = zip(*time, strict=True)
     share = plan.batch // strategy.parts(plan.ranks)
-    predicted = [strategy.predict(Job(plan.config, share, ranks, rank)) for rank in range(ranks)]
+    loads = {"loads": list(communication)} if strategy.takes is MoEGPT else {}
+    predicted = [strategy.predict(Job(plan.config, share, ranks, rank), **loads) for rank in range(ranks)]
     sent = [communication.recording.sent(rank, WATCHED - 1) for rank in range(ranks)]
     held = [memory.recording.steady(rank) for rank in range(ranks)]
     durations = [
@@ -447,6 +467,7 @@ def shown() -> list[str]:
 
 
 HELP = f"all, or some of {', '.join(shown())}; by default {','.join(ONE_OF_EACH)}"
+HELP += f"; for a model with experts all, or some of {', '.join(row.name for row in EXPERTS)}"
 
 
 @dataclass
@@ -463,17 +484,18 @@ class Tour:
     figure: Path = Path("tour.png")  # file for a picture
 
 
-def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
+def choose(names: str | None, ranks: int, size: str = TourSettings.size) -> list[Strategy | Compiled]:
     """Return the strategies with these names, in the order of the table of strategies.
 
     names: names separated by commas; None for ONE_OF_EACH, or "all" for every strategy; both leave out strategies that
         cannot run on so many ranks.
     Raises ValueError for a name that does not exist, or whose strategy cannot run on so many ranks.
     """
-    table = (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
+    with_experts = isinstance(MODELS[size], MoEConfig)
+    table = EXPERTS if with_experts else (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
     known = [strategy.name for strategy in table]
     if names is None or names == "all":
-        wanted = ONE_OF_EACH if names is None else known
+        wanted = ONE_OF_EACH if names is None and not with_experts else known
         return [strategy for strategy in table if strategy.name in wanted and strategy.fits(ranks)]
     wanted = {name.strip() for name in names.split(",")}
     if unknown := sorted(wanted - set(known)):
@@ -492,7 +514,7 @@ def main(arguments: list[str]) -> int:
     chosen = tyro.cli(Tour, prog="python -m labs tour", args=arguments, config=(DisallowNone,))
     try:
         plan = TourSettings(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
-        strategies = choose(chosen.strategies, plan.ranks)
+        strategies = choose(chosen.strategies, plan.ranks, plan.size)
         require_writable(chosen.json)
         require_writable(chosen.figure)
         print(introduction(plan), flush=True)
@@ -526,7 +548,8 @@ def main(arguments: list[str]) -> int:
 def introduction(plan: TourSettings) -> str:
     text, tokens = plan.corpus, f"{plan.batch} × {plan.config.context} tokens"
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
-    model = f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32)"
+    count = moe.parameters if isinstance(plan.config, MoEConfig) else parameters
+    model = f"GPT {plan.size} ({count(plan.config):,} parameters, float32)"
     return (
         f"{model}, {plan.steps} steps of {tokens} with AdamW,\n"
         f"on the {text.source} ({text.size:,} bytes); one process, then {ranks} on {plan.device}"

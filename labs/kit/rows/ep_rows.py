@@ -101,8 +101,11 @@ def row(
     name: str, side: str, apply: Apply, predict: Predict, bitwise: tuple[int, ...] = (), note: str = ""
 ) -> Strategy:
     def predicted(job: cost.Job, loads: Sequence | None = None) -> cost.Prediction:
+        """Predict a step, for the loads of all ranks, [rank][forward of a mixture][expert]; even ones by default."""
         axes: Mapping[str, int] = pairs(job.ranks)
-        return predict(job, **axes, loads=loads)
+        first = job.rank // axes["ep"] * axes["ep"]
+        own = None if loads is None else list(zip(*loads[first : first + axes["ep"]], strict=True))
+        return predict(job, **axes, loads=own)
 
     return Strategy(name, side, apply, predicted, None, pairs, ("edp", "ep"), bitwise, MoEGPT, note=note)
 

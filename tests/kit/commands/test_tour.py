@@ -102,6 +102,16 @@ def test_one_of_each_kind_are_taken_unless_others_are_named():
     ]
 
 
+def test_a_model_with_experts_has_strategies_of_its_own_and_bytes_for_the_loads_that_were_counted(monkeypatch):
+    monkeypatch.setattr(tour, "WATCHED", 2)
+    chosen = tour.choose(None, 2, "tiny-moe")
+    assert [row.name for row in chosen] == ["ep", "fsdp-ep", "torch-ep"]
+    one, ep = tour.tour(tour.TourSettings("tiny-moe", ranks=2, steps=2, batch=2), chosen[:1])
+    assert one.differs == ep.differs == [] and ep.sent["measured"] > 0
+    with pytest.raises(ValueError, match="no strategy 'fsdp': choose from ep, fsdp-ep, torch-ep, or all"):
+        tour.choose("fsdp", 2, "tiny-moe")
+
+
 def test_files_have_the_schema_and_nothing_else_is_left(made):
     folder, _, _ = made
     assert sorted(path.name for path in folder.iterdir()) == ["tour.json", "tour.png"]
