@@ -421,11 +421,12 @@ run(hang, ranks=4)
 # | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
 # | [11 Three dimensions](11_three_dimensions.ipynb) | combines data, tensor and pipeline parallelism |
 # | [11b Clusters](11b_clusters.ipynb) | runs the same job on two hosts and in a queue, with a time limit |
+# | [12 Long contexts](12_long_context.ipynb) | splits every sequence, and sends keys and values round a ring |
 # | [13 GSPMD](13_gspmd.ipynb) | gives a compiler the layouts of a few arrays, and lets it split the program |
 # | [14 DeepSpeed](14_deepspeed.ipynb) | runs ZeRO from a configuration file |
 # | [15 Plan a run](15_plan_a_run.ipynb) | asks which layouts a cluster can run, and which are fast |
 #
-# Two notebooks are planned and not written yet: one on long contexts and experts, and a bug clinic.
+# Two notebooks are planned and not written yet: one on experts, and a bug clinic.
 #
 # The next cell lists the exercises of each notebook under the names of their checks, and marks those that you have
 # passed. In a terminal, `make progress` (or `python -m labs progress`) also says when you passed them.

@@ -75,7 +75,8 @@ COURSE = {
         ("10", "Pipeline", "split the depth"),
         ("11", "Three dimensions", "all axes at once"),
         ("11b", "Clusters", "two hosts, and a queue"),
-        ("12", "Context, experts", "split the sequence"),
+        ("12", "Long contexts", "split the sequence"),
+        ("12b", "Experts", "split the experts"),
     ],
     "At work": [
         ("13", "GSPMD", "the compiler splits"),

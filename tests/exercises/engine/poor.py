@@ -184,6 +184,17 @@ def a_copy_on_each_rank(*case):
     return {"replicate": 8}
 
 
+# ---- 12 --------------------------------------------------------------------------------------------------
+
+
+def every_fourth(lengths, ranks, *most):
+    return striped(sum(lengths), ranks)
+
+
+def one_after_the_other(lengths, ranks, *most):
+    return contiguous(sum(lengths), ranks)
+
+
 # ---- 13 --------------------------------------------------------------------------------------------------
 
 ROWS, WHOLE = ("abc", ""), ("", "")
