@@ -4,7 +4,7 @@
 # *A book has 131,072 tokens, and the model is to read it at once. How, if its activations fit on no GPU?*
 #
 # You need: [Collectives](02_collectives.ipynb), [DDP](03_ddp.ipynb), and [Memory](07_memory.ipynb), which explains
-# activations. **Minutes**, by estimate: 45 without exercises, 75 with them, 25 more for the challenge. Running all
+# activations. **Minutes**, by estimate: 35 without exercises, 70 with them, 30 more for the challenge. Running all
 # cells takes a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
@@ -36,12 +36,10 @@ import torch.nn.functional as F
 from labs import cost, cp
 from labs.cp import Pieces, contiguous, products, striped, zigzag
 from labs.cp.partial_softmax import attend
-from labs.data import Batches, corpus
 from labs.kit import beat, check, draw
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.mesh import Mesh
-from labs.model import GPT, IGNORED, PRESETS
+from labs.model import PRESETS
 
 # %%
 guess_gigabytes = 813  # your number
@@ -49,9 +47,10 @@ guess_gigabytes = 813  # your number
 # %%
 LONG = replace(PRESETS["llama3-8b"], context=131_072)
 job = partial(cost.Job, LONG, batch=1, precision="mixed", fused_norms=True)
-held = {recompute: sum(cost.activations(job(recompute=recompute)).values()) for recompute in ("none", "full")}
-why = "All of it grows with the tokens: 16 × as many as 8,192, and 16 × the bytes."
-check.predict("Activations of one sequence?", guess_gigabytes, round(held["none"] / 1e9), "GB", reason=why)
+held = {kind: cost.activations(job(recompute=kind)) for kind in ("none", "full")}
+held = {kind: round(sum(terms.values()) / 1e9) for kind, terms in held.items()}
+why = "Everything grows with the tokens: these are 16 times as many as 8,192."
+check.predict("One sequence?", guess_gigabytes, held["none"], "GB", reason=why)
 
 # %% [markdown]
 # One sequence would fill ten H100s of 80 GB. Recomputation, which keeps only the input of each layer and the logits, is
@@ -59,13 +58,13 @@ check.predict("Activations of one sequence?", guess_gigabytes, round(held["none"
 
 # %%
 bars = {
-    "one GPU has": {"temporary": cost.CARD / 1e9},
-    "no recomputation": {"A": held["none"] / 1e9},
-    "full recomputation": {"A": held["full"] / 1e9},
-    "the same on a 16th of the tokens": {"A": held["full"] / 16e9},
+    "one GPU has": {"temporary": round(cost.CARD / 1e9)},
+    "no recomputation": {"A": held["none"]},
+    "full recomputation": {"A": held["full"]},
+    "the same on a 16th of the tokens": {"A": held["full"] / 16},
 }
-bars = {name: {kind: round(size) for kind, size in bar.items()} for name, bar in bars.items()}
-draw.chart(bars, "GB", caption="Activations of one sequence of 131,072 tokens, Llama 3 8B")
+caption = "Activations of one sequence of 131,072 tokens, Llama 3 8B"
+draw.chart(bars, "GB", caption=caption)
 
 # %% [markdown]
 # FSDP does not help: it shards parameters, and each rank still reads whole sequences. Tensor parallelism with sequence
@@ -241,7 +240,8 @@ def compare(cut, tokens=45):
 
 
 on_cpu = partial(run, device="cpu", ranks=4)
-print("within 1e-12 of attention to the whole sequence:", max(on_cpu(compare, contiguous)) < 1e-12)
+close = max(on_cpu(compare, contiguous)) < 1e-12
+print(f"within 1e-12 of attention to the whole sequence: {close}")
 
 # %% [markdown]
 # ## Build: the way back
@@ -274,11 +274,13 @@ def there_and_back():
     mark("end")
 
 
+# %%
 seen = on_cpu(there_and_back, record="communication").recording
 one = cost.Job(replace(PRESETS["tiny"], dim=32, context=45), batch=1, ranks=4)
 paper = cost.attention_sent(one, "ring")
 sent = {f"{way}, bytes": (paper[way], seen.sent(0, at)) for at, way in enumerate(paper)}
-sent |= {f"{way}, sends": (3 + 3 * at, seen.counts(0, at)["send"], "") for at, way in enumerate(paper)}
+for at, way in enumerate(paper):
+    sent[f"{way}, sends"] = 3 + 3 * at, seen.counts(0, at)["send"], ""
 draw.ledger(sent, within=0)
 
 # %% [markdown]
@@ -321,7 +323,8 @@ draw.timeline(uneven, step=0, names=["contiguous"])
 # %%
 steps = [[products(contiguous(16, 4))[r][r - step] for r in range(4)] for step in range(4)]
 slower = sum(map(max, steps)) / (sum(map(sum, steps)) / 4)
-check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, reason="10 + 16 + 16 + 16, and not 34.")
+why = "10 + 16 + 16 + 16 products instead of 34."
+check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, reason=why)
 
 # %% [markdown]
 # The hatched lanes are waiting: rank 0 has nothing to attend to in steps 1 to 3, and all ranks wait for rank 3. For
@@ -353,7 +356,8 @@ cut
 
 # %%
 balanced = balanced if cut.ok else check.balanced.expected
-draw.work_per_rank({"contiguous": contiguous(64, 4), "yours": balanced(64, 4), "striped": striped(64, 4)})
+cuts = {"contiguous": contiguous, "yours": balanced, "striped": striped}
+draw.work_per_rank({name: each(64, 4) for name, each in cuts.items()})
 
 # %% [markdown]
 # Two such cuts have names. **Zigzag** gives each rank a chunk from the head and one from the tail (Llama Team, 2024,
@@ -365,8 +369,8 @@ even = on_cpu(timed, [contiguous, balanced], record="communication", tell="both 
 draw.timeline(even, even, step=(0, 1), names=("contiguous", "yours"))
 
 # %%
-within = max(on_cpu(compare, balanced)) < 1e-12
-print(f"shorter with the balanced cut: {even.took(1) < even.took(0)}; still the same attention: {within}")
+same = max(on_cpu(compare, balanced)) < 1e-12
+print(f"faster with your cut: {even.took(1) < even.took(0)}; the same attention: {same}")
 
 # %% [markdown]
 # ## Build: two other ways
@@ -402,7 +406,8 @@ lines = {
     "Ulysses": [(N, 2 * 4 * (N - 1) / N * T * (H + K) * E / N) for N in GROUP],
 }
 fewer = next(N for N, *_ in zip(GROUP, *lines.values(), strict=True) if 6 * K > 4 * (H + K) / N)
-draw.on_scales(lines, "ranks", "bytes per layer", "Sent by a rank: Llama 3 8B, 131,072 tokens, 16 bits")
+caption = "Sent by a rank: Llama 3 8B, 131,072 tokens, 16 bits"
+draw.on_scales(lines, "ranks", "bytes per layer", caption)
 
 # %%
 reason = "4 (H + K)/N < 6 K, so N > 2/3 (H + K)/K = 3.33."
@@ -414,7 +419,10 @@ check.predict("From how many ranks on?", guess_ranks, fewer, reason=reason)
 # steps with AdamW in float64, against one process:
 
 # %%
+from labs.data import Batches, corpus
 from labs.kit.train import in_turn, ledgers, strategies
+from labs.mesh import Mesh
+from labs.model import GPT, IGNORED
 
 CONFIG = replace(PRESETS["tiny"], depth=2, kv_heads=4)
 loader = Batches(corpus().tokens, 2, CONFIG.context)
@@ -422,6 +430,9 @@ batches, ROWS = [loader[number] for number in range(3)], strategies.ROWS
 WAYS = {name: ROWS[f"cp-{name}"] for name in ("ring", "gather", "ulysses")}
 WAYS["ulysses"] = replace(WAYS["ulysses"], axes=WAYS["ring"].axes)
 WAYS["torch"] = ROWS["torch-cp"]
+
+
+# %%
 
 
 def float64():
@@ -459,7 +470,9 @@ draw.ledger(rows, within=0)
 # all-gather holds besides is temporary. The peak shows it:
 
 # %%
-peaks = {f"{name}: peak": (paper[name].held.peak, measured[name].held["peak"]) for name in list(WAYS)[:3]}
+peaks = {}
+for name in ("ring", "gather", "ulysses"):
+    peaks[f"{name}: peak"] = paper[name].held.peak, measured[name].held["peak"]
 draw.ledger(peaks, within=0.05)
 
 # %% [markdown]
@@ -486,40 +499,42 @@ draw.ring_steps(Pieces(zigzag(32, 2), torch.tensor([[0] * 13 + [1] * 19])))
 
 
 # %% tags=["subject"]
-def on_a_mesh(x, y, documents):
+def on_a_mesh(x, y, documents, over):
     """Return the loss and a gradient of this rank, its own mean, and the gradient averaged over
     both axes, over dp alone and over cp alone."""
     mesh, model = Mesh((2, 2), ("dp", "cp")), GPT(CONFIG).double()
-    row = slice(mesh.get_local_rank("dp"), mesh.get_local_rank("dp") + 1)
+    dp, piece = mesh.get_local_rank("dp"), zigzag(64, 2)[mesh.get_local_rank("cp")]
+    x, y, documents = (each[[dp]] for each in (x, y, documents))
     cp.context_parallel(model, mesh.get_group("cp"))
-    loss = model(x[row], y[row], documents=documents[row], over=(y != IGNORED).sum() / 2)
+    loss = model(x, y, documents=documents, over=over / 2)
     loss.backward()
-    gradient, found = model.embed.weight.grad, {"loss": loss.detach()}
-    for name, group in (("dp × cp", None), ("dp", mesh.get_group("dp")), ("cp", mesh.get_group("cp"))):
-        found[name] = gradient / dist.get_world_size(group)
+    found = {"loss": loss.detach()}
+    for name in ("dp × cp", "dp", "cp"):
+        group = None if "×" in name else mesh.get_group(name)
+        found[name] = model.embed.weight.grad / dist.get_world_size(group)
         dist.all_reduce(found[name], group=group)
-    own = y[row][:, Pieces(zigzag(64, 2)).places[mesh.get_local_rank("cp")]]
-    return found | {"own mean": F.cross_entropy(model(x[row], documents=documents[row]).detach()[0], own[0])}
+    logits_TV = model(x, documents=documents).detach()[0]
+    return found | {"own mean": F.cross_entropy(logits_TV, y[0, piece])}
 
 
 # %%
 x, y = loader[3]
 y = y.where(torch.arange(64) >= torch.tensor([[40], [5]]), IGNORED)  # prompts do not count
 documents = torch.stack((torch.arange(64) // 30, torch.arange(64) // 50))
-alone, losses = GPT(CONFIG).double(), []
+alone, losses, over = GPT(CONFIG).double(), [], (y != IGNORED).sum()
 for row in range(2):
     for number in documents[row].unique():  # each document by itself, in one process
         inside = documents[row] == number
-        over = (y != IGNORED).sum()
         losses.append(alone(x[row, inside][None], y[row, inside][None], over=over))
 sum(losses).backward()
 
 # %%
-right, ranks = alone.embed.weight.grad, on_cpu(on_a_mesh, x, y, documents)
+right, ranks = alone.embed.weight.grad, on_cpu(on_a_mesh, x, y, documents, over)
 rows = []
 for name in ("dp × cp", "dp", "cp"):
     off = max((rank[name] - right).norm() / right.norm() for rank in ranks)
-    rows.append({"gradients averaged over": name, "relative error": f"{off:.2f}" if off > 1e-9 else "0"})
+    error = f"{off:.2f}" if off > 1e-9 else "0"
+    rows.append({"gradients averaged over": name, "relative error": error})
 means = {name: sum(rank[name] for rank in ranks) / 4 for name in ("loss", "own mean")}
 same = {name: bool((mean - sum(losses)).abs() < 1e-12) for name, mean in means.items()}
 print(f"the mean of the ranks' losses is one process's: {same['loss']}")
@@ -568,7 +583,8 @@ MISTAKES["the sum of one step"] = {"attend_backward": own_sum}
 def errors():
     """Return how far output, dq, dk and dv are from those of one process, for each mistake."""
     (q, k, v, g), pieces = drawn(4, 1, 2, 32, 8), Pieces(zigzag(32, 4))
-    own, leaves, found = [*pieces.places[dist.get_rank()]], [x.requires_grad_() for x in (q, k, v)], {}
+    own, found = [*pieces.places[dist.get_rank()]], {}
+    leaves = [x.requires_grad_() for x in (q, k, v)]
     y = F.scaled_dot_product_attention(*leaves, is_causal=True)
     right = [x[:, :, own] for x in (y.detach(), *torch.autograd.grad(y, leaves, g))]
     for name, changes in MISTAKES.items():
@@ -576,7 +592,8 @@ def errors():
         y = cp.ring_attention(*here, pieces)
         with mock.patch.dict(vars(course_ring), changes):
             wrong = [y.detach(), *torch.autograd.grad(y, here, g[:, :, own])]
-        found[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(wrong, right, strict=True)]
+        pairs = zip(wrong, right, strict=True)
+        found[name] = [((a - b).norm() / b.norm()).item() for a, b in pairs]
     return found
 
 
@@ -752,17 +769,16 @@ def place_tokens(lengths, ranks, tokens, products):
     """
     ### BEGIN SOLUTION
     own, work = [[] for _ in range(ranks)], [0] * ranks
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    for length, start in sorted(zip(lengths, starts, strict=True), reverse=True):
+    row = [(length, sum(lengths[:at])) for at, length in enumerate(lengths)]
+    for length, start in sorted(row, reverse=True):
         for few in range(1, ranks + 1):  # the fewest ranks that have room, the idlest first
-            idle = sorted(range(ranks), key=lambda rank: (work[rank], len(own[rank])))[:few]
-            parts = {rank: [t + 1 for t in part] for rank, part in zip(idle, zigzag(length, few), strict=True)}
-            fits = (len(own[r]) + len(p) <= tokens and work[r] + sum(p) <= products for r, p in parts.items())
-            if all(fits):
+            idle = sorted(range(ranks), key=lambda rank: (work[rank], len(own[rank])))
+            parts = [*zip(idle, zigzag(length, few), strict=False)]
+            sizes = [(len(own[r]) + len(p), work[r] + sum(p) + len(p)) for r, p in parts]
+            if all(held <= tokens and takes <= products for held, takes in sizes):
                 break
-        for rank, part in parts.items():
-            own[rank] += [start + t - 1 for t in part]
-            work[rank] += sum(part)
+        for (rank, part), (_, work[rank]) in zip(parts, sizes, strict=True):
+            own[rank] += [start + place for place in part]
     return own
     ### END SOLUTION
 

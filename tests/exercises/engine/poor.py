@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from labs import collectives, ddp, plan, pp
+from labs.cp import contiguous, striped
 from labs.deepspeed.configuration import MICRO, from_fsdp, like_zero
 from labs.memory import recompute
 from labs.memory.selective import ATTENTION
