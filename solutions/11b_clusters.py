@@ -468,8 +468,8 @@ FOLDER.cleanup()
 # **Read on**: [labs/clusters/trainer.py](../labs/clusters/trainer.py), which can be read in one sitting, then
 # [labs/clusters/settings.py](../labs/clusters/settings.py).
 #
-# **Next.** What is still unsolved: all strategies so far were written by hand, one for each way to split. Could a
-# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
+# **Next.** What is still unsolved: no strategy so far cuts a sequence in attention, so each sequence must fit on the
+# ranks of one TP group. What if it has a hundred thousand tokens? [Long contexts](12_long_context.ipynb).
 #
 # To get a clean copy of this notebook, run `git restore notebooks/11b_clusters.ipynb`, and then choose *File > Reload
 # Notebook from Disk*.

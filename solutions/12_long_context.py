@@ -4,7 +4,7 @@
 # *A book has 131,072 tokens, and the model is to read it at once. How, if its activations fit on no GPU?*
 #
 # You need: [Collectives](02_collectives.ipynb), [DDP](03_ddp.ipynb), and [Memory](07_memory.ipynb), which explains
-# activations. **Minutes**, by estimate: 35 without exercises, 70 with them, 30 more for the challenge. Running all
+# activations. **Minutes**, by estimate: 40 without exercises, 75 with them, 30 more for the challenge. Running all
 # cells takes a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
@@ -904,8 +904,8 @@ beat.packed(place_tokens)
 # Gimelshein, 2018, *Online normalizer calculation for softmax* (arXiv 1805.02867). Llama Team, 2024, *The Llama 3 Herd
 # of Models* (arXiv 2407.21783), section 3.3.2.
 #
-# **Next.** Every token still passes through every weight. In a mixture of experts it does not: [13
-# GSPMD](13_gspmd.ipynb) leaves the communication to a compiler.
+# **Next.** What is still unsolved: all strategies so far were written by hand, one for each way to split. Could a
+# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
 #
 # To get a clean copy of this notebook, run `git restore notebooks/12_long_context.ipynb`, and then choose *File >
 # Reload Notebook from Disk*.
