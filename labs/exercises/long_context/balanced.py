@@ -63,7 +63,8 @@ def heads_with_tails_in_order(cut: Cut) -> bool:
 LAST = "The last token attends to all tokens, the first one only to itself. Who should have which?"
 MISTAKES = (
     Mistake("not a list of places for each rank", "Which tokens does rank 0 have, and which rank 1, by their numbers?",
-            lambda cut: not cut.is_cut or len(cut.places) != cut.ranks),
+            lambda cut: (not cut.is_cut or len(cut.places) != cut.ranks)
+            and f"returned {str(cut.places)[:60]} ..."),
     Mistake("a token is missing, or there twice", "Who computes token 0, 1, 2, ..., each once, and no other?",
             not_once, symptom="right where 2 N divides the length, and an odd length loses tokens"),
     Mistake("a rank without tokens", "How many tokens does each rank get at least?",

@@ -25,7 +25,7 @@ class Parts(World):
 
     shape: the shape of q, [heads, queries, width].
     size: the size of the scores.
-    blind: whether some queries see no key of a part, and one query sees no key at all.
+    blind: whether some queries see no key of a part, one query no key at all, and none a key of parts 0, 2, ...
     """
 
     shape: tuple[int, ...] = (2, 5, 3)
@@ -44,7 +44,8 @@ class Parts(World):
         draw, keys = self.generator(number), 3 + number
         scores = torch.randn(*self.shape[:-1], keys, generator=draw, dtype=F64) * self.size
         if self.blind:
-            scores[..., number :: len(self.shape), :] = scores[..., 0, :] = -torch.inf
+            hidden = slice(None) if number % 2 == 0 else slice(number, None, len(self.shape))
+            scores[..., hidden, :] = scores[..., 0, :] = -torch.inf
         values = torch.randn(*self.shape[:-2], keys, self.shape[-1], generator=draw, dtype=F64)
         lowest = torch.finfo(self.dtype).min
         logsumexp = scores.logsumexp(-1).clamp(min=lowest)
@@ -83,12 +84,14 @@ def in_turn(world: Parts, fn: Callable[..., Any]) -> Iterator[Look | None]:
     """Play the merge of each part with those before it."""
     so_far = world.parts[0]
     for part in world.parts[1:]:
-        before = [x.clone() for x in (*so_far, *part)]
+        given = [*so_far, *part]
+        before = [x.clone() for x in given]
         yield None
         returned = fn(so_far, part)
-        changed = not all(map(same_numbers, before, (*so_far, *part)))
         so_far = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (returned, None)
-        yield Look(dict(zip(NAMES, so_far, strict=True)), {"changed": changed})
+        changed = not all(map(same_numbers, before, given))
+        old = any(now is x for now in so_far for x in given if x.numel())
+        yield Look(dict(zip(NAMES, so_far, strict=True)), {"changed": changed, "old": old})
 
 
 def is_(name: str, *formulas: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[One], bool]:
@@ -139,6 +142,9 @@ EXERCISE = Exercise(
                 symptom="right on two ranks, and wrong on three"),
         Mistake("the logarithms are added", "What is the logarithm of a sum, and what that of a product?",
                 is_(LOGSUMEXP, lambda o_a, l_a, o_b, l_b: l_a + l_b)),
+    ), after=(
+        Mistake("not new tensors", "Whose tensors are a and b, and who may change them later?",
+                lambda one: one.done.facts["old"] and "returned a tensor that it was given"),
     ), raised=(
         Mistake("a weight along the head's width", "A weight belongs to a query. Along which dim does o have its E "
                 "numbers?", says("The size of tensor")),

@@ -165,6 +165,8 @@ EXERCISE = Exercise(
                 lambda one: one.world.step > 0 and as_if(Ring.not_merged)(one)),
         Mistake("attends to what has arrived", "`attend` knows whose keys are here in this step. Which pair are they "
                 "in?", as_if(Ring.too_late), symptom="the last piece is seen twice, or the own piece never"),
+        Mistake("the first part is merged with itself", "What is there to merge in the first step?", lambda one:
+                one.world.step == 0 and as_if(lambda w: w.values(lambda i: [w.part(i, 0)] * 2))(one)),
     ), after=(
         Mistake("the messages are posted after the attention", MEANWHILE,
                 lambda one: late(one.done.facts["order"]), symptom="a timeline in which no message is hidden"),

@@ -52,3 +52,11 @@ spoil("what was given has changed", "return", "o_a.zero_()\n    return")
 def by_sigmoid(a, b):
     (o_a, l_a), (o_b, l_b) = a, b
     return o_a - torch.sigmoid(l_b - l_a)[..., None] * (o_a - o_b), l_a - F.logsigmoid(l_a - l_b)
+
+
+@answers.wrong("right only where each query sees a key of both parts")
+def the_part_that_is_seen(a, b):
+    lowest = torch.finfo(a[1].dtype).min
+    if (a[1] == lowest).all() or (b[1] == lowest).all():
+        return a if (b[1] == lowest).all() else b
+    return by_logaddexp(a, b)

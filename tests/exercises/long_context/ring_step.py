@@ -52,9 +52,10 @@ spoil("a receive that nobody waited for", "for work in works:", "for work in wor
 spoil("the pair goes the other way", "(rank + 1)", "(rank + 7 * ranks - 1)", "(rank - 1)", "(rank + 1)")
 spoil("nothing has arrived", "return total, received", "return total, pair")
 spoil("the parts are not merged", TOTAL, "part")
+spoil("the first part is merged with itself", TOTAL, "merge(part if so_far is None else so_far, part)")
 spoil("attends to what has arrived", ATTEND, WAIT + "    part = attend(received)\n", MERGE + WAIT, MERGE)
 spoil("right only in the steps after the first", TOTAL, "merge(so_far, part)")
-spoil("right only on the group of all ranks", SEND, "pair, (rank + 1) % ranks, group)", alone=True)
+spoil("right only on the group of all ranks", SEND, "isend, pair, (rank + 1) % ranks, group)", alone=True)
 spoil("not posted together", "dist.batch_isend_irecv([send, receive])", ONE_BY_ONE + ".group_peer)]")
 
 
