@@ -4,7 +4,7 @@
 #   CPU=1, CUDA=1       PyTorch without CUDA, or with it (by default: without on Linux where there is no NVIDIA GPU)
 #   TORCH=2.11.0        another PyTorch than constraints.txt names (2.11 to 2.15)
 #   EXTRA=gspmd         with `make learn`: JAX, which labs/xla needs; deepspeed: what labs/deepspeed needs;
-#                       clusters: submitit, for Slurm; or gspmd,deepspeed
+#                       clusters: submitit, for Slurm; types: spmd_types; or gspmd,deepspeed
 
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)

@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), which explains `Shard`, `Replicate` and `Partial`, and
 # [Memory](07_memory.ipynb), which explains activations.
-# **Minutes**, by estimate: 30 without exercises, 50 with them, 30 more for optional parts.
+# **Minutes**, by estimate: 30 without exercises, 50 with them, 35 more for optional parts.
 # Running all cells takes half a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
@@ -788,6 +788,78 @@ print(refused(forgotten_sum, table=table, x="V", norm="I", up="V"))
 # %% [markdown]
 # The second sentence is the bug of NeMo RL above, found without a step. A type says nothing about numbers: a gradient
 # that is summed and should be averaged has the right type.
+#
+# ## Optional: the same with spmd_types
+#
+# *A program of names is quickly written. But who checks the code that trains?* `spmd_types` follows the types through
+# real code, in one forward of one rank. The other ranks are pretended: PyTorch's fake process group has any number of
+# ranks, and sends nothing. The next cells check the pair as rank 0 of 8,192, with `copy` and without it. `spmd_types`
+# calls `copy` a conversion from I to R, and `reduce` an all-reduce to I.
+
+# %% tags=["nbval-ignore-output"]
+from torch.distributed.device_mesh import init_device_mesh
+
+from labs.kit.dry import accepted_layers, on_pretended_ranks, spmd_types_missing
+from labs.kit.launch import or_skip
+
+or_skip(spmd_types_missing())
+
+
+# %% tags=["subject"]
+def by_spmd_types(forgotten):
+    """Return the type of a pair's result; spmd_types is imported only in a job of its own."""
+    import spmd_types as spmd
+    from spmd_types.checker import typecheck
+
+    mesh = init_device_mesh("cpu", (1024, 8), mesh_dim_names=("dp", "tp"))
+    with spmd.set_current_mesh(mesh), typecheck():
+        x, up, down = (torch.randn(8, 8, requires_grad=True) for _ in range(3))
+        spmd.assert_type(x, {"dp": spmd.V, "tp": spmd.I})
+        for weight in (up, down):
+            spmd.assert_type(weight, {"dp": spmd.R, "tp": spmd.V})
+        inside = x if forgotten else spmd.convert(x, "tp", src=spmd.I, dst=spmd.R)
+        y = spmd.all_reduce((inside @ up).relu() @ down, "tp", src=spmd.V, dst=spmd.I)
+        return str(spmd.get_local_type(y))
+
+
+# %% tags=["nbval-ignore-output"]
+def with_and_without():
+    """Return the type with `copy`, and the refusal without it."""
+    with_copy = by_spmd_types(forgotten=False)
+    try:
+        by_spmd_types(forgotten=True)
+    except RuntimeError as refused:
+        return with_copy, str(refused)
+
+
+print(*on_pretended_ranks(with_and_without, ranks=8192), sep="\n\n")
+
+# %% [markdown]
+# The sentence names the operands with their types, and the call that is missing. Now the course's own split layers.
+# Their borders are autograd functions, of which `spmd_types` knows nothing. How many of seven layers does it accept as
+# they are?
+
+# %%
+guess_accepted = 0  # your number
+
+# %% tags=["nbval-ignore-output"]
+rows = on_pretended_ranks(accepted_layers, ranks=8)
+draw.table(rows)
+
+# %% tags=["nbval-ignore-output"]
+accepted = sum(row["unchanged"] != "refused" for row in rows)
+why = "It refuses an autograd function for which there is no rule."
+check.predict("Layers that are accepted unchanged?", guess_accepted, accepted, reason=why)
+
+# %% [markdown]
+# An autograd function that communicates needs a *rule*, which says the types that it takes and returns. In this course
+# one rule is enough for all borders: [labs/tp/conjugate.py](../labs/tp/conjugate.py) has for each the placements of the
+# tensor and of its gradient, and these two are its type. The cross-entropy has a second rule. Both are in
+# [labs/kit/extras/types_of_layers.py](../labs/kit/extras/types_of_layers.py), and the layers stay as they are.
+#
+# The last column leaves all borders out. Two layers pass even so. The cross-entropy has no border. Columns that gather
+# nothing multiply each rank's own tokens, and two varying tensors give a varying one: a type does not say which part of
+# a tensor a rank has.
 #
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py),
 # [labs/tp/parameter_cuts.py](../labs/tp/parameter_cuts.py), [labs/tp/vocabulary.py](../labs/tp/vocabulary.py) and

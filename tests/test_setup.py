@@ -241,7 +241,7 @@ def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypa
 
 def test_an_unknown_extra_is_refused(empty, tmp_path, capfd):
     assert setup.main("2.13.0", "gpsmd") == 2
-    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed, clusters\n"
+    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed, clusters, types\n"
     assert not (tmp_path / "setup.log").exists()
 
 

@@ -1,6 +1,6 @@
 """Install the course in .venv: print a line, show on a terminal what is being done, and log everything else.
 
-    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   extras of pyproject.toml: gspmd, deepspeed, clusters and test
+    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   of gspmd, deepspeed, clusters, types and test
 
 It runs before anything is installed, so it uses only the standard library.
 
@@ -39,7 +39,7 @@ SILENT = "PyTorch's index without CUDA does not answer"
 PATIENCE = 3.0  # seconds for the index to answer
 # The messages of pip and uv when they cannot reach an index at all.
 UNREACHABLE = r"NewConnectionError|NameResolutionError|Failed to establish a new connection|dns error|tcp connect error"
-OPTIONAL = ("gspmd", "deepspeed", "clusters")  # extras that only parts of the course need
+OPTIONAL = ("gspmd", "deepspeed", "clusters", "types")  # extras that only parts of the course need
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
     "index-url": "UV_DEFAULT_INDEX",

@@ -7,6 +7,9 @@
     NeedsNumbers        the error for a function that reads a number, which no tensor of a dry run has
     TooLarge            the error for a tensor that no device can hold
     would_hang          a verdict on a recording, dry or not: would the job hang on NCCL?
+    on_pretended_ranks  run a function as rank 0 of a job of any size, with ordinary tensors, for spmd_types
+    accepted_layers     the course's split layers under spmd_types
+    spmd_types_missing  the reason why spmd_types cannot be used, or ""
 
     results = dry(train, config, ranks=1024, rank=17)              # or rank=(0, 1023): the first stage and the last
     results.memory                                                 # draws itself, like a recording of a job
@@ -28,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labs.kit.extras.types_of_layers import accepted_layers, on_pretended_ranks, spmd_types_missing
 from labs.kit.nccl.would_hang import would_hang
 from labs.kit.ranks.run import MOST_RANKS, run
 from labs.kit.record import Recording, TimePass, join_some
@@ -40,6 +44,7 @@ from labs.kit.watch.early_touches import Touches
 from labs.kit.watch.memory import StorageWatch
 
 __all__ = ["Dry", "NeedsNumbers", "TooLarge", "dry", "neighbours", "our_neighbours", "would_hang"]
+__all__ += ["accepted_layers", "on_pretended_ranks", "spmd_types_missing"]
 
 MOST = 2**20  # the most ranks of a job in a dry run; each process group has a list of all its ranks
 
