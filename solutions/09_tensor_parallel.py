@@ -657,8 +657,15 @@ check.predict("Wrong gradients of the three?", guess_wrong, len(wrong), reason=w
 # %% [markdown]
 # Nothing in forward shows the mistake, since x is the same tensor before `copy` and after it. Only its gradient
 # differs: after `copy`, each rank has a summand of the gradient, and before `copy`, each rank has the sum. So give each
-# tensor a *type* along an axis of the mesh, which says what the ranks have of the tensor and of its gradient. There are
-# four types. Their names are those of `spmd_types`, a package by Meta with which torchtitan checks its models:
+# tensor a *type* along an axis of the mesh, which says what the ranks have of the tensor and of its gradient:
+#
+# ![Above, the tensors of a pair on four ranks. x is whole before copy and after it, then each rank has some features,
+# then a summand, and after reduce the sum. Below, their gradients, from right to left. The gradient is whole after
+# reduce and before it, then each rank has some features, then a summand, and before copy the sum. The types are I, R,
+# V, P and I.](../images/tp_types.svg)
+#
+# There are four types. Their names are those of `spmd_types`, a package by Meta with which torchtitan checks its
+# models:
 #
 # | | type | the tensor on the ranks | its gradient on the ranks |
 # |---|---|---|---|

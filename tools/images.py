@@ -13,7 +13,7 @@
     layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
     checkpoint, cheap_save, resume, async_save                          08, 08b (tools/checkpoint_images.py)
     fsdp_table, fsdp_prefetch, fsdp_flight                              06 (tools/fsdp_images.py)
-    tp_pair, tp_borders, sp_borders, split_loss                         09, 09b (tools/tp_images.py)
+    tp_pair, tp_borders, sp_borders, tp_types, split_loss               09, 09b (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
     three_axes                                                          11 (tools/mesh_images.py)
     plan_sieves, plan_exposed, plan_forecast                            15 (tools/plan_images.py)
@@ -45,7 +45,7 @@ from tools.mesh_images import three_axes
 from tools.plan_images import plan_exposed, plan_forecast, plan_sieves
 from tools.pp_images import pp_flow
 from tools.sketch import Sketch
-from tools.tp_images import sp_borders, split_loss, tp_borders, tp_pair
+from tools.tp_images import sp_borders, split_loss, tp_borders, tp_pair, tp_types
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 # The notebooks of COURSE that exist; the map draws the others dashed.
@@ -315,8 +315,8 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, front, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, cheap_save,
-    resume, async_save, fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, sp_borders, split_loss, pp_flow,
-    three_axes, plan_sieves, plan_exposed, plan_forecast,
+    resume, async_save, fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, sp_borders, tp_types, split_loss,
+    pp_flow, three_axes, plan_sieves, plan_exposed, plan_forecast,
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 tp_pair       a matrix split by columns, then one by rows, with the notebook's numbers      09
 tp_borders    how x is split along half a layer                                             09
 sp_borders    the same with sequence parallelism                                            09
+tp_types      the types of a pair's tensors over ranks, and of their gradients                09
 split_loss    three numbers per token, instead of the logits of a vocabulary                09b
 """
 
@@ -137,6 +138,44 @@ def borders(outside: str, enter: str, leave: str, title: str, description: str) 
     canvas.note(16, 158, f"{words}has that part.")
     words = "Columns are q, k and v, or gate and up; rows are o, or down. → is sent forward, ← backward."
     canvas.note(16, 180, words)
+    return canvas.drawing()
+
+
+def tp_types() -> Drawing:
+    canvas, pitch = Sketch(
+        1010, 320, "The tensors of a pair, and their gradients, with their types",
+        "Above, the tensors from left to right: x is whole on every rank, before copy and after it; after the columns "
+        "each rank has some features; after the rows it has a summand; after reduce all have the sum. Below, their "
+        "gradients from right to left: whole after reduce, and before it; some features on each rank; a summand on "
+        "each rank between copy and the columns; whole before copy. The types are I, R, V, P and I.",
+    ), (978 - SIZE - 60) / 4  # fmt: skip
+    canvas.note(16, 60, ["the", "tensor"])
+    canvas.note(16, 196, ["its", "gradient"])
+    kinds = (
+        ("whole", "whole"),
+        ("whole", "summands"),
+        ("features", "features"),
+        ("summands", "whole"),
+        ("whole", "whole"),
+    )
+    for place, (letter, pair) in enumerate(zip("IRVPI", kinds, strict=True)):
+        x = 76 + pitch * place
+        for y, kind in zip((24, 160), pair, strict=True):
+            state(canvas, x, y, kind)
+            canvas.text(x + SIZE / 2, y + SIZE + 16, SAID[kind], size=13.5, fill=MUTED)
+        canvas.text(x + SIZE / 2, 274, letter, size=20, weight="bold")
+    for place, step in enumerate(("copy", "columns", "rows", "reduce")):
+        start, end, sends = 76 + pitch * place + SIZE + 6, 76 + pitch * (place + 1) - 6, SENDS.get(step)
+        for number, (y, ends) in enumerate(((60, (start, end)), (196, (end, start)))):
+            sent = sends and sends[number] != "nothing"
+            canvas.arrow((ends[0], y), (ends[1], y), stroke=KINDS["comm"] if sent else INK)
+            canvas.text(
+                (start + end) / 2, y + 18, sends[number] if sends else "", size=12, fill=SENT if sent else MUTED
+            )
+        canvas.text((start + end) / 2, 46, step, size=13.5, weight="bold" if sends else "")
+    canvas.note(
+        16, 304, "Grey: every rank has all of it. A number: this rank has that part. +: each rank has a summand."
+    )
     return canvas.drawing()
 
 
