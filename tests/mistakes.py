@@ -159,6 +159,7 @@ NAMED = [  # a file, words that stand in it once, and what is there instead
     ("cp/ring.py", "            if arrived:\n                part += arrived()\n", ""),
     ("cp/gathered_keys.py", "part[: len(places)]", "part"),
     ("cp/cp.py", "over / len(self.pieces.places)", "over"),
+    ("parallel.py", "over and over / size_of_cp(self.mesh)", "over"),
     (
         "pp/executor.py",
         "y = loss.detach(), loss / self.microbatches",

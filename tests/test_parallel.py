@@ -202,13 +202,14 @@ def held_by(shapes):
         gc.collect()
 
 
-def test_a_rank_holds_the_states_that_are_predicted():
-    """Compare P, G and S where parameters are sharded over cp, alone and with shard or tp."""
+def test_a_rank_holds_the_states_and_activations_that_are_predicted():
+    """Compare P, G and S, and about A, where parameters are sharded over cp, alone and with shard or tp."""
     shapes = (2, 1, 1, 2, 1), (1, 1, 2, 2, 1), (1, 1, 1, 2, 2)
     recording = run(held_by, shapes, ranks=4, record="memory").recording
     for (number, shape), rank in product(enumerate(shapes), range(4)):
         measured, known = held(recording, rank, number, 3), predicted(shape, rank).held
         assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(known, kind) for kind in "PGS"}, (shape, rank)
+        assert measured["A"] == pytest.approx(known.A, rel=0.05) and known.peak is None, (shape, rank)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------

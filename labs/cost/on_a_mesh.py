@@ -54,7 +54,7 @@ AXES = "pp", "replicate", "shard", "tp"
 
 
 def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Prediction:
-    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A and the peak to 5 %; no A and peak with cp.
+    """Predict a step in float32 on CPU: bytes sent, P, G and S exactly, A and the peak to 5 %; no peak with cp.
 
     job: its batch is the sequences of a micro-batch, its accumulation the number of micro-batches
     plans: the plans of `cost.pp`, one for each rank along pp
@@ -65,9 +65,7 @@ def parallel(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_
     counts = sum((Counter(counts) for _, counts, _ in steps), Counter())
     sent, limits = (sum(step[which] for step in steps) for which in (0, 2))
     most = parallel_held(own)
-    return Prediction(
-        sent, dict(counts), Fraction(limits), most if own.pieces == 1 else replace(most, A=None, peak=None)
-    )
+    return Prediction(sent, dict(counts), Fraction(limits), most if own.pieces == 1 else replace(most, peak=None))
 
 
 @dataclass(frozen=True)
