@@ -44,7 +44,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks doctor progress clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -95,6 +95,12 @@ images: $(COURSE)  ## draw the figures used in prose
 notebooks: $(TESTS)  ## build solutions/*.ipynb and notebooks/ from solutions/*.py; N=03, FORCE=1
 	$(BIN)/python -m tools.notebooks build $(N) $(if $(FORCE),--force)
 
+site:  ## every stored solution as a page to read, in build/site
+	@$(MAKE) --no-print-directory VENV=build/site-env pages
+
+pages: $(VENV)/site
+	@$(BIN)/python -m tools.site
+
 doctor: $(COURSE)  ## can this machine run the course?
 	@$(BIN)/python -m labs doctor
 
@@ -129,3 +135,10 @@ $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 
 $(ADDED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(SETUP) $(EXTRAS)
+
+# The site needs neither PyTorch nor the course, so only its own extra is installed.
+$(VENV)/site: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV), once: Sphinx, and what the site needs besides"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["site"], sep="\n")' > $(VENV)/site.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement $(VENV)/site.txt
+	@touch $@

@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import re
 import sys
-import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -33,14 +32,11 @@ from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
 from tools import rules
+from tools.answers import SourceError, cut_answers
 
 ROOT = Path(__file__).resolve().parent.parent
 NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf-8"))
 
-BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
-END = re.compile(r"^\s+### END SOLUTION\s*$")
-GUESS = re.compile(r"^(\w+ = ).+(  # your (?:number|line).*)$")  # a guess: the learner's notebook has None here
-STUB = 'raise NotImplementedError("your turn")'
 
 METADATA = {  # the metadata that JupyterLab saves, with tools/jupyter
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -50,10 +46,6 @@ METADATA = {  # the metadata that JupyterLab saves, with tools/jupyter
 # A live widget needs its kernel. The picture that it leaves beside this stays, and is not compared.
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURES = ("image/png", "image/jpeg")
-
-
-class SourceError(ValueError):
-    """An error in the source of a notebook: it breaks a convention of the generator."""
 
 
 # ---- read -----------------------------------------------------------------------------------------------
@@ -138,27 +130,6 @@ def learner(solved: NotebookNode) -> NotebookNode:
         cell.outputs, cell.execution_count = [], None
     notebook.metadata["labs"] = {"made_as": digest(notebook)}
     return notebook
-
-
-def cut_answers(source: str) -> str:
-    """Replace the lines between the marks by a stub, at the marks' own indentation, and each guess by None.
-
-    Raises SourceError if marks are not paired, or not inside a function: outside, the stub would stop the notebook,
-    which has to run from top to bottom as shipped.
-    """
-    lines, inside = [], False
-    for line in source.splitlines():
-        begin, end = BEGIN.match(line), END.match(line)
-        if (begin and inside) or (end and not inside) or (line.startswith("### ") and "SOLUTION" in line):
-            raise SourceError(f"marks around a solution go in pairs, inside a function: {line.strip()!r}")
-        if begin:
-            lines += textwrap.indent(STUB, begin[1]).splitlines()
-        elif not inside and not end:
-            lines.append(GUESS.sub(r"\1None\2", line))
-        inside = bool(begin) or (inside and not end)
-    if inside:
-        raise SourceError("'### BEGIN SOLUTION' without '### END SOLUTION'")
-    return "\n".join(lines)
 
 
 def digest(notebook: NotebookNode) -> str:
