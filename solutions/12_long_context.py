@@ -904,8 +904,8 @@ beat.packed(place_tokens)
 # Gimelshein, 2018, *Online normalizer calculation for softmax* (arXiv 1805.02867). Llama Team, 2024, *The Llama 3 Herd
 # of Models* (arXiv 2407.21783), section 3.3.2.
 #
-# **Next.** What is still unsolved: all strategies so far were written by hand, one for each way to split. Could a
-# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
+# **Next.** What is still unsolved: each token passes the whole of every MLP, so a larger model costs every token more.
+# In some models each token uses a few of many MLPs, and has to find them on other ranks: [Experts](12b_experts.ipynb).
 #
 # To get a clean copy of this notebook, run `git restore notebooks/12_long_context.ipynb`, and then choose *File >
 # Reload Notebook from Disk*.

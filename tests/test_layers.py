@@ -32,6 +32,7 @@ LEVELS = [
         "kit.training.calibration",
         "kit.training.strategies",
         "kit.training.side_by_side",
+        "kit.training.expert_steps",
     },
     {"clusters", "__main__"},
 ]

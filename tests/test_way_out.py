@@ -19,6 +19,7 @@ from labs.deepspeed import engine
 from labs.kit.launch import run
 from labs.kit.training.strategies import ADAMW
 from labs.model import GPT, PRESETS
+from labs.moe import MOE_PRESETS, MoEGPT
 from tests.extras import need_deepspeed
 from tools import notebooks, warm
 
@@ -29,10 +30,11 @@ FOLDER = notebooks.ROOT / "scripts"
 SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
 TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # notebooks 01 to 04 train this
 SMALL = ("small", 16, True, (("lr", 2e-3),))
-TRAINS = {"ddp": TINY}  # the others train SMALL
+EXPERTS = ("tiny-moe", 8, False, tuple(ADAMW.items()))  # notebook 12b trains this
+TRAINS = {"ddp": TINY, "ep": EXPERTS}  # the others train SMALL
 DEEPSPEED = "train_with_deepspeed"  # DeepSpeed trains in no float64
 LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
-CONFIG = re.compile(r"(?<=config = )PRESETS\S+")
+CONFIG = re.compile(r"(?<=config = )(?:MOE_)?PRESETS\S+")
 LOSS = re.compile(r"step (\d+): loss (\S+)")
 # AdamW turns rounding errors in float32, which differ between CPUs, into full-size steps.
 IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
@@ -41,8 +43,9 @@ STEPS, CONTEXT = 4, 16  # texts as long as the scripts' would take seconds per s
 
 @cache
 def one_process(size, batch, clip, settings):
-    config = replace(PRESETS[size], context=CONTEXT)
-    model, batches, losses = GPT(config).double(), Batches(corpus().tokens, batch, config.context), []
+    config = replace((PRESETS | MOE_PRESETS)[size], context=CONTEXT)
+    model = MoEGPT(replace(config, balance=0.0)) if size in MOE_PRESETS else GPT(config)
+    model, batches, losses = model.double(), Batches(corpus().tokens, batch, config.context), []
     optimizer = torch.optim.AdamW(model.parameters(), **dict(settings))
     for step in range(STEPS):
         losses.append(model(*batches[step]))

@@ -76,7 +76,7 @@ COURSE = {
         ("11", "Three dimensions", "all axes at once"),
         ("11b", "Clusters", "two hosts, and a queue"),
         ("12", "Long contexts", "split the sequence"),
-        ("12b", "Experts", "split the experts"),
+        ("12b", "Experts", "tokens travel to MLPs"),
     ],
     "At work": [
         ("13", "GSPMD", "the compiler splits"),

@@ -17,6 +17,7 @@
     wire                              who sends how much on two nodes of two ranks, as SVG      wire_between_nodes.py
     orders, rank_by_axis              bytes out of a node, and a rank's step, by mesh axis      bytes_of_axes.py
     sent_and_held                     what each rank sends along each axis and holds, as SVG    ranks_in_bars.py
+    rows_by_rank                the rows that each rank computes, beside the least possible, SVG  rows_of_ranks.py
     node_bound                        a node's layers and sequences, and what must leave it     node_bound.py
     weight_cut                        one weight, cut along the axes of a mesh, as SVG            weight_cut.py
     scatter, Point                    points with tooltips on two logarithmic axes, as SVG      scatters.py
@@ -69,6 +70,7 @@ from labs.kit.drawing.ranks_in_bars import sent_and_held
 from labs.kit.drawing.ranks_ledger import by_rank
 from labs.kit.drawing.ratio_bars import ratios
 from labs.kit.drawing.ring_steps import ring_steps
+from labs.kit.drawing.rows_of_ranks import rows_by_rank
 from labs.kit.drawing.rules_on_runs import order, pairs, ratio_errors, rule_times, rules, verdict
 from labs.kit.drawing.runs_and_forecasts import agreement, by_kind, lost, parallelism, speeds, yours_and_plan
 from labs.kit.drawing.scatters import Point, scatter
@@ -83,8 +85,9 @@ from labs.kit.drawing.work_per_rank import work_per_rank
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
     "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "expert_loads", "folder", "formula",
-    "layouts", "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order", "orders",
-    "pairs", "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads", "ring_steps",
-    "rule_times", "rules", "scatter", "schedule", "sends", "sent_and_held", "size", "speeds", "step", "table", "term",
-    "timeline", "traffic", "travel", "verdict", "weight_cut", "who_combines", "wire", "work_per_rank", "yours_and_plan",
+    "layouts", "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order",
+    "orders", "pairs", "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads",
+    "ring_steps", "rows_by_rank", "rule_times", "rules", "scatter", "schedule", "sends", "sent_and_held", "size",
+    "speeds", "step", "table", "term", "timeline", "traffic", "travel", "verdict", "weight_cut", "who_combines",
+    "wire", "work_per_rank", "yours_and_plan",
 ]  # fmt: skip

@@ -363,8 +363,10 @@ def pieces_in(what: str, group: str) -> tuple[Mapping[int, int], Mapping[int, in
         return {}, {}
     members = members_in(group)
     if uneven := PIECES.search(what):
-        sent, taken = (dict(zip(members, map(int, side.split(", ")), strict=True)) for side in uneven.groups())
-        return sent, taken
+        sent, taken = ([*map(int, side.split(", "))] for side in uneven.groups())
+        if not len(sent) == len(taken) == len(members):
+            return {}, {}  # torch raises an error for such splits, on the rank that gave them
+        return dict(zip(members, sent, strict=True)), dict(zip(members, taken, strict=True))
     return (dict.fromkeys(members, elements_in(what) // len(members)),) * 2
 
 

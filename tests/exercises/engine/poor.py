@@ -196,6 +196,17 @@ def one_after_the_other(lengths, ranks, *most):
     return contiguous(sum(lengths), ranks)
 
 
+# ---- 12b -------------------------------------------------------------------------------------------------
+
+
+def side_by_side(loads, ranks):
+    return [expert * ranks // len(loads[0]) for expert in range(len(loads[0]))]
+
+
+def the_busiest_alone(loads, ranks):
+    return [0, *[1 + expert % 3 for expert in range(15)]]
+
+
 # ---- 13 --------------------------------------------------------------------------------------------------
 
 ROWS, WHOLE = ("abc", ""), ("", "")

@@ -125,6 +125,7 @@ DRAWINGS = {
     "wire": lambda: draw.wire(ON_TWO_NODES, {"dp × tp": 0, "tp × dp": 1}, {"dp": "P", "tp": "A"}),
     "who combines": lambda: draw.who_combines({"pp": 2, "dp": 2, "tp": 2}, summed),
     "nodes as a rank sees them": lambda: draw.nodes({"pp": 2, "replicate": 1, "tp": 4}, node=4, rank=5),
+    "rows by rank": lambda: draw.rows_by_rank({"even": [64, 62, 66, 64], "skewed": [256, 0, 0, 0]}, [64, 64]),
     "blocks": lambda: draw.blocks(Spec((7, 5), (2, 3), (Shard(0), Shard(1))), ("data", "tensor")),
     "summands": lambda: draw.blocks(Spec((12,), (4,), (Partial(),)), ("data",)),
     "empty blocks": lambda: draw.blocks(Spec((3, 4), (4,), (Shard(0),)), ("data",)),

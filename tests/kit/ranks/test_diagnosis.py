@@ -238,6 +238,14 @@ def test_a_message_received_as_something_else_is_reported(job, message):
     assert all("test_diagnosis.py line" in where.site for where in caught.value.where)
 
 
+def test_splits_for_too_few_ranks_are_the_callers_error():
+    def job():
+        dist.all_to_all_single(torch.ones(4), torch.ones(4), [4], [4])
+
+    with pytest.raises(RankError, match="Number of tensor splits not equal to group size"):
+        run(job, ranks=2)
+
+
 def test_pieces_of_all_sizes_that_fit():
     def job():
         rank, sizes = dist.get_rank(), [[2, 0, 1], [3, 4, 0], [1, 1, 2]]
