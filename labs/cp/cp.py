@@ -43,7 +43,7 @@ from labs.collectives import place
 from labs.cp.pieces import Pieces, pick, zigzag
 from labs.cp.ring import ring_attention
 from labs.model import GPT, IGNORED, Core, require_context
-from labs.rope import at_least_float32, rotate
+from labs.rope import rotate
 from labs.unaveraged import require_averaged
 
 
@@ -141,7 +141,7 @@ class CutSequences:
         if targets_BT is None:
             return self.pick(tokens_BT), None, None
         if over is None:  # a tensor, for which the host need not wait
-            over = (targets_BT != IGNORED).sum().to(at_least_float32(model.norm.weight).dtype)
+            over = (targets_BT != IGNORED).sum().to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
         return self.pick(tokens_BT), self.pick(targets_BT), over / len(self.pieces.places)
 
     def begin(self, model: Any, tokens: int, device: torch.device, documents: Tensor | None = None) -> None:

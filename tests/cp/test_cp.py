@@ -28,6 +28,7 @@ from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, IGNORED, Config, counted
 from labs.rope import RopeScaling
+from labs.zero import Zero
 from tests.cp.test_attention import packed
 from tests.depth import deepen
 
@@ -150,10 +151,10 @@ def test_equals_one_process(sizes):
     assert run(body, ranks=prod(sizes)) == [{}] * prod(sizes)
 
 
-def test_the_mean_of_the_ranks_losses_is_that_of_the_batch_and_logits_are_those_of_the_tokens():
+def test_losses_and_logits_are_those_of_one_process_and_zero_may_come_after():
     x, y, _ = data(0, "")
 
-    def body(whole, logits):
+    def body(whole, logits, after):
         model = GPT(CONFIG).double()
         context_parallel(model)
         with torch.no_grad():
@@ -161,10 +162,17 @@ def test_the_mean_of_the_ranks_losses_is_that_of_the_batch_and_logits_are_those_
         dist.all_reduce(loss)
         assert abs(loss / 3 - whole) < 1e-12
         assert torch.allclose(own, logits[:, [*zigzag(TIME, 3)[dist.get_rank()]]], rtol=0, atol=1e-12)
+        zero = Zero(model, 3, partial(torch.optim.SGD, lr=0.3))  # which drops parameters between their uses
+        model(x, y).backward()
+        zero.sync()
+        zero.step()
+        assert all((p - after[name]).abs().max() < 1e-12 for name, p in zero.full_state_dict().items())
 
     model = GPT(CONFIG).double()
-    with torch.no_grad():
-        run(body, model(x, y).item(), model(x), ranks=3)
+    loss, logits, optimizer = model(x, y), model(x).detach(), torch.optim.SGD(model.parameters(), lr=0.3)
+    loss.backward()
+    optimizer.step()
+    run(body, loss.item(), logits, {name: p.detach() for name, p in model.named_parameters()}, ranks=3)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------
