@@ -1,6 +1,7 @@
 """count_rows: the rows that a rank sends to each rank and receives from it, for the experts that its tokens chose."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
 from labs.exercises.engine.common_mistakes import Sends
-from labs.exercises.engine.on_ranks import Exercise, Expected, Mistakes, checked
+from labs.exercises.engine.on_ranks import Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look, same_numbers
 from labs.exercises.engine.value import as_if
 from labs.exercises.experts._routed import SPREAD, Routed, by_member, worlds
 
 SENDS, RECEIVES = "sends", "receives"
+FEW = "right only for few rows"
 
 
 def numbers(found: Any) -> Any:
@@ -30,8 +32,17 @@ def script(world: Routed, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield None
     returned = fn(chosen, list(world.rank_of), **world.process_group())
     sends, receives = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (returned, None)
-    changed = not same_numbers(chosen, world.chosen[world.index()])
-    yield Look({SENDS: numbers(sends), RECEIVES: numbers(receives)}, {"changed": changed})
+    facts = {
+        "changed": not same_numbers(chosen, world.chosen[world.index()]),
+        "tensors": any(isinstance(each, Tensor) for each in (sends, receives)),
+    }
+    yield Look({SENDS: numbers(sends), RECEIVES: numbers(receives)}, facts)
+
+
+def all_worlds(draw: Draw) -> dict[int, list[Routed]]:
+    found = worlds(draw)
+    many = replace(found[4][3], tokens=(2, 300, 1, 4), only=FEW)
+    return found | {4: [*found[4], many]}
 
 
 def told(sends: Tensor, receives: Tensor) -> dict[str, Tensor]:
@@ -56,7 +67,7 @@ def enough(world: Routed, rank: int) -> float:
 # fmt: off
 HOW = "Who knows how many rows another rank will send?"
 EXERCISE = Exercise(
-    worlds,
+    all_worlds,
     Expected(by_member(lambda w, i: told(w.rows[i], w.rows[:, i]))),
     question=HOW,
     script=script,
@@ -75,11 +86,14 @@ EXERCISE = Exercise(
     ), form=(
         Mistake("counted by expert, and not by rank", "On which rank is each expert, and what do its counts add up to?",
                 lambda one: isinstance(one.received, Tensor) and len(one.received) == len(one.world.rank_of) != one.n),
+    ), after=(
+        Mistake("tensors, and not lists", "What does dist.all_to_all_single take as its split sizes?",
+                lambda one: one.done.facts["tensors"] and "returned a tensor; a list is due"),
     ), sent=(
         Mistake("every rank is told all counts", "Which of these numbers does this rank need, of each other rank?",
                 lambda sent: any(event.op == "all_gather" for event in sent.events) and sent.too_much),
     )),
-    questions={SPREAD: "Where is expert 5, by `rank_of`?"},
+    questions={SPREAD: "Where is expert 5, by `rank_of`?", FEW: "Which numbers can the dtype that travels hold?"},
 )
 # fmt: on
 

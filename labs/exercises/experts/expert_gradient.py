@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.exercises.engine.answer import Mistake, answered
-from labs.exercises.engine.common_mistakes import Sends
+from labs.exercises.engine.common_mistakes import OTHER_DTYPE, Sends
 from labs.exercises.engine.on_axes import OnMesh, ring
 from labs.exercises.engine.on_ranks import F32, F64, Draw, Exercise, Expected, Mistakes, checked
 from labs.exercises.engine.scripts import Look
@@ -96,6 +96,10 @@ EXERCISE = Exercise(
                 instead(False, (EDP, EP, "")), symptom="copies of routers and attention that drift apart"),
         Mistake("all else has another divisor", "Of how many ranks' gradients is it the mean?",
                 instead(False, (BOTH,))),
+    ), sent=(
+        OTHER_DTYPE,
+        Mistake("several all-reduces", "Which ranks' gradients are added up, and which group are they?",
+                lambda sent: sum(event.op == "all_reduce" for event in sent.events) > sent.world.n and sent.too_much),
     )),
     questions={
         "too many bytes": "Along which axis is there nothing to add up?",

@@ -54,6 +54,8 @@ spoil("sends and receives are not exchanged", "back, results, sends, receives", 
 spoil("right only on the group of all ranks", "sends, receives, group=group)", "sends, receives)", alone=True)
 spoil("right only where every rank has tokens", "results.shape[1])\n    return", "-1)\n    return", alone=True)
 spoil("what was given has changed", PLACED, f"weights *= 1.5\n    {PLACED}", LAST, "return products.sum(1) / 1.5")
+spoil("what was given has changed", "products = weights.unsqueeze(-1)", "products = weights.unsqueeze_(-1)",
+      "rows.view(*weights.shape, results.shape[1])", "rows.view(*weights.shape[:2], results.shape[1])")
 
 
 @answers.wrong("not added in the order of the experts' numbers")

@@ -26,7 +26,7 @@ def by_expert(chosen, rank_of, group=None):
     to = [torch.tensor([(chosen == e).sum() for e in own], dtype=torch.int64) for own in of_rank]
     came = torch.zeros(ranks * len(of_rank[me]), dtype=torch.int64)
     dist.all_to_all_single(came, torch.cat(to), [len(of_rank[me])] * ranks, [len(own) for own in of_rank], group=group)
-    return [each.sum() for each in to], came.view(ranks, -1).sum(1)
+    return [each.sum() for each in to], came.view(ranks, -1).sum(1).tolist()
 
 
 @answers.right
@@ -64,3 +64,5 @@ spoil("right only where experts lie side by side", "torch.tensor(rank_of)[chosen
       "torch.tensor(sorted(rank_of))[chosen.flatten()]")
 spoil("right only where every rank gets rows", "(minlength=ranks)", "()", alone=True)
 spoil("right only on the group of all ranks", ASKED, "dist.all_to_all_single(receives, sends)", alone=True)
+spoil("tensors, and not lists", END, "return sends, receives")
+spoil("right only for few rows", EMPTY, "sends = sends.to(torch.uint8)\n    " + EMPTY)

@@ -42,3 +42,8 @@ spoil("different experts are mixed", '"edp"', '"ep"')
 spoil("an expert's copies are not added up", "dist.all_reduce(", "if not is_expert:\n        dist.all_reduce(")
 spoil("all else is added up along one axis alone", GROUP, 'mesh.get_group("edp")')
 spoil("all else has another divisor", MEAN, 'gradient /= mesh.size() if is_expert else mesh.size("edp")')
+spoil("several all-reduces", f"dist.all_reduce(gradient, group={GROUP})",
+      'dist.all_reduce(gradient, group=mesh.get_group("edp"))\n    if not is_expert:\n        '
+      'dist.all_reduce(gradient, group=mesh.get_group("ep"))')
+spoil("a different dtype travels", "dist.all_reduce(gradient,", "total = gradient.double()\n    dist.all_reduce(total,",
+      MEAN, "gradient.copy_(total / mesh.size())")
