@@ -727,8 +727,8 @@ print(refused(lambda x, up, down: types.reduce(types.rows(torch.relu(x @ up), do
 # | `split` | each rank keeps its own piece | all-gather |
 # | `all_to_all` | all-to-all | all-to-all |
 #
-# `all_reduce` is that of `torch.distributed.nn.functional`, of which exercise 1 spoke. The check applies your table to
-# right and wrong programs. It says which program your table misjudges.
+# `all_reduce` is that of `torch.distributed.nn.functional`, as described before exercise 1. The check applies your
+# table to right and wrong programs, and names a program that your table misjudges.
 
 
 # %% tags=["exercise"]
@@ -842,9 +842,8 @@ def with_and_without():
 print(*on_pretended_ranks(with_and_without, ranks=8192), sep="\n\n")
 
 # %% [markdown]
-# The sentence names the operands with their types, and the call that is missing. Now the course's own split layers.
-# Their borders are autograd functions, of which `spmd_types` knows nothing. How many of seven layers does it accept as
-# they are?
+# The sentence names the operands with their types, and the call that is missing. Now take seven split layers of this
+# course, whose borders are autograd functions. How many of them does `spmd_types` accept as they are?
 
 # %%
 guess_accepted = 0  # your number

@@ -128,9 +128,9 @@ class Program:
         if found := look_up(rule, letters):
             return found
         types = " and ".join(f"{bare(x.text)} is {WORDS[x.letters[number]]}" for x in operands)
-        takes = ", ".join(rule) or "nothing"
+        takes = f"and it takes {', '.join(rule)}" if len(rule) == 1 else "which it refuses"
         raise TypeError(
-            f"{text}: along {self.axes[number]}, {types} ({''.join(letters)}), and it takes {takes}: "
+            f"{text}: along {self.axes[number]}, {types} ({''.join(letters)}), {takes}: "
             + (" or ".join(self.mends(rule, operands, number)) or "no single collective mends it")
         )
 
@@ -150,11 +150,7 @@ class Program:
 
 
 def typed(
-    program: Callable[..., Typed],
-    returns: str = "",
-    axes: Sequence[str] = ("tp",),
-    table: Table = TABLE,
-    **types: str,
+    program: Callable[..., Typed], returns: str = "", axes: Sequence[str] = ("tp",), table: Table = TABLE, **types: str
 ) -> Program:
     """Infer the types of all tensors of a program.
 
