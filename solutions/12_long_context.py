@@ -108,16 +108,16 @@ guess_slower = 58 / 34  # your number
 # - the logarithm of the sum that it divided by, the **log-sum-exp**, l_a = log Σ exp(s).
 #
 # These two are enough to continue later. The sum over both pieces is exp(l_a) + exp(l_b), and the numerator of each
-# piece is exp(l_a) o_a and exp(l_b) o_b. This is the *online softmax* (Milakov and Gimelshein, 2018) that is also
-# inside FlashAttention.
+# piece is exp(l_a) o_a and exp(l_b) o_b. So each piece gets a weight. This is the *online softmax* (Milakov and
+# Gimelshein, 2018) that is also inside FlashAttention.
 
 # %%
-scores, values = torch.tensor([2.0, 1.0, 3.0, 0.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
-whole = scores.softmax(0) @ values
-o_a, l_a = scores[:2].softmax(0) @ values[:2], scores[:2].logsumexp(0)
-o_b, l_b = scores[2:].softmax(0) @ values[2:], scores[2:].logsumexp(0)
-print(f"piece a: o {o_a:.3f}, l {l_a:.3f};  piece b: o {o_b:.3f}, l {l_b:.3f}")
-print(f"all four keys: {whole:.3f};  the mean of both: {(o_a + o_b) / 2:.3f}, which is wrong")
+scores, values = [2.0, 1.0, 3.0, 0.0], [10.0, 20.0, 30.0, 40.0]
+draw.merged_softmax(scores, values, cut=2)
+
+# %%
+whole = torch.tensor(scores).softmax(0) @ torch.tensor(values)
+print(f"the softmax over all four keys: {whole:.2f}")
 
 # %% [markdown]
 # ### Exercise 1: merge two softmaxes (10 minutes)
@@ -304,7 +304,7 @@ def paced(q, pair, queries, keys):
 
 
 def timed(cuts):
-    """Run the ring on 64 tokens with each cut; the first run, which warms up, is no step."""
+    """Run the ring on 64 tokens with each cut; the first run only warms up."""
     for number, cut in enumerate([cuts[0], *cuts]):
         pieces = Pieces(cut(64, 4))
         own = [*pieces.places[dist.get_rank()]]
@@ -313,6 +313,7 @@ def timed(cuts):
         if number:
             mark("step")
         ring(q[:, :, None], torch.stack(pair), pieces, paced)
+        dist.barrier()  # as the next layer, which needs all ranks
         mark("end")
 
 
@@ -327,8 +328,9 @@ why = "10 + 16 + 16 + 16 products instead of 34."
 check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, reason=why)
 
 # %% [markdown]
-# The hatched lanes are waiting: rank 0 has nothing to attend to in steps 1 to 3, and all ranks wait for rank 3. For
-# many ranks and tokens the factor is two: half of the GPUs' time is lost.
+# The hatched lanes are waiting. Rank 0 has nothing to attend to in steps 1 to 3, and in the end all ranks wait for rank
+# 3: the barrier stands for the next layer, whose ring needs them all. Messages are short here, and are hidden. For many
+# ranks and tokens the factor is two: half of the GPUs' time is lost.
 #
 # ### Exercise 3: the balanced cut (10 minutes)
 #
@@ -385,6 +387,12 @@ print(f"contiguous {first:.0f} ms, yours {yours:.0f} ms; still the same attentio
 #   head attends by itself, on one rank, with any kernel; a second all-to-all brings the outputs back. There can be no
 #   more ranks than heads of keys and values.
 #
+# Here is what rank 1 of four has while it attends, with 8 heads of queries and 4 of keys and values:
+
+# %%
+draw.keys_by_way(ranks=4, rank=1, heads=8, kv_heads=4)
+
+# %% [markdown]
 # Which one sends the fewest bytes? Let T tokens be on N ranks, with H heads of queries and K of keys and values, each
 # of E numbers. For forward and backward of one layer, a rank sends so many numbers:
 #
@@ -401,23 +409,24 @@ guess_ranks = 4  # your number
 
 # %%
 H, K, E, T = LONG.heads, LONG.kv_heads, LONG.head_size, LONG.context
-GROUP = range(2, K + 1)
-lines = {
-    "ring, all-gather": [(N, 2 * 6 * (N - 1) / N * T * K * E) for N in GROUP],
-    "Ulysses": [(N, 2 * 4 * (N - 1) / N * T * (H + K) * E / N) for N in GROUP],
-}
-fewer = next(N for N, *_ in zip(GROUP, *lines.values(), strict=True) if 6 * K > 4 * (H + K) / N)
-caption = "Sent by a rank: Llama 3 8B, 131,072 tokens, 16 bits"
-draw.on_scales(lines, "ranks", "bytes per layer", caption)
+sent = {"ring": lambda N: 6 * (N - 1) / N * T * K * E}
+sent["Ulysses"] = lambda N: 4 * (N - 1) / N * T * (H + K) * E / N
+bars = {}
+for N in (2, 3, 4, 8):
+    for way, numbers in sent.items():
+        bars[f"{way}, {N} ranks"] = round(2 * numbers(N) / 1e9, 2)  # 16 bits
+caption = "Sent by a rank for one layer: Llama 3 8B, 131,072 tokens"
+draw.chart(bars, "GB", kind="comm", caption=caption)
 
 # %%
+fewer = next(N for N in range(2, K + 1) if sent["Ulysses"](N) < sent["ring"](N))
 reason = "4 (H + K)/N < 6 K, so N > 2/3 (H + K)/K = 3.33."
 check.predict("From how many ranks on?", guess_ranks, fewer, reason=reason)
 
 # %% [markdown]
-# But the lines end at 8 ranks, where Ulysses has no more heads. Now all three for real: a GPT with 4 heads of each
-# kind, on 4 ranks, with PyTorch's own ring in the last row, of which more below. First, is it the same training? Two
-# steps with AdamW in float64, against one process:
+# With 8 ranks Ulysses sends well under half of the ring's bytes, but it ends there: it has no more heads. Now all three
+# for real: a GPT with 4 heads of each kind, on 4 ranks, with PyTorch's own ring in the last row, of which more below.
+# First, is it the same training? Two steps with AdamW in float64, against one process:
 
 # %%
 from labs.data import Batches, corpus
@@ -458,11 +467,10 @@ def state(held):
 
 
 rows = {f"{name}: sent": (paper[name].sent, measured[name].sent) for name in WAYS}
-for name in WAYS:
+for name in ("ring", "gather", "ulysses"):
     held = vars(paper[name].held)
     rows[f"{name}: P + G + S"] = state(held), state(measured[name].held)
-    if name != "torch":
-        rows[f"{name}: A"] = held["A"], measured[name].held["A"]
+    rows[f"{name}: A"] = held["A"], measured[name].held["A"]
 draw.ledger(rows, within=0)
 
 # %% [markdown]
@@ -550,13 +558,14 @@ draw.table(rows)
 #
 # ### Gradients of attention
 #
-# *Symptom*: training with context parallelism, the loss looks right, and dQ, dK and dV do not match those of one GPU;
-# their relative error is as large as 1.2 ([NVIDIA/Megatron-LM#1464](https://github.com/NVIDIA/Megatron-LM/issues/1464),
-# opened in March 2025, now closed; the report points at the ring's backward in Transformer Engine, and we found no
-# cause in it). For another ring the cause is known: in diffusers, backward used each rank's *own* keys and values in
-# every step, and not those that came by ([#14274](https://github.com/huggingface/diffusers/pull/14274), July 2026).
-# Here are two ways to get such gradients: that one, and probabilities that are divided by the sum over the rank's own
-# keys.
+# *Symptom*: with the same weights and data as on one GPU, dQ, dK and dV of attention are wrong under context
+# parallelism, by a relative error of up to 1.2
+# ([NVIDIA/Megatron-LM#1464](https://github.com/NVIDIA/Megatron-LM/issues/1464), opened in March 2025, now closed). The
+# report points at the ring's backward in Transformer Engine; we found no cause in it. For a ring with the same symptom
+# the cause is known: in diffusers, backward used each rank's *own* keys and values in every step, and not those that
+# came by ([#14274](https://github.com/huggingface/diffusers/pull/14274), merged, July 2026; described in
+# [Automodel#3157](https://github.com/NVIDIA-NeMo/Automodel/pull/3157)). The next cells repeat that mistake, and another
+# one: probabilities divided by the sum over one step's keys, and not by that over all keys.
 
 
 # %% tags=["subject"]
@@ -690,9 +699,9 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 
 # %% [markdown]
 # So CP of long sequences works between nodes, where TP does not. With 8,192 tokens per rank over InfiniBand the ring is
-# hidden; over Ethernet it is not. In practice: Ulysses inside a node while there are heads, a ring across nodes, or
-# Llama 3's all-gather, which cannot be hidden but takes any mask; with 8 heads of keys and values for 128 of queries,
-# it is small beside the rest.
+# hidden; over Ethernet it is not. The ways can be mixed: Ulysses inside a node as far as there are heads, and a ring
+# between nodes (Fang and Zhao, 2024, arXiv 2405.07719). Llama 3's all-gather takes any mask, and with 8 heads of keys
+# and values for 128 of queries, as in its 405B model, it is short beside the rest.
 
 # %% [markdown]
 # ## Say it back
@@ -729,7 +738,7 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 # | ring: sent by a rank, in a layer | (N − 1) n forward, 2 (N − 1) n backward | exactly | more: N rounds |
 # | Ulysses | 4 (N − 1)/N · T (H + K) E/N numbers | exactly | |
 # | A | 1/N | exactly | |
-# | P, G, S | whole | exactly | exactly |
+# | P, G, S | whole | exactly | |
 # | numbers | one process's | within 1e-12 | within 1e-12 |
 #
 # ## Beat it: packed documents, and the fewest keys that travel (25 minutes)
@@ -759,7 +768,12 @@ for name, places in tries.items():
     keys, *each = beat.packed.measured(lengths, [[*own] for own in places])
     row = {"": name, "keys": keys, "bound": beat.packed.bound(lengths)}
     rows.append(row | dict(zip(("tokens", "products"), map(str, each), strict=True)))
-draw.table(rows, caption=f"documents of {lengths} tokens")
+room, work = (int(1.1 * sum(found) / 4) for found in each)
+draw.table(rows, caption=f"at most {room} tokens and {work:,} products on a rank")
+
+# %% [markdown]
+# The first try is far above the bound. The second sends fewer keys than the bound, but scores nothing: ranks 1 and 3
+# break both limits.
 
 
 # %%

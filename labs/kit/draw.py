@@ -35,6 +35,8 @@
     work_per_rank                     products of each rank and step under several cuts, as SVG work_per_rank.py
     travel                            tokens that travel to their experts and back, as SVG        expert_travel.py
     expert_loads                      load per expert over several trainings, as PNG              expert_loads.py
+    merged_softmax                    two parts of a softmax, and the weights of their merge, SVG merged_softmax.py
+    keys_by_way                       what a rank has in the ways of context parallelism, as SVG  keys_by_way.py
     reads, folder                     the files of a checkpoint: read by ranks, and in a save   checkpoint_files.py
     formula, term                     a picture under its formula, with highlighted terms       formulas.py
     KINDS, TIMELINE                   the colours of every figure and widget                    palette.py
@@ -58,9 +60,11 @@ from labs.kit.drawing.expert_travel import travel
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gradients_combined import who_combines
+from labs.kit.drawing.keys_by_way import keys_by_way
 from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.lines_on_scales import on_scales
 from labs.kit.drawing.memory_over_time import memory
+from labs.kit.drawing.merged_softmax import merged_softmax
 from labs.kit.drawing.mesh_on_nodes import nodes
 from labs.kit.drawing.node_bound import node_bound
 from labs.kit.drawing.palette import KINDS, TIMELINE
@@ -85,9 +89,9 @@ from labs.kit.drawing.work_per_rank import work_per_rank
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table", "agreement", "apart", "bars",
     "blocks", "buckets", "by_kind", "by_rank", "chart", "crossings", "curves", "expert_loads", "folder", "formula",
-    "layouts", "ledger", "lost", "memory", "mesh", "messages", "node_bound", "nodes", "on_scales", "order",
-    "orders", "pairs", "parallelism", "plan", "products", "rank_by_axis", "ratio_errors", "ratios", "reads",
-    "ring_steps", "rows_by_rank", "rule_times", "rules", "scatter", "schedule", "sends", "sent_and_held", "size",
-    "speeds", "step", "table", "term", "timeline", "traffic", "travel", "verdict", "weight_cut", "who_combines",
-    "wire", "work_per_rank", "yours_and_plan",
+    "keys_by_way", "layouts", "ledger", "lost", "memory", "merged_softmax", "mesh", "messages", "node_bound",
+    "nodes", "on_scales", "order", "orders", "pairs", "parallelism", "plan", "products", "rank_by_axis",
+    "ratio_errors", "ratios", "reads", "ring_steps", "rows_by_rank", "rule_times", "rules", "scatter", "schedule",
+    "sends", "sent_and_held", "size", "speeds", "step", "table", "term", "timeline", "traffic", "travel", "verdict",
+    "weight_cut", "who_combines", "wire", "work_per_rank", "yours_and_plan",
 ]  # fmt: skip

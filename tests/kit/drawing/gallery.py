@@ -103,6 +103,8 @@ DRAWINGS = {
     "ring steps of two documents": lambda: draw.ring_steps(Pieces(zigzag(32, 2), torch.arange(32)[None] // 13)),
     "work per rank": lambda: draw.work_per_rank({cut.__name__: cut(64, 4) for cut in (contiguous, zigzag, striped)}),
     "work of eight ranks": lambda: draw.work_per_rank({cut.__name__: cut(100, 8) for cut in (contiguous, zigzag)}),
+    "keys by way": lambda: draw.keys_by_way(ranks=4, rank=1, heads=8, kv_heads=4),
+    "merged softmax": lambda: draw.merged_softmax([2.0, 1.0, 3.0, 0.0], [10.0, 20.0, 30.0, 40.0], cut=2),
     "orders": lambda: draw.orders({"pp × tp": IN_ORDER}, 1, {"pp": 2, "tp": 2}),
     "sent and held": lambda: draw.sent_and_held(PREDICTED, {"ours": PREDICTED, "PyTorch's": NEARLY}),
     "node bound": lambda: draw.node_bound(nodes=4, stages=2),
