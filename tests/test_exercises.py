@@ -16,7 +16,7 @@ def test_each_folder_bears_the_name_of_a_notebook():
     notebooks = [path.stem.partition("_")[2] for path in sorted((ROOT / "solutions").glob("*.py"))]
     assert notebooks == exercises.CHAPTERS
     folders = {path.parent.name for path in (ROOT / "labs/exercises").glob("*/*.py")}
-    assert folders == {*notebooks, "engine", "bug_clinic"}  # the clinic's cases have no notebook yet
+    assert folders == {*notebooks, "engine"}
 
 
 def test_each_notebook_calls_what_its_folder_has():

@@ -4,7 +4,7 @@ Each folder bears the name of its notebook, in the course's order:
 
     start_here  one_device  collectives  ddp  zero  mesh_and_dtensor  fsdp  memory  offload  checkpoint  resume
     tensor_parallel  plan_and_wire  pipeline  three_dimensions  clusters  long_context  experts  gspmd  deepspeed
-    plan_a_run
+    plan_a_run  bug_clinic
 
 A file `<chapter>/<name>.py` defines `<name>`: the check of an exercise, a function, which `labs.kit.check` offers as
 `check.<name>`; or a `Challenge`, which `labs.kit.beat` offers as `beat.<name>`.  The exercises of a folder share the

@@ -279,6 +279,11 @@ class Visit:
         self.counts[instrument] += 1
         return read(instrument, self.jobs, self.jobs.cases[0])
 
+    def both(self, name: str, rank: int = 0) -> dict[str, Tensor]:
+        """Return a rank's value of this name, as the faulty program and as one process compute it."""
+        case, seed = self.jobs.cases[0], self.jobs.seed
+        return {"one process": case.alone(seed)[rank][name], f"rank {rank}": self.jobs.order[rank][0][name]}
+
     def hang_report(self) -> str:
         """Return what the launcher says of a job that hangs, which is cut after CUT seconds, and NCCL's verdict."""
         case = self.jobs.cases[0]

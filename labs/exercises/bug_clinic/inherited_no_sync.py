@@ -86,3 +86,4 @@ inherited_no_sync = clinic(
     caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
 )
 # fmt: on
+inherited_no_sync.Engine = Engine

@@ -111,3 +111,4 @@ late_gather = clinic(
     caught="The order of calls in the trace of one step on a laptop: no clock is needed.",
 )
 # fmt: on
+late_gather.traced, late_gather.in_order = traced, in_order
