@@ -262,7 +262,7 @@ visit.read("time")
 
 
 # %% tags=["exercise"]
-def step(buckets):
+def update_and_gather(buckets):
     """Update every bucket, and leave all of them gathered.
 
     buckets: each has update(), for this rank's shard, and gather(), which starts to gather the
@@ -278,7 +278,7 @@ def step(buckets):
     ### END SOLUTION
 
 
-check.late_gather(step)
+check.late_gather(update_and_gather)
 
 # %% [markdown]
 # **What would have caught it before the run?**
@@ -389,7 +389,7 @@ visit.read("gradients")
 
 
 # %% tags=["exercise"]
-def average(dense, experts, copies):
+def average_by_kind(dense, experts, copies):
     """Make each .grad that of the mean of all ranks' losses, each of which is a mean of its own.
 
     dense: parameters that every rank holds
@@ -405,7 +405,7 @@ def average(dense, experts, copies):
     ### END SOLUTION
 
 
-check.expert_scale(average)
+check.expert_scale(average_by_kind)
 
 # %% [markdown]
 # <details><summary>What would have caught it before the run?</summary>
@@ -426,7 +426,7 @@ for rank in range(4):
 
 
 # %% tags=["exercise"]
-def clip(gradients, max_norm):
+def clip_all_stages(gradients, max_norm):
     """Clip the gradients of all stages, as one vector, to the length max_norm; return its length.
 
     gradients: this stage's gradients in float64, which change in place
@@ -442,7 +442,7 @@ def clip(gradients, max_norm):
     ### END SOLUTION
 
 
-check.clip_by_stage(clip)
+check.clip_by_stage(clip_all_stages)
 
 # %% [markdown]
 # <details><summary>What would have caught it before the run?</summary>

@@ -52,6 +52,7 @@ clip_by_stage = clinic(
     "b", faulty, right, job, alone, tells={"numbers"},
     asks="`fn(gradients, max_norm) -> norm`, which clips a stage's gradients in place by the norm of all stages'",
     threads=("pytorch/torchtitan/issues/596 closed 2024-10-01", "pytorch/torchtitan/pull/649 merged 2024-10-24"),
+    mistake="each stage has a norm of its own",
     question="Of which vector is max_norm the length, and where are its other elements?",
     caught="The norm must be equal on all ranks, and one process's: one line that compares it.",
 )

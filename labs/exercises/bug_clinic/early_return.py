@@ -43,6 +43,7 @@ early_return = clinic(
     "c", faulty, right, job, alone, required=True, hangs=True, tells={"verdict", "dry"},
     asks="`fn(gradients) -> norm`, the length of all ranks' gradients as one vector, equal on all ranks",
     threads=("areal-project/AReaL/pull/1139 merged 2026-04-05",),
+    mistake="a rank without gradients leaves before the others meet",
     question="Which ranks come to the all-reduce, and what does a rank without gradients add to the sum?",
     caught="A dry run of all ranks, one of them without a gradient, and would_hang on its recording.",
 )

@@ -76,6 +76,7 @@ expert_scale = clinic(
          "process group of the ranks that hold copies of the same experts",
     threads=("deepspeedai/DeepSpeed/issues/5618 closed 2024-06-05", "deepspeedai/DeepSpeed/issues/6545 open 2024-09-17",
              "deepspeedai/DeepSpeed/pull/6546 merged 2024-09-17"),
+    mistake="divided by the copies, and not by all ranks",
     question="Each rank's loss is a mean over its own tokens. Of how many losses is an expert's gradient the sum?",
     caught="One step with ep=1 and ep=2, and the same tokens: Adam hides a constant factor in the curve.",
 )

@@ -82,6 +82,7 @@ inherited_no_sync = clinic(
     "b", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
     asks="`fn(engine)`, a context manager around each micro-batch but the last; engine: an Engine of this file",
     threads=("NVIDIA/Megatron-LM/pull/7186 merged 2026-09-09",),
+    mistake="every backward is the step's last",
     question="Which backward does the engine take for the step's last, and what does it do before the next one?",
     caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
 )

@@ -107,6 +107,7 @@ late_gather = clinic(
     asks="`fn(buckets)`, which updates all buckets and leaves them gathered; buckets: Buckets of this file",
     threads=("deepspeedai/DeepSpeed/issues/6876 closed 2024-12-18", "hpcaitech/ColossalAI/pull/5898 merged 2024-07-10",
              "NVIDIA/apex/pull/1621 merged 2023-03-17"),
+    mistake="all gathers wait for all updates",
     question="What must have happened before a bucket can be gathered, and what need not?",
     caught="The order of calls in the trace of one step on a laptop: no clock is needed.",
 )

@@ -70,6 +70,7 @@ root_stays = clinic(
     asks="`fn(unit)`, which is called after each forward, and frees what no backward needs; unit: a Unit",
     threads=("pytorch/pytorch/issues/149029 closed 2025-03-12", "pytorch/pytorch/issues/154655 closed 2025-05-29",
              "pytorch/pytorch/pull/154704 closed 2025-05-30"),
+    mistake="a root stays whole, and no backward comes",
     question="For which forward does a backward come, and how does this function know?",
     caught="The peak of a dry run beside a formula: of all frozen encoders, one is whole at a time.",
 )

@@ -81,6 +81,7 @@ silent_norm = clinic(
          "engine: `engine(model)` replaces the model's parameters; add_up: `add_up(p)` adds up p.grad over the "
          "ranks, whose sequences are pieces of one",
     threads=("NVIDIA/Megatron-LM/issues/1446 closed 2025-03-04", "EleutherAI/gpt-neox/pull/1259 merged 2024-08-13"),
+    mistake="hooks on parameters that are gone",
     question="Which parameter does backward reach, and on which one is the hook?",
     caught="Count the all-reduces of one step, in a dry run: one for each norm.",
 )

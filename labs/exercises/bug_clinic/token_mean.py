@@ -97,6 +97,7 @@ token_mean = clinic(
     asks="`fn(model, micro_batches)`, which leaves in .grad the gradient of the batch's mean loss per token; "
          "micro_batches: pairs of tokens and targets; a target of PADDING does not count",
     threads=("huggingface/trl/issues/2175 closed 2024-10-04", "huggingface/transformers/pull/34191 merged 2024-10-17"),
+    mistake="each micro-batch counts alike, whatever its tokens",
     question="How much does a token count in a micro-batch of 2 tokens, and how much in one of 20?",
     caught="One step beside one process's, with micro-batches of unequal lengths: equal lengths hide it.",
 )
