@@ -1,14 +1,15 @@
 # %% [markdown]
 # # Plan a run: this model, on these machines, how?
 #
-# *You have seventy billion parameters, four nodes of eight GPUs, and a month. There are fifteen thousand ways to split
-# the work. Which one do you choose, and how do you know before you have paid for it?*
+# *You have seventy billion parameters, four nodes of eight GPUs, and a month. There are fifteen thousand ways to
+# split the work. Which one do you choose, and how do you know before you have paid for it?*
 #
 # You need: [ZeRO](04_zero.ipynb), [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb).
 # **Minutes**, by estimate: 35 without exercises, 75 with them, 5 more for optional parts, 25 more for the challenge.
 # The machine works for half a minute of it, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold
+# it.
 
 # %%
 from labs.kit import recall
@@ -51,8 +52,8 @@ print(f"{layouts:,} layouts of {found.setup.cluster.gpus} GPUs")
 # %% [markdown]
 # ## Picture
 #
-# ![A model, machines and a batch go through three sieves, one after the other. Can it be run? Does it fit on the cards?
-# Is it quick? Of the fifteen thousand layouts that can be run some two thousand fit, and one is the
+# ![A model, machines and a batch go through three sieves, one after the other. Can it be run? Does it fit on the
+# cards? Is it quick? Of the fifteen thousand layouts that can be run some two thousand fit, and one is the
 # quickest.](../images/plan_sieves.svg)
 #
 # A planner is three sieves, each a few lines of arithmetic. You write all three here. The course's own planner,
@@ -61,8 +62,8 @@ print(f"{layouts:,} layouts of {found.setup.cluster.gpus} GPUs")
 # ## Predict
 #
 # Llama 3 70B trains on four nodes of eight H100, with 512 sequences of 4,096 tokens in a step. The planner puts first
-# the simplest layout whose step is within 1 % of the quickest. What is the tensor-parallel degree (tp) of that layout:
-# 1, 2, 4, 8, 16 or 32?
+# the simplest layout whose step is within 1 % of the quickest. What is the tensor-parallel degree (tp) of that
+# layout: 1, 2, 4, 8, 16 or 32?
 
 # %%
 guess_tp = 2  # your number
@@ -71,8 +72,8 @@ guess_tp = 2  # your number
 # ## Build: can it be run?
 #
 # The degrees of all axes multiply to the number of GPUs. Each axis also needs something to split: tp splits whole
-# heads, each stage along pp needs at least one layer, and dp splits whole sequences. In this exercise tp stays inside a
-# node.
+# heads, each stage along pp needs at least one layer, and dp splits whole sequences. In this exercise tp stays inside
+# a node.
 #
 # ### Exercise 1: the sizes of a mesh (10 minutes)
 
@@ -113,14 +114,14 @@ sizes = mesh_sizes(32, 8, llama.heads, llama.depth, 512)
 print(f"{len(sizes)} meshes of 32 GPUs; the first and the last: {sizes[0]}, {sizes[-1]}")
 
 # %% [markdown]
-# Why are there so few? Each mesh can be combined with the stages of ZeRO, with schedules, with sizes of a micro-batch,
-# and with ways of recomputing. The planner tries all combinations, which makes fifteen thousand layouts.
+# Why are there so few? Each mesh can be combined with the stages of ZeRO, with schedules, with sizes of a
+# micro-batch, and with ways of recomputing. The planner tries all combinations, which makes fifteen thousand layouts.
 #
 # ## Build: does it fit?
 #
-# A rank holds parameters, gradients, optimizer state and activations. tp and pp divide the first three, and ZeRO shards
-# some of these over dp as well. The activations are those of the micro-batches in flight. Here is a question before you
-# write: **by what factor does a pipeline of 8 stages divide a rank's activations?**
+# A rank holds parameters, gradients, optimizer state and activations. tp and pp divide the first three, and ZeRO
+# shards some of these over dp as well. The activations are those of the micro-batches in flight. Here is a question
+# before you write: **by what factor does a pipeline of 8 stages divide a rank's activations?**
 #
 # ### Exercise 2: the fullest rank (5 minutes)
 #
@@ -154,9 +155,9 @@ answer
 
 # %% [markdown]
 # The factor is one: the first rank has an eighth of the layers, but keeps activations of eight micro-batches. So a
-# pipeline makes room for parameters, whereas tensor parallelism makes room for activations as well. The bars show four
-# layouts of Llama 3 70B, by your function above and by the plan below. The plan adds buffers of collectives (comm), and
-# logits with the allocator's gaps (temporary):
+# pipeline makes room for parameters, whereas tensor parallelism makes room for activations as well. The bars show
+# four layouts of Llama 3 70B, by your function above and by the plan below. The plan adds buffers of collectives
+# (comm), and logits with the allocator's gaps (temporary):
 
 # %%
 fullest_rank = fullest_rank if answer.ok else check.fullest_rank.expected
@@ -172,11 +173,11 @@ for tp, pp, dp in (1, 1, 32), (4, 1, 8), (1, 8, 4), (2, 16, 1):
 draw.bars(bars)
 
 # %% [markdown]
-# The card has 80 GiB (86 GB). Without recomputation, only tp 4 fits of these four. The last layout has the largest gap
-# between you and the plan. A fair share of 80 layers is five on each of 16 stages; the plan puts six on the first,
-# because the last stage has the output layer to compute as well. The first stage also holds the embedding. Recomputing
-# activations makes room for smaller tensor-parallel degrees as well, at the price of up to a third more computation. A
-# planner weighs this price against that of more tensor parallelism: all-reduces in every layer.
+# The card has 80 GiB (86 GB). Without recomputation, only tp 4 fits of these four. The last layout has the largest
+# gap between you and the plan. A fair share of 80 layers is five on each of 16 stages; the plan puts six on the
+# first, because the last stage has the output layer to compute as well. The first stage also holds the embedding.
+# Recomputing activations makes room for smaller tensor-parallel degrees as well, at the price of up to a third more
+# computation. A planner weighs this price against that of more tensor parallelism: all-reduces in every layer.
 #
 # ## Build: is it quick?
 #
@@ -212,8 +213,8 @@ answer
 # %% [markdown]
 # How much does the exposed part matter? Let 32 GPUs, each on a node of its own, train Llama 3 8B by data parallelism,
 # with one sequence on each. The table compares the time of a layer's all-reduce with that of its backward, for three
-# kinds of link. (Eight GPUs on a node would have eight such links to other nodes, and a ring over all of them uses all
-# eight at once.)
+# kinds of link. (Eight GPUs on a node would have eight such links to other nodes, and a ring over all of them uses
+# all eight at once.)
 
 # %%
 exposed = exposed if answer.ok else check.exposed.expected
@@ -237,9 +238,9 @@ draw.table(rows)
 # ### Exercise 4: a forecast (15 minutes)
 #
 # Now forecast a whole step of real runs. Hugging Face measured some thousand layouts on up to 512 H100s for their
-# [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). You see the runs of the 1B model.
-# Your forecast is judged by other runs, of 3B, 8B and 80B: it should put the layouts in the right order, and the
-# quickest first.
+# [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). You see the runs of the 1B
+# model. Your forecast is judged by other runs, of 3B, 8B and 80B: it should put the layouts in the right order, and
+# the quickest first.
 #
 # The step's time follows from six rules. Three constants say what a training program reaches on an H100: `FLOPS`,
 # `LAUNCH` and `wire`.
@@ -258,8 +259,8 @@ draw.table(rows)
 #    float32. The all-reduce is hidden under the last backward, which takes two thirds of the time of rule 1.
 #
 # Keep to these six rules: the check changes one thing at a time, such as pp or `launch`, and asks whether the right
-# rule answers. It does not want the best fit. Rule 3 is the weakest of the six: it says that Python and the GPU overlap
-# perfectly. Keep it all the same, and look for its failure in the picture below.
+# rule answers. It does not want the best fit. Rule 3 is the weakest of the six: it says that Python and the GPU
+# overlap perfectly. Keep it all the same, and look for its failure in the picture below.
 
 # %%
 NODE, FLOPS = 8, 350e12  # operations per second
@@ -307,9 +308,10 @@ answer
 
 # %% [markdown]
 # Ten lines of arithmetic choose a layout within 20 % of the best one in 9 of 14 cases. The order of the other layouts
-# is rougher: the check printed a rank correlation of 0.59. These figures, and the 13 %, belong to the 297 healthy runs
-# of 3B, 8B and 80B. The picture shows the 140 healthy runs of 1B, the smallest model, where your forecast is worse. A
-# point above the line is a run that was slower than its forecast. Rest the mouse on a point to see which run it is:
+# is rougher: the check printed a rank correlation of 0.59. These figures, and the 13 %, belong to the 297 healthy
+# runs of 3B, 8B and 80B. The picture shows the 140 healthy runs of 1B, the smallest model, where your forecast is
+# worse. A point above the line is a run that was slower than its forecast. Rest the mouse on a point to see which run
+# it is:
 
 # %%
 forecast = forecast if answer.ok else check.forecast.expected
@@ -341,17 +343,17 @@ def in_addition(run):
 draw.agreement(others, {"rule 3": forecast, "in addition": in_addition})
 
 # %% [markdown]
-# The order of the layouts improves, and the error grows: the constants were chosen for the six rules. The course's plan
-# has a cost per layer that is fitted together with its other constants. A pipeline has costs that no rule names. The
-# next section finds one of them.
+# The order of the layouts improves, and the error grows: the constants were chosen for the six rules. The course's
+# plan has a cost per layer that is fitted together with its other constants. A pipeline has costs that no rule names.
+# The next section finds one of them.
 #
 # ## Measure: the plan against the world
 #
 # The course's plan follows the same rules and adds more: attention, memory traffic, the bubble of each schedule, and
 # constants of the software. PyTorch's constants are fitted on half of Hugging Face's runs (their program is nanotron,
 # which runs PyTorch as it is), and on runs of MosaicML and torchtitan. Comparing the plan with the same runs flatters
-# it. So what counts are the figures with constants that were fitted *without any* run of nanotron, which the cell calls
-# held out:
+# it. So what counts are the figures with constants that were fitted *without any* run of nanotron, which the cell
+# calls held out:
 
 # %%
 report = plan.check("nanotron_playbook")
@@ -366,10 +368,10 @@ print(f"{len(report.memory_errors):,} runs, error of memory {median(report.memor
 print(f"of {report.ran:,} runs that ran, {len(report.too_large)} are called too large")
 
 # %% [markdown]
-# The errors are medians. The first two lines cover 437 of the 1,026 runs, and the selection looks at the outcome. A run
-# counts if its GPUs reached 10 % of their peak, and if it came within 20 % of the best repetition of its layout. So the
-# 6 and 16 % hold for *healthy* runs. The runs that were left out deserve a look as well. Here is the 8B model with
-# every layout that ran:
+# The errors are medians. The first two lines cover 437 of the 1,026 runs, and the selection looks at the outcome. A
+# run counts if its GPUs reached 10 % of their peak, and if it came within 20 % of the best repetition of its layout.
+# So the 6 and 16 % hold for *healthy* runs. The runs that were left out deserve a look as well. Here is the 8B model
+# with every layout that ran:
 
 # %%
 ran = [(case, predicted(case), case.tokens) for case in cases]
@@ -381,7 +383,8 @@ draw.speeds(points, "planned", "8B: tokens per second and GPU")
 
 # %% [markdown]
 # About half of the points lie near the line, most of them where the runs are quick. A cloud lies far above it: these
-# runs were much slower than planned. **What do they have in common?** Rest the mouse on some of them before you go on.
+# runs were much slower than planned. **What do they have in common?** Rest the mouse on some of them before you go
+# on.
 
 # %% tags=["subject"]
 slow = [each for each in ran if each[1].tokens_per_gpu > 2 * each[2]]
@@ -411,20 +414,20 @@ for stages in ("2", "more"):
     print(f"{stages} stages: {len(waits)} slow runs lose {median(waits):.1f} s in the median")
 
 # %% [markdown]
-# The 1B model and the 80B model lose about as much for every micro-batch, although they compute and send very different
-# amounts. The number of stages matters once: two stages lose half of what four or more do. **Why half?** With two
-# stages, a rank has one neighbour and exchanges two messages for each micro-batch. With more stages, a rank in the
-# middle has two neighbours and four messages. This fits a fixed wait at each message between stages.
+# The 1B model and the 80B model lose about as much for every micro-batch, although they compute and send very
+# different amounts. The number of stages matters once: two stages lose half of what four or more do. **Why half?**
+# With two stages, a rank has one neighbour and exchanges two messages for each micro-batch. With more stages, a rank
+# in the middle has two neighbours and four messages. This fits a fixed wait at each message between stages.
 #
 # The figures suggest such a wait, which exercise 5 calls "messages"; its cause has not been published, so it is not
 # proved. A third of the pipeline runs are more than twice as slow as planned, and calling them all broken would make
-# the plan impossible to refute. A large gap has two explanations: the run is broken, or the plan lacks a cost. Profile
-# a few steps before you pay for a month.
+# the plan impossible to refute. A large gap has two explanations: the run is broken, or the plan lacks a cost.
+# Profile a few steps before you pay for a month.
 #
 # ### A number that hid it
 #
-# A run that does not look broken is worse. In 2023 Hugging Face described how they trained Llama 2 70B with FSDP on 16
-# A100: 500 steps of 16 sequences of 2,048 tokens, in 13.5 hours. The article gave an MFU (useful operations ÷ the
+# A run that does not look broken is worse. In 2023 Hugging Face described how they trained Llama 2 70B with FSDP on
+# 16 A100: 500 steps of 16 sequences of 2,048 tokens, in 13.5 hours. The article gave an MFU (useful operations ÷ the
 # cards' peak) of 45 %, which is good. Readers asked how it had been computed
 # ([blog#1649](https://github.com/huggingface/blog/issues/1649)):
 
@@ -448,9 +451,9 @@ print(f"the plan: MFU {planned.mfu:.0%}, and {longer}")
 #
 # ## The table of the field, once more
 #
-# What is a planned *ratio* of two layouts worth? An error of 16 % does not say, since two layouts of the same model may
-# share it. So compare planned and measured ratios of all pairs of healthy runs of one model on as many GPUs, with the
-# constants that were fitted without them:
+# What is a planned *ratio* of two layouts worth? An error of 16 % does not say, since two layouts of the same model
+# may share it. So compare planned and measured ratios of all pairs of healthy runs of one model on as many GPUs, with
+# the constants that were fitted without them:
 
 # %% tags=["subject"]
 errors = draw.ratio_errors(healthy)
@@ -464,16 +467,16 @@ draw.pairs(healthy)
 # **decides**. All of this holds for healthy runs. With the others included, no ratio is as good: a slow pipeline is
 # slow whatever the plan says.
 #
-# Now hold the rules to the runs, healthy or not. All runs have 256 sequences of 4,096 tokens in a step. Each row takes
-# the quickest published run that follows the rule, and the quickest that does not. **Guess first: where on its row does
-# a rule begin to fail?**
+# Now hold the rules to the runs, healthy or not. All runs have 256 sequences of 4,096 tokens in a step. Each row
+# takes the quickest published run that follows the rule, and the quickest that does not. **Guess first: where on its
+# row does a rule begin to fail?**
 
 # %%
 draw.rules(held_out, tie)
 
 # %% [markdown]
-# Dots decide, and rings show whether the plan would have said so. It misses 80B on 32 and 64 GPUs, where the best other
-# run is one of the slow runs. Each rule has a range, and the range ends where the batch is thin:
+# Dots decide, and rings show whether the plan would have said so. It misses 80B on 32 and 64 GPUs, where the best
+# other run is one of the slow runs. Each rule has a range, and the range ends where the batch is thin:
 #
 # | rule | holds | fails |
 # |---|---|---|
@@ -484,8 +487,9 @@ draw.rules(held_out, tie)
 #
 # So the table of the field needs one more column: the sequences per GPU. With four or more, 1B and 3B are at their
 # quickest without tp, within 1 %, and 8B gains or loses at most 6 % by a pipeline. With one or two, all three are
-# quickest with tp inside a node and without a pipeline, because the ranks of a tp group share a sequence. 80B needs tp
-# and pp to be quick. The playbook has no slow links, no FSDP, and no model above 80B. For these there is only the plan:
+# quickest with tp inside a node and without a pipeline, because the ranks of a tp group share a sequence. 80B needs
+# tp and pp to be quick. The playbook has no slow links, no FSDP, and no model above 80B. For these there is only the
+# plan:
 
 # %%
 SLOW = replace(H100, name="H100, 10 Gb/s", between=1.25e9)
@@ -511,9 +515,9 @@ draw.table(rows, caption="the rule's best layout beside the best other layout, b
 # - *A pipeline* sends next to nothing, so it is for slow links. On InfiniBand FSDP hides its traffic, whereas a
 #   pipeline cannot hide its bubble.
 #
-# On InfiniBand, all four are ties: the plan has no reason to prefer the rule, nor to drop it. The links decide. Now try
-# the plan yourself: when is plain data parallelism as quick, when FSDP, and when a pipeline? What happens to
-# FSDP as the context grows? A dashed bar is a layout that does not fit.
+# On InfiniBand, all four are ties: the plan has no reason to prefer the rule, nor to drop it. The links decide. Now
+# try the plan yourself: when is plain data parallelism as quick, when FSDP, and when a pipeline? What happens to FSDP
+# as the context grows? A dashed bar is a layout that does not fit.
 
 # %%
 play.planner()
@@ -537,9 +541,9 @@ why = "It is the smallest tp whose activations fit with selective recomputation.
 check.predict("Ranks along tp?", guess_tp, best.layout.tp, reason=why)
 
 # %% [markdown]
-# The plan puts tp 2 first. tp 4 is a tie with it, and against tp 1 and tp 8 the plan only leans. If you answered 4, the
-# plan cannot prove you wrong; ten steps of each on the real machines can. Why would smaller cards, or longer sequences,
-# favour tensor parallelism? tp divides activations, too. FSDP does not, and has to recompute more of them.
+# The plan puts tp 2 first. tp 4 is a tie with it, and against tp 1 and tp 8 the plan only leans. If you answered 4,
+# the plan cannot prove you wrong; ten steps of each on the real machines can. Why would smaller cards, or longer
+# sequences, favour tensor parallelism? tp divides activations, too. FSDP does not, and has to recompute more of them.
 #
 # The next picture shows all layouts as a map. Rest the mouse on a point: it says what the layout holds, and what its
 # step is spent on.
@@ -548,15 +552,15 @@ check.predict("Ranks along tp?", guess_tp, best.layout.tp, reason=why)
 draw.layouts(found)
 
 # %% [markdown]
-# Of all layouts that would cover each other at one place, the quickest is drawn. In the two highest rows tp is 16: its
-# all-reduces leave the node, and take so long that the schedule and recomputation hardly count. A sensible choice is a
-# point on the line: every other layout is slower than a layout on the line that holds no more. The grey points fit only
-# larger cards. The yellow band is the card's limit, and a tower of slow layouts stands in it. These layouts fit, but
-# leave less than 7 % of the card free. There the allocator returns memory and requests it again: published runs in this
-# band were 2.5 to 20 times as slow as planned, so the plan multiplies their time by 2.5.
+# Of all layouts that would cover each other at one place, the quickest is drawn. In the two highest rows tp is 16:
+# its all-reduces leave the node, and take so long that the schedule and recomputation hardly count. A sensible choice
+# is a point on the line: every other layout is slower than a layout on the line that holds no more. The grey points
+# fit only larger cards. The yellow band is the card's limit, and a tower of slow layouts stands in it. These layouts
+# fit, but leave less than 7 % of the card free. There the allocator returns memory and requests it again: published
+# runs in this band were 2.5 to 20 times as slow as planned, so the plan multiplies their time by 2.5.
 #
-# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan a step then takes 1.2 times as long, since
-# its GPUs wait for all-reduces during a quarter of it.
+# A rule of thumb recommends tp 8 inside a node and dp 4 across. By the plan a step then takes 1.2 times as long,
+# since its GPUs wait for all-reduces during a quarter of it.
 #
 # ## Your machines
 #
@@ -588,12 +592,12 @@ draw.table(rows)
 #
 # The table has seven real runs. A to F are from the playbook. G is from Llama 3's report (arXiv 2407.21783, table 4):
 # 8,192 GPUs with 32 sequences on each rank along dp reached an MFU of 43 %, and 16,384 GPUs with 16 sequences reached
-# 41 %. `microbatches` gives the number of micro-batches and the sequences in each; `best` is the best published layout
-# of the same model on as many GPUs. Decide on paper: what does each run wait for most? A nearly full card waits, too,
-# because the allocator must return memory before it gets more, so look at the GiB before you blame messages. Answer
-# with one of six words: bubble, tensor, gradients, Python, memory, messages. Nobody has published profiles of A to F.
-# The answers are this course's inference from the figures; it is firm for A to D, and weaker for "Python" and for
-# "messages", the wait that the pipelines above suggest.
+# 41 %. `microbatches` gives the number of micro-batches and the sequences in each; `best` is the best published
+# layout of the same model on as many GPUs. Decide on paper: what does each run wait for most? A nearly full card
+# waits, too, because the allocator must return memory before it gets more, so look at the GiB before you blame
+# messages. Answer with one of six words: bubble, tensor, gradients, Python, memory, messages. Nobody has published
+# profiles of A to F. The answers are this course's inference from the figures; it is firm for A to D, and weaker for
+# "Python" and for "messages", the wait that the pipelines above suggest.
 
 # %%
 caption = "sequences of 4,096 tokens (G: 8,192); tokens per second and GPU; 80 GiB cards"
@@ -636,9 +640,9 @@ check.bottlenecks(bottlenecks)
 # roughly. A plan also gives a figure against which to hold a run: a large gap deserves a profile.
 #
 # **Why not** believe the plan: its constants come from other people's machines. For healthy runs of a program that it
-# was not fitted to, half of its times were wrong by more than 16 %, the figure that "Measure" called held out. It does
-# not know about a shared switch, a slow node, or data that arrive late. So use it to choose about five layouts, which
-# you then try for ten steps each.
+# was not fitted to, half of its times were wrong by more than 16 %, the figure that "Measure" called held out. It
+# does not know about a shared switch, a slow node, or data that arrive late. So use it to choose about five layouts,
+# which you then try for ten steps each.
 #
 # ## Say it back
 #
@@ -652,25 +656,25 @@ check.bottlenecks(bottlenecks)
 #
 # <details><summary>When is data parallelism nearly free?</summary>
 #
-# Data parallelism is nearly free while a layer's all-reduce takes less time than the backward that hides it: then only
-# the last all-reduce is exposed. The edge depends on the tokens per rank and on the link, but not on the size of the
-# model, because both times grow with it.
+# Data parallelism is nearly free while a layer's all-reduce takes less time than the backward that hides it: then
+# only the last all-reduce is exposed. The edge depends on the tokens per rank and on the link, but not on the size of
+# the model, because both times grow with it.
 # </details>
 #
 # <details><summary>A run is ten times slower than planned. What does that tell you?</summary>
 #
 # Either the run is broken, or the plan lacks a cost. Divide the missing seconds by the number of micro-batches, of
-# layers and of messages: seconds that are the same for small and large models are a wait, not work. A profile of a few
-# steps shows where it is.
+# layers and of messages: seconds that are the same for small and large models are a wait, not work. A profile of a
+# few steps shows where it is.
 # </details>
 
 # %% [markdown]
 # ## Beat it: a layout by five questions (20 minutes)
 #
 # This part is open: there is no final answer. Six models, each on its own cluster, are drawn by seeds, with 16 or 32
-# GPUs, slow and quick links, small and large cards. For each model you choose a layout. You may ask the plan about five
-# layouts, as if you could afford to try five. Everything else must come from your own arithmetic, such as that of your
-# exercises and of `labs.cost`.
+# GPUs, slow and quick links, small and large cards. For each model you choose a layout. You may ask the plan about
+# five layouts, as if you could afford to try five. Everything else must come from your own arithmetic, such as that
+# of your exercises and of `labs.cost`.
 #
 # **The bound**. Let t be the planned seconds of your layout, and b the least planned seconds of all layouts that fit.
 #
@@ -692,8 +696,8 @@ draw.table(rows)
 
 # %% [markdown]
 # `tried(fn, case)` tries a function on one case, and returns the planned seconds of each layout that it asks about;
-# infinity marks a layout that does not fit. It allows five questions, as the judge does. Here FSDP asks about four ways
-# of recomputing:
+# infinity marks a layout that does not fit. It allows five questions, as the judge does. Here FSDP asks about four
+# ways of recomputing:
 
 
 # %% tags=["subject"]
@@ -734,18 +738,18 @@ def choose(setup, ask):
 beat.five_questions(choose)
 
 # %% [markdown]
-# The course's answer asks about three rules of the table. Each try is kept and drawn: `python -m labs challenges` shows
-# your best.
+# The course's answer asks about three rules of the table. Each try is kept and drawn: `python -m labs challenges`
+# shows your best.
 #
 # Here the notebook ends. **What follows is optional**: a forecast of your own machine, and the plan as options. Then
-# come ten questions, and what to read.
+# comes what to read.
 #
 # ## Optional: the cluster under your hands
 #
-# Two processes, with one core each, communicate over the loopback. Your forecast uses only `FLOPS`, `LAUNCH` and `wire`
-# of an H100. So measure these three here, and forecast three layouts of a small GPT: two replicas, a tensor-parallel
-# degree of 2, and two stages. Measurements and steps alternate, so that other work on the machine slows all of them
-# alike.
+# Two processes, with one core each, communicate over the loopback. Your forecast uses only `FLOPS`, `LAUNCH` and
+# `wire` of an H100. So measure these three here, and forecast three layouts of a small GPT: two replicas, a
+# tensor-parallel degree of 2, and two stages. Measurements and steps alternate, so that other work on the machine
+# slows all of them alike.
 
 # %%
 from labs.kit.launch import run
@@ -777,12 +781,12 @@ for name, each in mine.items():
     print(f"{name}: forecast {forecast(each, **reached):.3f} s, measured {took[name]:.3f} s")
 
 # %% [markdown]
-# How near is the forecast, and has it the right order? Two forecasts within a few per cent of each other are a tie, as
-# tp 2 and pp 2 often are here: then expect the wrong order as often as the right one. The gaps are costs that the
+# How near is the forecast, and has it the right order? Two forecasts within a few per cent of each other are a tie,
+# as tp 2 and pp 2 often are here: then expect the wrong order as often as the right one. The gaps are costs that the
 # forecast leaves out, for example overhead per sequence: the pipeline's micro-batches are single sequences, and each
-# takes longer than an eighth of eight sequences. Timings depend on how busy the machine is, so they differ from run to
-# run. On a busy machine a pipeline may even beat its forecast: while a rank waits in its bubble, another process uses
-# its core.
+# takes longer than an eighth of eight sequences. Timings depend on how busy the machine is, so they differ from run
+# to run. On a busy machine a pipeline may even beat its forecast: while a rank waits in its bubble, another process
+# uses its core.
 #
 # ## Optional: a way out
 #
@@ -809,23 +813,14 @@ for name, each in mine.items():
 # `--data-parallel-sharding-strategy optim_grads_params`.
 
 # %% [markdown]
-# ## Ten questions across the course
-#
-# Here is one question from each of ten notebooks; each run asks different ones. Which of them would you have to look
-# up?
-
-# %%
-recall.ten()
-
-# %% [markdown]
 # **Read on**: [labs/plan/candidates.py](../labs/plan/candidates.py), [labs/plan/room.py](../labs/plan/room.py),
-# [labs/plan/pace.py](../labs/plan/pace.py) and [labs/plan/choice.py](../labs/plan/choice.py), in this order: your four
-# exercises. Narayanan et al., 2021 (arXiv 2104.04473), section 5. Hugging Face, 2025, *The Ultra-Scale Playbook*.
-# Llama Team, 2024 (arXiv 2407.21783), section 3.3.
+# [labs/plan/pace.py](../labs/plan/pace.py) and [labs/plan/choice.py](../labs/plan/choice.py), in this order: your
+# four exercises. Narayanan et al., 2021 (arXiv 2104.04473), section 5. Hugging Face, 2025, *The Ultra-Scale
+# Playbook*. Llama Team, 2024 (arXiv 2407.21783), section 3.3.
 #
-# **Next.** This is the last notebook, and the next step is yours. Plan your own run with `python -m labs plan`. Try
-# five of its best layouts for ten steps each, choose layouts that differ in an axis, and keep the quickest. Then
-# compare later steps with the range that the plan printed. When a run leaves the range, you know from these notebooks
-# what to look at: the bubble, the links, the memory, and what each rank sends.
+# **Next.** Plan your own run with `python -m labs plan`. Try five of its best layouts for ten steps each, choose
+# layouts that differ in an axis, and keep the quickest. Then compare later steps with the range that the plan
+# printed. What is still unsolved: when a run leaves the range, or its loss is a little too high, which measurement
+# says why? [The bug clinic](16_bug_clinic.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/15_plan_a_run.ipynb`, then *File > Reload Notebook from Disk*.

@@ -4,7 +4,7 @@
 # *A loss is a little too high, a job stands still, memory grows. Somebody wrote the code, and it looks right. Which
 # measurement tells you in minutes what is wrong?*
 #
-# **Minutes**, by estimate: 20 without exercises, 60 with them.
+# **Minutes**, by estimate: 25 without exercises, 60 with them, 45 more for optional parts.
 # Running all cells takes a minute and 2 GB of memory. You need: the notebooks up to [Three
 # dimensions](11_three_dimensions.ipynb).
 #
@@ -80,7 +80,8 @@ visit.read("gradients")
 guess = 64  # your number
 sent = visit.jobs.order.recording.sent
 answer = sent(1, 1) - sent(1, 0)
-check.predict("How many bytes more does rank 1 send in the right program, in 4 steps, than here?", guess, answer)
+question = "How many bytes more does rank 1 send in the right program, in 4 steps?"
+check.predict(question, guess, answer)
 
 # %% [markdown]
 # Mend it. `model(x)` returns the logits; a target of -100 is padding and does not count.
@@ -330,8 +331,13 @@ check.first_epoch_again(rest_of_epoch)
 # %% [markdown]
 # ## Measure: which instruments suffice?
 #
-# Each case tells you which instruments tell, and a test of the course holds this table. `visit.counts` says what you
-# have read in the last case.
+# `visit.counts` says what you have read in the last case.
+
+# %%
+visit.counts
+
+# %% [markdown]
+# Which instruments tell of which case? A test of the course holds this table.
 
 # %%
 CASES = {name: fn.case for name, fn in vars(check).items() if hasattr(fn, "case")}
@@ -390,7 +396,7 @@ visit.read("gradients")
 
 # %% tags=["exercise"]
 def average_by_kind(dense, experts, copies):
-    """Make each .grad that of the mean of all ranks' losses, each of which is a mean of its own.
+    """Make each .grad that of the mean of all ranks' losses.
 
     dense: parameters that every rank holds
     experts: this rank's experts' parameters, whose .grad is due to all ranks that share experts
@@ -427,7 +433,7 @@ for rank in range(4):
 
 # %% tags=["exercise"]
 def clip_all_stages(gradients, max_norm):
-    """Clip the gradients of all stages, as one vector, to the length max_norm; return its length.
+    """Clip all stages' gradients, as one vector, to the length max_norm; return its length.
 
     gradients: this stage's gradients in float64, which change in place
     """
@@ -465,7 +471,7 @@ for rank in range(4):
 
 # %% tags=["exercise"]
 def prepare(model, engine, add_up):
-    """Call engine(model), and have add_up(p) called for each parameter of model.norm after backward.
+    """Call engine(model), and have add_up(p) called after backward for each p of model.norm.
 
     engine: replaces all parameters of a model by others
     add_up: adds up p.grad over the ranks
@@ -495,9 +501,10 @@ check.silent_norm(prepare)
 # %%
 visit = shipped(check.same_seed)
 parts = [visit.both("weight", rank) for rank in range(4)]
-for who in ("one process", "rank"):
-    found = [next(x for name, x in part.items() if name.startswith(who)) for part in parts]
-    print(who, int(torch.linalg.matrix_rank(torch.cat(found))))
+whole = torch.cat([part["one process"] for part in parts])
+gathered = torch.cat([part[f"rank {rank}"] for rank, part in enumerate(parts)])
+for name, matrix in {"one process": whole, "four ranks": gathered}.items():
+    print(f"{name}: a matrix of rank {int(torch.linalg.matrix_rank(matrix))}")
 
 
 # %% tags=["exercise"]

@@ -134,6 +134,7 @@ def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int],
     A NeedsNumbers or TooLarge is returned, so that the caller can raise the same error.
     """
     me = asked[dist.get_rank()]
+    dist.barrier()  # a rank that left now would break the connection to one that still begins
     dist.destroy_process_group()
     watch = DryPass()
     try:

@@ -36,7 +36,7 @@ from labs.kit.record import Recording, mark
 
 RANKS = 4
 SMALL, PAGE = 64, 4096  # bytes: nobody sees a number more sent, or a page more held, in a ledger
-CUT = 2.0  # s after which a hang is cut
+CUT = 2.0  # s of processor time after which a hang is cut; a certain one is found earlier
 Job = Callable[[Callable[..., Any], int], dict[str, Tensor]]
 
 
@@ -296,7 +296,8 @@ class Visit:
         """Return what the launcher says of a job that hangs, which is cut after CUT seconds, and NCCL's verdict."""
         case = self.jobs.cases[0]
         try:
-            run(play, [(case.job, case.faulty)], self.jobs.seed, ranks=RANKS, timeout=CUT, device="cpu")
+            limit = learner_job.patience(CUT)
+            run(play, [(case.job, case.faulty)], self.jobs.seed, ranks=RANKS, timeout=limit, device="cpu")
         except RankError as error:
             return f"{str(error).split(chr(10) * 2)[0]}\n{self.read('verdict')}"
         return "the job has come to its end"

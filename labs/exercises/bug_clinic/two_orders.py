@@ -13,7 +13,10 @@ AXES, SIZE = ("dp", "tp"), 32
 
 
 def faulty(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
-    return [dist.all_reduce(x, group=groups[axis], async_op=True) for axis, x in ready]
+    works = []
+    for axis, bucket in ready:
+        works.append(dist.all_reduce(bucket, group=groups[axis], async_op=True))
+    return works
 
 
 def right(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
