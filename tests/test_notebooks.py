@@ -10,7 +10,7 @@ SOURCES = notebooks.sources(notebooks.ROOT)
 STRATEGIES = [source for source in SOURCES if int(source.stem[:2]) >= 2]
 LEAN = ["09b", "11", "12b", "13", "14", "15"]  # notebooks whose helper code is in the kit
 HELPERS = 160  # lines of code in cells that are neither an exercise nor the subject of their section
-PAGES = ["README.md", "CONTRIBUTING.md", "TEACHING.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "TEACHING.md", "DEBUGGING.md"]
 
 
 def shown(text: str) -> str:
