@@ -394,7 +394,7 @@ draw.table(rows)
 # %%
 job, ledgers = cost.Job(CONFIG, batch=2, ranks=4), {}
 for number, name in enumerate(WAYS):
-    predicted = train.expected_by_loads(WAYS[name], job, [each[0][name][1] for each in talk])
+    predicted = WAYS[name].predict(job, loads=[each[0][name][1] for each in talk])
     step = len(batches) * (number + 1) - 1
     calls = talk.recording.counts(0, step)["all_to_all"]
     ledgers[f"{name}: sent"] = predicted.sent, talk.recording.sent(0, step)

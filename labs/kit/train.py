@@ -24,7 +24,6 @@
     largest_error  how far a labs.gspmd program on real ranks is from one process
     with_experts  train models with experts; return parameters, and the rows of each expert
     take_loads    the rows of each expert in each layer, since the last call
-    expected_by_loads  the prediction of a step with experts, for the loads of all ranks
     norms_by      train with experts whose gradients a function averages; return the norms and losses
     slow_experts  let experts take longer for each row, so that a timeline shows their loads
     unshard_with  a learner's own functions in `labs.fsdp`, in place of its gather and drop
@@ -35,7 +34,7 @@ The tour, the contract test and the benchmarks read the same table: a strategy w
 from labs.kit.training import strategies
 from labs.kit.training.calibration import calibrated
 from labs.kit.training.clipped_steps import clipped, dry_step, largest_difference, my_sequences, one_process, predicted
-from labs.kit.training.expert_steps import expected_by_loads, norms_by, slow_experts, take_loads, with_experts
+from labs.kit.training.expert_steps import norms_by, slow_experts, take_loads, with_experts
 from labs.kit.training.own_unshard import unshard_with
 from labs.kit.training.paced_products import paced
 from labs.kit.training.sent_by_layout import by_xla, largest_error, layers_by_xla, products, zero_3_by_hand
@@ -44,7 +43,7 @@ from labs.kit.training.training_step import ADAMW, Training, backward, compute_g
 
 __all__ = [
     "ADAMW", "Training", "backward", "by_xla", "calibrated", "clipped", "compute_gradients", "dry_step",
-    "expected_by_loads", "in_turn", "largest_difference", "largest_error", "layers_by_xla", "ledgers", "my_sequences",
+    "in_turn", "largest_difference", "largest_error", "layers_by_xla", "ledgers", "my_sequences",
     "norms_by", "one_process", "paced", "predicted", "products", "recorded", "slow_experts", "step", "strategies",
     "take_loads", "take_step", "trainable", "unshard_with", "with_experts", "zero_3_by_hand",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 take_loads(model)                       returns the rows of each expert since the last call, [layer][expert]
 with_experts(ways, build, batches)      trains with each strategy in turn; returns parameters, and the last step's loads
-expected_by_loads(way, job, loads)      returns the prediction of a step for the loads of all ranks
 norms_by(average, build, batches)       trains on 2 × 2 ranks with gradients that a function averages
 slow_experts(model, seconds)            lets each expert take so much longer for each of its rows
 """
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs import cost
 from labs.clip import global_norm
 from labs.kit.record import mark
 from labs.kit.training.strategies import Batch, Strategy, set_up, step
@@ -57,13 +55,6 @@ def with_experts(
         del training, model
         gc.collect()  # frees the cycles of this training
     return found
-
-
-def expected_by_loads(way: Strategy, job: cost.Job, loads: Sequence[Loads]) -> cost.Prediction:
-    """Return the prediction of a step on rank `job.rank`, for the loads of all ranks, [rank][layer][expert]."""
-    ep = way.axes(job.ranks)["ep"]
-    first = job.rank // ep * ep
-    return way.predict(job, loads=list(zip(*loads[first : first + ep], strict=True)))
 
 
 def norms_by(
