@@ -68,8 +68,8 @@ draw.chart(bars, "GB", caption=caption)
 
 # %% [markdown]
 # FSDP does not help: it shards parameters, and each rank still reads whole sequences. Tensor parallelism with sequence
-# parallelism divides activations, but has no more ranks than a node has GPUs, and waits in every layer. The remaining
-# axis is the sequence itself: 16 GPUs with 8,192 tokens each. This is **context parallelism**, CP.
+# parallelism divides activations, but its ranks wait for each other in every layer, so it stays inside a node. The
+# remaining axis is the sequence itself: 16 GPUs with 8,192 tokens each. This is **context parallelism**, CP.
 #
 # Norms, MLPs, embedding and loss treat each token by itself, so a rank computes them for its own tokens. Only
 # *attention* looks at other tokens: a query meets the keys and values of all tokens up to its own. So each rank needs
@@ -292,14 +292,14 @@ draw.ledger(sent, within=0)
 #
 # Now to the numbers below the blocks. The token at place t, counted from 0, takes t + 1 products. So rank 3, which has
 # the last quarter, works much longer than rank 0. The next job shows it in time. Attention of so few tokens takes
-# microseconds, so the cell makes it longer, by a known sleep of 100 µs for each product that no mask hides. Everything
+# microseconds, so the cell makes it longer, by a known sleep of 300 µs for each product that no mask hides. Everything
 # else in the picture is real: four processes, and your messages.
 
 
 # %% tags=["subject"]
 def paced(q, pair, queries, keys):
-    """Attend, and take 100 µs longer for each product."""
-    time.sleep(100e-6 * products([queries.places, keys.places])[0][1])
+    """Attend, and take 300 µs longer for each product."""
+    time.sleep(300e-6 * products([queries.places, keys.places])[0][1])
     return attend(q, pair, queries, keys)
 
 
@@ -329,8 +329,8 @@ check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, r
 
 # %% [markdown]
 # The hatched lanes are waiting. Rank 0 has nothing to attend to in steps 1 to 3, and in the end all ranks wait for rank
-# 3: the barrier stands for the next layer, whose ring needs them all. Messages are short here, and are hidden. For many
-# ranks and tokens the factor is two: half of the GPUs' time is lost.
+# 3: the barrier stands for the next layer, whose ring needs them all. A message's bar ends where its rank waits for it,
+# after the attention. For many ranks and tokens the factor is two: half of the GPUs' time is lost.
 #
 # ### Exercise 3: the balanced cut (10 minutes)
 #
@@ -413,10 +413,10 @@ sent = {"ring": lambda N: 6 * (N - 1) / N * T * K * E}
 sent["Ulysses"] = lambda N: 4 * (N - 1) / N * T * (H + K) * E / N
 bars = {}
 for N in (2, 3, 4, 8):
-    for way, numbers in sent.items():
-        bars[f"{way}, {N} ranks"] = round(2 * numbers(N) / 1e9, 2)  # 16 bits
+    for way, colour in (("ring", "comm"), ("Ulysses", "temporary")):
+        bars[f"{way}, {N} ranks"] = {colour: round(2 * sent[way](N) / 1e9, 2)}  # 16 bits
 caption = "Sent by a rank for one layer: Llama 3 8B, 131,072 tokens"
-draw.chart(bars, "GB", kind="comm", caption=caption)
+draw.chart(bars, "GB", caption=caption)
 
 # %%
 fewer = next(N for N in range(2, K + 1) if sent["Ulysses"](N) < sent["ring"](N))
@@ -482,6 +482,8 @@ draw.ledger(rows, within=0)
 peaks = {}
 for name in ("ring", "gather", "ulysses"):
     peaks[f"{name}: peak"] = paper[name].held.peak, measured[name].held["peak"]
+alone = sum(cost.activations(cost.Job(CONFIG, batch=2)).values())
+print(f"A on one device: {alone / measured['ring'].held['A']:.2f} × the ring's")
 draw.ledger(peaks, within=0.05)
 
 # %% [markdown]
@@ -748,10 +750,11 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 # four ranks has. A document that is on one rank sends nothing, but long ones do not fit: a rank may hold 10 % more
 # tokens than the mean, and take 10 % more products.
 #
-# **The bound.** Take a document of L tokens. Order the ranks by their last token of it. Let t_j be the most tokens at
-# the document's end that j ranks may hold, and whose products they may take. The last rank needs all L keys. The tokens
-# behind the last one of the next are all on one rank, so they are t_1 at most, and this rank needs at least L − t_1
-# keys; the one before it at least L − t_2, and so on. Together the ranks have L of these keys already. So
+# **The bound.** Take a document of L tokens. Call the ranks A, B, C and D by their last token of it, the latest first.
+# A has the document's end, and needs all L keys. All tokens behind B's last one are on A. Let t_1 be the most tokens at
+# the end of the document that one rank may hold, and whose products it may take: then B needs at least L − t_1 keys. In
+# the same way, the tokens behind C's last one are on two ranks, so C needs at least L − t_2, and D needs L − t_3. The
+# ranks hold L of these keys, and the others travel:
 #
 # keys that travel ≥ (L − t_1) + (L − t_2) + (L − t_3), as far as these are positive, for each document.
 #
