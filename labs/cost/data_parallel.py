@@ -18,7 +18,7 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_activations import activations, backward
+from labs.cost.saved_activations import High, activations, backward
 from labs.cost.traffic import all_reduce, all_reduce_limit
 
 
@@ -126,13 +126,15 @@ def ddp_moments(job: Job, sizes: Sequence[int], own: int, staying: int = 0, pass
     yield optimizer_step(at_rest, own, staying, sizes, job.masters).plus(temporary=job.losses)
 
 
-def in_backward(job: Job, own: int, staying: int = 0) -> Iterator[Moment]:
+def in_backward(job: Job, own: int, staying: int = 0, highs: Sequence[High] = ()) -> Iterator[Moment]:
     """Yield the bytes while backward computes the gradients.
 
     If gradients are added to those of earlier micro-batches, or copied into buckets, only the newest one is held in
     addition.
+
+    highs: the moments of backward, by default the dense GPT's
     """
-    for at in backward(job):
+    for at in highs or backward(job):
         if job.accumulation > 1:
             new = {"G": own, "temporary": job.itemsize * at.newest}
         else:

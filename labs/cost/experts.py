@@ -7,6 +7,9 @@ In a layer, a rank sends its own rows that leave it, and the results of those th
 If L rows leave and C come, that is 2 (L + C) D elements, and 8 bytes for the count of each expert elsewhere. Even loads
 have L = C = (ep-1)/ep of the rank's rows.
 
+Activations are those of the GPT outside of its MLPs, exactly, and of its mixtures; the peak is a closed form, within
+5 % unless padding of shards outweighs all else.
+
 Source: [GShard] Lepikhin et al. 2020, arXiv 2006.16668, section 3.2.
 """
 
@@ -16,10 +19,23 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
-from labs.cost.data_parallel import buckets, ddp_sent
-from labs.cost.fully_sharded import fully_shard_sent, groups, rows
+from labs.cost.data_parallel import buckets, ddp_sent, in_backward
+from labs.cost.fully_sharded import fsdp_moments, fully_shard_sent, groups, rows
 from labs.cost.job import Job
-from labs.cost.model_states import FLOAT, INDEX, HeldBytes, LayerShapes, Prediction, Shape, optimizer_state
+from labs.cost.model_states import (
+    FLOAT,
+    INDEX,
+    HeldBytes,
+    LayerShapes,
+    Moment,
+    Prediction,
+    Shape,
+    gpt_layers,
+    held,
+    optimizer_state,
+    optimizer_step,
+)
+from labs.cost.saved_activations import High, activations, backward
 from labs.cost.split import chunk
 from labs.cost.traffic import all_reduce, all_reduce_limit, piece
 
@@ -78,11 +94,17 @@ def expert_parallel(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None =
     sums = [(n, ranks) for n in dense] + [(n, edp) for n in sizes]
     averaged = sum(2 * (among - 1) * FLOAT * -(-n // among) for n, among in sums)
     calls = sum(among > 1 for _, among in sums)
+    last, at_rest = loads[-job.config.depth :], activations(job)["tokens"]
+    in_layer = sum(sum(layer.sizes) for layer in mixture_layers(job.config)[1]) // job.config.depth
+    highs = moments_of(job, last, job.rank % ep, in_layer + sum(sizes) // job.config.depth)
+    P, largest = FLOAT * sum(dense + sizes), FLOAT * max(dense + sizes)
+    moments = [*in_backward(job, P, highs=highs), Moment("average", P, at_rest, 2 * largest, job.losses)]
+    moments.append(optimizer_step(at_rest, P, 0, dense + sizes).plus(temporary=job.losses))
     return Prediction(
         sent=rows + averaged,
         collectives={"all_to_all": 5 * len(loads) + calls, "all_gather": calls},
         textbook=textbook(job, edp, ep, sum(dense), sum(sizes)),
-        held=states(dense + sizes),
+        held=replace(held(P, optimizer_state(dense + sizes), moments), comm=None, temporary=None),
     )
 
 
@@ -100,6 +122,16 @@ def fsdp_experts(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None = No
     experts_sent = fully_shard_sent(LayerShapes(), [experts] * depth, edp, True, times, job.rank // ep)
     whole = sum(map(prod, dense)), depth * sum(experts.sizes)
     even = sum(Fraction(3 * FLOAT * (among - 1) * n, among) for n, among in zip(whole, (ranks, edp), strict=True))
+    G = FLOAT * sum(rows(shape, among) // among for shape, among, _ in sharded)
+    whole_root, in_layer = (sum(rows(shape, ranks) for shape in group.trained) for group in (root, layers[0]))
+    in_layer += sum(rows(shape, edp) for shape in experts.trained)
+    highs = moments_of(job, loads[-depth:], job.rank % ep, in_layer)
+    moments = [*fsdp_moments(job, whole_root, in_layer, True, G, ranks, highs, ahead=0)]
+    gathered, results = FLOAT * sum(experts.sizes), FLOAT * job.tokens * job.config.top_k * job.config.dim
+    # A layer's experts are gathered when the gradients of the results, and these, are no longer held.
+    moments += [each.plus(comm=gathered, temporary=-4 * results) for each in moments if each.name == "layer"]
+    step = optimizer_step(activations(job)["tokens"], G, 0, chunks).plus(temporary=job.losses)
+    most = held(FLOAT * sum(chunks), optimizer_state(chunks), [*moments, step])
     return Prediction(
         sent=rows_sent + dense_sent + experts_sent,
         collectives={
@@ -108,11 +140,7 @@ def fsdp_experts(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None = No
             "reduce_scatter": times * (1 + depth * (1 + (edp > 1))),
         },
         textbook=textbook(job, edp, ep, 0, 0) + times * even,
-        held=HeldBytes(
-            P=FLOAT * sum(chunks),
-            G=FLOAT * sum(rows(shape, among) // among for shape, among, _ in sharded),
-            S=optimizer_state(chunks),
-        ),
+        held=replace(most, comm=None, temporary=None, peak=most.peak + 2 * INDEX * ranks),  # the ranks' numbers
     )
 
 
@@ -122,14 +150,61 @@ def torch_expert_parallel(job: Job, edp: int, ep: int, loads: Sequence[Loads] | 
     dense, of_one = mixture_sizes(job.config)
     stacks = [n * (job.config.experts // ep) for n in of_one] * job.config.depth
     rows = sum(mixture_sent(each, job.rank % ep, job.config.dim) for each in loads)
+    biases = FLOAT * job.config.depth * job.config.experts * job.config.is_biased  # DDP sends buffers before a forward
     copies = FLOAT * sum(all_reduce(n, edp, job.rank // ep).elements for n in stacks)
     reduced = len(buckets(dense, "torch")) + len(stacks) * (edp > 1)
     return Prediction(
-        sent=rows + ddp_sent(dense, ranks, "torch", job.rank) + copies,
+        sent=rows + ddp_sent(dense, ranks, "torch", job.rank, buffer_bytes=biases) + copies,
         collectives={"all_to_all": 5 * len(loads), "all_reduce": reduced},
         textbook=textbook(job, edp, ep, sum(dense), sum(stacks)),
         held=states(dense + stacks),
     )
+
+
+# ---- activations -----------------------------------------------------------------------------------------
+
+
+def mixture_activations(job: Job, loads: Loads, rank: int) -> int:
+    """Return the bytes that a mixture saves for backward besides its input, on a rank along ep.
+
+    For N tokens, M rows of them and R rows that the rank computes:
+
+        router      scores of all experts, and their sum; the k chosen, as int64, with their scores, sum and weights
+        rows        their places, as int64; what the rank received: D; gate, silu(gate), up and their product: 4 F
+        results     those that came back: D for each of M; each token's: K D
+        shared      4 F per shared expert
+    """
+    config, N, M = job.config, job.tokens, sum(loads[rank])
+    R = sum(each[expert] for each in loads for expert in own_experts(config.experts, len(loads), rank))
+    divided = 0 if config.scores == "softmax before top-k" else config.top_k + 1
+    router = FLOAT * (N + 1) * config.experts + N * (FLOAT * (1 + config.top_k + divided) + INDEX * config.top_k)
+    results = FLOAT * N * (config.top_k * config.dim + 4 * config.shared * config.hidden)
+    return router + (INDEX + FLOAT * config.dim) * M + FLOAT * R * (config.dim + 4 * config.hidden) + results
+
+
+def moments_of(job: Job, loads: Sequence[Loads], rank: int, own: int) -> list[High]:
+    """Return the moments of `backward` for a GPT with mixtures: those of one with MLPs of one column, and the rest.
+
+    loads: those of the last micro-batch's mixtures
+    own: elements of a layer's parameters on this rank
+    """
+    thin = replace(job, config=replace(job.config, hidden=1, shared=0))
+    of_heads = job.config.is_normed * (job.config.heads + job.config.kv_heads) * (2 * job.config.head_size + 1)
+    saved = [mixture_activations(job, each, rank) + FLOAT * job.tokens * (of_heads - 4) for each in loads]
+    more, results = (
+        own - sum(gpt_layers(thin.config)[1].sizes),
+        3 * FLOAT * job.tokens * job.config.top_k * job.config.dim,
+    )
+    shared, found = 3 * job.config.dim * job.config.shared * job.config.hidden, []
+    for at in backward(thin):
+        alive = job.config.depth - at.passed - (at.name in ("attention", "norm"))
+        changed = {"A": at.A + sum(saved[:alive]), "before": at.before + at.passed * more}
+        if at.name == "layer":  # gradients of a token's results, of the weighted ones, and their product
+            changed |= {"temporary": at.temporary - 2 * FLOAT * job.tokens + results, "own": shared, "newest": 0}
+        if at.name in ("attention", "norm"):
+            changed["own"] = at.own + more
+        found.append(replace(at, **changed))
+    return found
 
 
 def loads_of(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None) -> Sequence[Loads]:

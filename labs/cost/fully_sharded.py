@@ -36,7 +36,7 @@ from labs.cost.model_states import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_activations import activations, backward
+from labs.cost.saved_activations import High, activations, backward
 from labs.cost.split import chunk
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 
@@ -132,7 +132,9 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
     return replace(most, temporary=None, peak=most.peak + mesh)
 
 
-def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, G: int, shards: int) -> Iterator[Moment]:
+def fsdp_moments(
+    job: Job, root: int, layer: int, reshard: bool, G: int, shards: int, highs: Sequence[High] = (), ahead: int = 1
+) -> Iterator[Moment]:
     """Yield the bytes besides P and S while backward runs.
 
     The root is gathered until the embedding's gradients are there; a layer is gathered, and the layer before it, which
@@ -142,18 +144,20 @@ def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, G: int, shards:
 
     root, layer: elements of each with padding
     G: bytes of all reduced gradients; if there were earlier micro-batches, theirs are held, and the new ones separately
+    highs: the moments of backward, by default the dense GPT's
+    ahead: layers that are prefetched; 0 for a layer of two groups, of which one is gathered as the other is needed
     """
     p, depth, table = job.itemsize, job.config.depth, job.own.vocab * job.config.dim
     new, before = ("comm" if shards < job.ranks else "temporary", G) if job.accumulation > 1 else ("G", 0)
     start = Moment("backward ends", before, temporary=job.losses)
-    for at in backward(job):
+    for at in highs or backward(job):
         left, in_layer = depth - at.passed, at.name in ("layer", "attention", "norm")
-        gathered = root + layer * (min(2, left) * in_layer if reshard else left)
+        gathered = root + layer * (min(1 + ahead, left) * in_layer if reshard else left)
         roots, flying = (at.before > 0) * (root - table), 2 * layer * (at.passed > 0)
         comm = p * (gathered + roots + at.own) + FLOAT * flying
         now = replace(start, name=at.name, A=at.A).plus(**{new: FLOAT * layer * max(0, at.passed - 1) // shards})
         newest = p * job.config.dim * (at.name == "norm")  # that of the norm's weight is not assigned yet
         yield now.plus(comm=comm - newest, temporary=at.temporary + newest)
         if at.name == "layer" and reshard:  # it arrives in a buffer, from which it is copied
-            yield now.plus(comm=p * (root + 2 * layer + roots) + FLOAT * flying, temporary=at.x)
+            yield now.plus(comm=p * (root + (1 + ahead) * layer + roots) + FLOAT * flying, temporary=at.x)
     yield replace(start, A=activations(job)["tokens"]).plus(comm=2 * FLOAT * root).plus(**{new: G})

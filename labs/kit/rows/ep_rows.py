@@ -1,7 +1,7 @@
 """Strategies of expert parallelism, which split the experts of a MoEGPT; they are no rows of STRATEGIES.
 
-The bytes that a rank sends depend on the loads of the experts: `predict` takes them, and expects even ones by default.
-The activations depend on them, too, and are not predicted.
+The bytes that a rank sends, and its activations, depend on the loads of the experts: `predict` takes the loads that
+were counted, and expects even ones by default.  Jobs of STRATEGIES have none, since their GPT has no experts.
 """
 
 from __future__ import annotations
