@@ -108,7 +108,7 @@ def worlds(draw: Draw, **options: Any) -> dict[int, list[Routed]]:
     side_by_side = (0, 0, 0, 1, 1, 2, 2, 3, 3)
     return {
         4: [
-            world(4, side_by_side, (a, b, 7, 6)),
+            world(4, side_by_side, (a + 9, b + 9, 17, 16)),  # so many that every rank gets rows of every other
             world(4, (2, 0, 3, 1, 1, 0, 2, 3), (b, 6, a, 8), SPREAD, top_k=3),
             world(4, side_by_side, (a, 3, 4, 5), "right only where every rank gets rows", popular=(0, 3, 4)),
             world(4, side_by_side, (2, 3, 1, 4), "right only where every rank gets rows", popular=(8,), top_k=1),
