@@ -1,6 +1,9 @@
 """Sphinx's settings for the site.  A page loads nothing from elsewhere: no script, no font, no picture."""
 
-from docutils.nodes import SkipNode
+from pathlib import Path
+
+import imagesize
+from docutils.nodes import SkipNode, image
 from latex2mathml.converter import convert
 
 project = "Training labs"
@@ -30,6 +33,7 @@ html_math_renderer = "mathml"  # which browsers draw by themselves
 
 def setup(app):
     app.add_html_math_renderer("mathml", (formula("inline"), None), (formula("block"), None))
+    app.connect("doctree-read", give_pictures_a_size)
     app.connect("html-page-context", give_captions_a_level, priority=900)  # after the theme's own
 
 
@@ -47,3 +51,10 @@ def give_captions_a_level(app, page, template, context, tree):
     """Tell screen readers the level of the headings in the navigation, which Sphinx leaves out."""
     navigation = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = navigation.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def give_pictures_a_size(app, tree):
+    """Tell browsers the size of each drawing, so that the text below stays where it is when the drawing arrives."""
+    for drawing in tree.findall(image):
+        if drawing["uri"].endswith(".svg"):
+            drawing["width"], drawing["height"] = map(str, imagesize.get(Path(app.srcdir, drawing["uri"])))

@@ -26,6 +26,7 @@ LINK = re.compile(
       | (?P<before>\]\(|\b(?:src|href)=")(?P<target>[^)\s"]+)""",
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
+PICTURE = re.compile(r"!\[[^\]]*\]\(|<img\b[^>]*>")
 LEXERS = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".yml": "yaml", ".toml": "toml", ".lua": "lua"}
 MARK = re.compile(r"\n?^\s*### (?:BEGIN|END) SOLUTION\s*$", re.MULTILINE)
 ANSWER = "<details><summary>The course's answer</summary>\n\n```python\n{}\n```\n</details>"
@@ -74,7 +75,8 @@ class Site:
         def new(found: re.Match) -> str:
             return found["before"] + self.link(found["target"], here, page) if found["target"] else found[0]
 
-        return LINK.sub(new, text)
+        # In a picture's description, MyST joins the lines without a space.
+        return LINK.sub(new, PICTURE.sub(lambda found: " ".join(found[0].split()), text))
 
     def write_linked(self) -> None:
         """Write the page of each linked file, then of those that these link to."""
@@ -89,12 +91,12 @@ class Site:
             elif file.is_dir():
                 page = f"{path}/index.md"
                 files = sorted(each.name for each in file.iterdir() if each.is_file() and each.name[0] != ".")
-                items = "\n".join(f"- [{name}]({self.link(name, f'{path}/', page)})" for name in files)
-                self.write(page, f"{ORPHAN}# {path}\n\n{items}\n")
+                items = "\n".join(f"- [`{name}`]({self.link(name, f'{path}/', page)})" for name in files)
+                self.write(page, f"{ORPHAN}# `{path}`\n\n{items}\n")
             else:
                 text = file.read_text(encoding="utf-8").rstrip("\n")
                 lexer = LEXERS.get(file.suffix, "text")
-                self.write(f"{path}.md", f"{ORPHAN}# {path}\n\n``````{lexer}\n{text}\n``````\n")
+                self.write(f"{path}.md", f"{ORPHAN}# `{path}`\n\n``````{lexer}\n{text}\n``````\n")
 
 
 # ---- notebooks -------------------------------------------------------------------------------------------
