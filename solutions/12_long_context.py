@@ -255,10 +255,18 @@ print(f"within 1e-12 of attention to the whole sequence: {close}")
 # | dq = ds k | of the queries | on the rank that computes it: it has the queries |
 # | dk = dsᵀ q, dv = pᵀ g | of keys and values | on another rank: the one whose keys are here |
 #
-# So the keys and values go round once more, and **their gradients travel with them**, one step behind: each rank adds
-# its part, and after N steps a piece's gradient is complete and at home. [labs/cp/ring.py](../labs/cp/ring.py) has both
-# directions in 110 lines. How many messages does a rank then send in forward, and in backward? The next cell counts
-# them, on 45 tokens again:
+# So the keys and values go round once more, and **their gradients travel with them**, one step behind. Follow the keys
+# and values of rank 0, on four ranks:
+#
+# | step | they are on | their gradient has the parts of |
+# |---|---|---|
+# | 0 | rank 0 | nobody: rank 0 keeps its own part at home |
+# | 1 | rank 1 | rank 1 |
+# | 2 | rank 2 | ranks 1 and 2 |
+# | 3 | rank 3 | ranks 1, 2 and 3; now it goes home to rank 0, which adds its own |
+#
+# [labs/cp/ring.py](../labs/cp/ring.py) has both directions in 110 lines. How many messages does a rank then send in
+# forward, and in backward? The next cell counts them, on 45 tokens again:
 
 
 # %%
