@@ -28,7 +28,7 @@ LINK = re.compile(
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\(|<img\b[^>]*>")
 LEXERS = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".yml": "yaml", ".toml": "toml", ".lua": "lua"}
-MARK = re.compile(r"\n?^\s*### (?:BEGIN|END) SOLUTION\s*$", re.MULTILINE)
+MARK = re.compile(r"^ *### (?:BEGIN|END) SOLUTION *\n?", re.MULTILINE)
 ANSWER = "<details><summary>The course's answer</summary>\n\n```python\n{}\n```\n</details>"
 HOW = """*What you see is a stored run. To run it yourself and to solve its exercises, open
 `notebooks/{name}.ipynb`: the [front page](index.md#three-commands) says how.*"""
@@ -125,7 +125,7 @@ def folded(cell: NotebookNode) -> list[NotebookNode]:
         return [cell]
     outputs = nbformat.from_dict(cell)
     outputs.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
-    answer = nbformat.v4.new_markdown_cell(ANSWER.format(MARK.sub("", cell.source)), id=f"{cell.id}-a")
+    answer = nbformat.v4.new_markdown_cell(ANSWER.format(MARK.sub("", cell.source).rstrip()), id=f"{cell.id}-a")
     outputs.id = f"{cell.id}-o"
     cell.source, cell.outputs = stub, []
     return [cell, answer, outputs]
