@@ -573,7 +573,7 @@ draw.table(rows)
 # ([NVIDIA/Megatron-LM#1464](https://github.com/NVIDIA/Megatron-LM/issues/1464), opened in March 2025, now closed). The
 # report points at the ring's backward in Transformer Engine; we found no cause in it. For a ring with the same symptom
 # the cause is known: in diffusers, backward used each rank's *own* keys and values in every step, and not those that
-# came by ([#14274](https://github.com/huggingface/diffusers/pull/14274), merged, July 2026; described in
+# came by ([#14274](https://github.com/huggingface/diffusers/pull/14274), opened in July 2026, merged; described in
 # [Automodel#3157](https://github.com/NVIDIA-NeMo/Automodel/pull/3157)). The next cells repeat that mistake, and another
 # one: probabilities divided by the sum over one step's keys, and not by that over all keys.
 
@@ -627,15 +627,15 @@ draw.table(rows, caption="relative error against one process, of the worst rank"
 
 # %% [markdown]
 # The output is right in all three, and so is the first loss. No crash, no hang, the right bytes in the right messages:
-# only the **ledger of numbers** sees it, and only if it compares *gradients* and not just the loss. It takes a second
-# with a tiny model, on two to four ranks, in float64, where rounding cannot be an excuse.
+# only the **ledger of numbers** sees it, and only if it compares *gradients* and not just the loss. Such a comparison
+# takes a second with a tiny model, on two to four ranks, in float64, where rounding cannot be an excuse.
 #
 # ### Lengths that nothing divides
 #
 # *Symptom*: an input of 2,999 tokens on four GPUs; the pieces have 750, 750, 750 and 749 tokens, and backward fails
 # with a size mismatch ([EasyContext#47](https://github.com/jzhang38/EasyContext/issues/47), opened in September 2024,
-# open; a pull request of April 2026 would refuse such lengths). *Cause*, as the report suspects: the code takes all
-# pieces to be equally long. In miniature, each rank receives into a tensor as long as its own:
+# open; a pull request of April 2026 would refuse such lengths). *Cause*, as the report suspects: 749 tokens have no two
+# equal halves, and the code counts on equal ones. In miniature, each rank receives into a tensor as long as its own:
 
 
 # %% tags=["subject"]
