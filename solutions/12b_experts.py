@@ -53,10 +53,10 @@ why = f"1.6 billion outside of experts, and 2 of 8 experts: a quarter of {P - 1.
 check.predict("Billions that a token uses:", guess_active, round(active, 1), reason=why)
 
 # %% [markdown]
-# The saving is in arithmetic, and not in memory: at 16 bytes per parameter, all experts are held. FSDP could shard
-# them, but then every rank gathers every expert of every layer, though each of its tokens uses two of them. The
+# The saving is in arithmetic, and not in memory: P, G and S have all experts, at 16 bytes per parameter. FSDP could
+# shard them, but then every rank gathers every expert of every layer, though each of its tokens uses only two. The
 # alternative is **expert parallelism**, EP: an expert stays on its rank, and the *tokens* travel to it and back. Which
-# of the two sends fewer bytes, for a rank with 8,192 tokens among 8 ranks?
+# of the two sends fewer bytes, if each of 8 ranks has 8,192 tokens?
 
 # %%
 tokens, ranks, b = 8192, 8, 2  # b: bytes of a number in 16 bits
@@ -97,9 +97,9 @@ guess_calls = 5  # your number
 # %% [markdown]
 # ## Build: a router
 #
-# A router scores all experts and chooses the k best. Then it needs k weights for the sum of their results. There are
-# three customs, and the table shows the weights of the two best of four experts under each of them, and the weight of
-# the best one alone:
+# A router scores all experts and chooses the k best. Then it needs k weights for the sum of their results. Three ways
+# are in use. For a token with four scores, the table shows the weights of its two best experts, their sum, and the
+# weight of the best expert alone:
 
 # %%
 logits, rows = torch.tensor([2.0, 1.0, 0.0, -1.0]), []
@@ -111,7 +111,7 @@ draw.table(rows)
 
 # %% [markdown]
 # Switch uses the first with k = 1 (Fedus et al., 2021), Mixtral the second, DeepSeek-V3 the third. The weights are the
-# router's only link to the loss, since a choice has no gradient. So with k = 1 the last two customs never train the
+# router's only link to the loss, since a choice has no gradient. So with k = 1 the last two ways never train the
 # router: the weight is always 1. The course's `MoEConfig` refuses them.
 #
 # Nothing makes the loads of the experts equal. The first systems gave each expert a fixed **capacity**, a multiple of
@@ -178,7 +178,7 @@ counted
 # to the lowest number. The results come back rank by rank, which may be another order. A sum in the order of arrival
 # would have other last bits as soon as somebody moves an expert to another rank.
 #
-# Only forward is asked: do not care about gradients. Budget: each result is sent once, to the rank of its token.
+# Only forward is asked. Budget: each result is sent once, to the rank of its token.
 
 
 # %% tags=["exercise"]
@@ -340,10 +340,11 @@ for name, steps in zip(AVERAGES, on_cpu(both, ranks=4)[0], strict=True):
 draw.table(rows)
 
 # %% [markdown]
-# The loss does not show it, because AdamW divides a gradient by its own size, and a factor that is always the same
-# cancels. The norm shows it: it is the ledger of numbers, and it differs from one process's. If you clip by this norm,
-# the gradients of attention, which are right, become shorter than they should. So compare the norm of the first step
-# with that of one process, or with that of another mesh, before you train for a week.
+# The loss does not show it: AdamW divides a gradient by its own size, so a factor that is always the same cancels. The
+# norm shows it, since it differs from one process's. And it does harm as soon as you clip by it. The column *all else,
+# clipped* is the norm of all gradients outside of experts, after the whole has been clipped to 0.5: these gradients
+# were right, and are now shorter than they should be. So compare the norm of the first step with that of one process,
+# or of another mesh, before you train for a week.
 #
 # ## Measure: the four ledgers
 #
@@ -445,8 +446,9 @@ display(draw.rows_by_rank(rows, [sum(each) / 4 for each in rows.values()]))
 draw.timeline(*(job.recording for job in runs.values()), step=0, names=list(runs))
 
 # %% [markdown]
-# The busiest rank has nearly four times as many rows as before, and the other three wait in the third all-to-all, which
-# brings results back. **Memory** follows the rows, too: a rank keeps the activations of all rows that it computes.
+# Of the balanced ranks the busiest has 280 rows, which take 42 ms, and of the skewed ones 1,024, which take 154 ms. The
+# other three wait for it in the third all-to-all, which brings results back. **Memory** follows the rows, too: a rank
+# keeps the activations of all rows that it computes.
 
 # %%
 watch = partial(on_cpu, one_step, ranks=4, record="memory")
@@ -457,8 +459,8 @@ print(f"and those of rank 3 shrink: {after[1] < before[1]}")
 draw.memory(*heavy, step=0, ranks=[0, 3], names=[name for name in KINDS for _ in range(2)])
 
 # %% [markdown]
-# So a rank's peak belongs to the router, and no formula knows it before the run. A GPU that is full runs out of memory
-# in the step in which the router turns to its experts.
+# So a rank's peak follows from what its router chooses, and nobody knows it before the run. A GPU that is nearly full
+# runs out of memory in the step in which many tokens choose its experts.
 #
 # ## Keep the loads even
 #
@@ -749,8 +751,8 @@ beat.place_experts(place_experts)
 # 2006.16668), section 3.2. Fedus et al., 2021, *Switch Transformers* (arXiv 2101.03961). DeepSeek-AI, 2024,
 # *DeepSeek-V3 Technical Report* (arXiv 2412.19437), sections 2.1.2 and 3.2.2.
 #
-# **Next.** You now know the axes along which models are split by hand. In [13 GSPMD](13_gspmd.ipynb) a compiler splits
-# them: you annotate a few arrays, and it adds the communication.
+# **Next.** What is still unsolved: all strategies so far were written by hand, one for each way to split. Could a
+# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
 #
 # To get a clean copy of this notebook, run `git restore notebooks/12b_experts.ipynb`, and then choose *File > Reload
 # Notebook from Disk*.
