@@ -488,7 +488,7 @@ check.silent_norm(prepare)
 # %% [markdown]
 # <details><summary>What would have caught it before the run?</summary>
 #
-# Count the all-reduces of one step, in a dry run: one for each norm.
+# Count the all-reduces of one step, in a dry run: one for each parameter of a norm.
 # </details>
 #
 # ### Exercise 10: four times the same quarter (5 minutes)

@@ -31,11 +31,17 @@ def gradients_of(seed: int, rank: int) -> list[Tensor]:
 
 
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
-    return {"norm": fn(gradients_of(seed, dist.get_rank()))}
+    norm = fn(own := gradients_of(seed, dist.get_rank()))
+    return {"norm": norm, "gradients": joined(own)}
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
-    return RANKS * [{"norm": torch.cat([g for rank in range(RANKS) for g in gradients_of(seed, rank)]).norm()}]
+    every = [joined(gradients_of(seed, rank)) for rank in range(RANKS)]
+    return [{"norm": torch.cat(every).norm(), "gradients": own} for own in every]
+
+
+def joined(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *gradients])
 
 
 # fmt: off

@@ -11,6 +11,7 @@ from labs.data import order
 from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 
 WINDOWS, DONE = 24, 2  # windows in an epoch; batches of the second epoch before the restart
+EPOCH = WINDOWS // RANKS  # batches
 
 
 def faulty(make: Callable[..., Tensor], step: int) -> Tensor:
@@ -26,11 +27,16 @@ def right(make: Callable[..., Tensor], step: int) -> Tensor:
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
     """Train from the restart to the end of the epoch; a batch has one window of each rank."""
 
-    def make(epoch: int) -> Tensor:
-        return order(WINDOWS, seed, epoch).view(-1, RANKS)
+    def rest(step: int) -> Tensor:
+        return fn(lambda epoch: order(WINDOWS, seed, epoch).view(-1, RANKS), step)
 
-    batches = fn(make, WINDOWS // RANKS + DONE)
-    return {"windows": batches[:, dist.get_rank()], "losses": losses(batches, seed)}
+    return values(rest, dist.get_rank(), seed)
+
+
+def values(rest: Callable[[int], Tensor], rank: int, seed: int) -> dict[str, Tensor]:
+    batches = rest(EPOCH + DONE)
+    others = {f"windows after {step} steps": rest(step)[:, rank] for step in (EPOCH, 3 * EPOCH + 1)}
+    return {"windows": batches[:, rank], "losses": losses(batches, seed)} | others
 
 
 def losses(batches: Tensor, seed: int) -> Tensor:
@@ -43,8 +49,10 @@ def losses(batches: Tensor, seed: int) -> Tensor:
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
-    rest = order(WINDOWS, seed, epoch=1).view(-1, RANKS)[DONE:]
-    return [{"windows": rest[:, rank], "losses": losses(rest, seed)} for rank in range(RANKS)]
+    def rest(step: int) -> Tensor:
+        return order(WINDOWS, seed, step // EPOCH).view(-1, RANKS)[step % EPOCH :]
+
+    return [values(rest, rank, seed) for rank in range(RANKS)]
 
 
 # fmt: off

@@ -1,7 +1,7 @@
 """inherited_no_sync: a context that should say "not the last micro-batch", and does nothing."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from labs.exercises.bug_clinic._case import RANKS, clinic, drawn, mean_of
 
 SIZE, EACH, ROWS = 12, 3, 4
+INSIDE, AFTER = "engine.last, inside and after an inner context,", "engine.last, after an error in the context,"
 
 
 class Engine:
@@ -41,11 +42,11 @@ def faulty(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def right(engine: Engine) -> Iterator[None]:
-    engine.last = False
+    before, engine.last = engine.last, False
     try:
         yield
     finally:
-        engine.last = True
+        engine.last = before
 
 
 def model_of(seed: int) -> nn.Linear:
@@ -60,7 +61,17 @@ def job(fn: Callable[[Engine], AbstractContextManager[None]], seed: int) -> dict
     for k in range(EACH):
         with fn(engine) if k < EACH - 1 else nullcontext():
             (model(drawn((ROWS, SIZE), seed, rank, k)).tanh().square().sum() / EACH).backward()
-    return {"gradient": engine.main[model.weight]}
+    with fn(engine):
+        with fn(engine):
+            pass
+        inside = engine.last
+    with suppress(ArithmeticError), fn(engine):
+        raise ArithmeticError
+    return {"gradient": engine.main[model.weight]} | flags(inside, engine.last)
+
+
+def flags(inside: bool, after: bool) -> dict[str, Tensor]:
+    return {INSIDE: torch.tensor(inside), AFTER: torch.tensor(after)}
 
 
 def parts(seed: int, rank: int) -> list[list[Tensor]]:
@@ -74,7 +85,7 @@ def gradient(seed: int, rank: int, k: int) -> Tensor:
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
-    return RANKS * [{"gradient": mean_of(parts(seed, 0))}]
+    return RANKS * [{"gradient": mean_of(parts(seed, 0))} | flags(False, True)]
 
 
 # fmt: off

@@ -1,6 +1,7 @@
 """narrow_template: a checkpoint in float32 that is read into bfloat16 tensors, without a word."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,16 +25,20 @@ def right(template: dict[str, Tensor], saved: Mapping[str, Tensor]) -> None:
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
     """Restart with a model that was made in bfloat16; return the optimizer's master copies."""
     template = {name: torch.zeros(size, dtype=torch.bfloat16) for name, size in SIZES.items()}
-    fn(template, saved(seed))
-    return {name: x.float() for name, x in template.items()}
+    fn(template, MappingProxyType(saved(seed)))
+    return {name: x.float() for name, x in template.items()} | sizes(template)
 
 
 def saved(seed: int) -> dict[str, Tensor]:
     return {name: drawn((size,), seed, size).float() for name, size in SIZES.items()}
 
 
+def sizes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"the number of bytes of {name}": torch.tensor(x.nbytes) for name, x in tensors.items()}
+
+
 def alone(seed: int) -> list[dict[str, Tensor]]:
-    return RANKS * [saved(seed)]
+    return RANKS * [saved(seed) | sizes(saved(seed))]
 
 
 # fmt: off

@@ -14,9 +14,8 @@ ENCODERS, SIZE = 4, 4096  # frozen encoders, each the root of its own model; the
 class Unit:
     """The parameters of a model that is sharded as a whole: gathered for its forward, and freed again."""
 
-    is_root = True
-
-    def __init__(self, seed: int, number: int) -> None:
+    def __init__(self, seed: int, number: int, is_root: bool = True) -> None:
+        self.is_root = is_root
         self.shard = drawn((SIZE,), seed, number).chunk(RANKS)[dist.get_rank()].clone()
         self.whole: Tensor | None = None
 
@@ -44,16 +43,25 @@ def right(unit: Unit) -> None:
 
 def job(fn: Callable[[Unit], None], seed: int) -> dict[str, Tensor]:
     encoders, trained = [Unit(seed, number) for number in range(ENCODERS)], Unit(seed, ENCODERS)
+    block = Unit(seed, ENCODERS + 1, is_root=False)
     x = torch.ones((), dtype=torch.float64)
     with torch.no_grad():
         for unit in encoders:
             x = (unit.gather() * x).sin().sum()
             fn(unit)
+    block.gather()
+    fn(block)
     x.requires_grad_()
     (trained.gather() * x).sin().sum().backward()
     fn(trained)
     trained.gather()  # the backward of layers before needs them
-    return {"gradient of x": x.grad, "x": x}
+    roots = sum(unit.is_root for unit in (*encoders, trained))
+    return {"gradient of x": x.grad, "x": x} | counts(int(block.whole is not None), roots)
+
+
+def counts(whole: int, roots: int) -> dict[str, Tensor]:
+    named = {"the number of whole units that are no root": whole, "the number of roots": roots}
+    return {name: torch.tensor(number) for name, number in named.items()}
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
@@ -61,7 +69,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
     for number in range(ENCODERS):
         x = (drawn((SIZE,), seed, number) * x).sin().sum()
     w = drawn((SIZE,), seed, ENCODERS)
-    return RANKS * [{"gradient of x": (w * (w * x).cos()).sum(), "x": x}]
+    return RANKS * [{"gradient of x": (w * (w * x).cos()).sum(), "x": x} | counts(0, ENCODERS + 1)]
 
 
 # fmt: off

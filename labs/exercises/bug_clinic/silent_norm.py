@@ -39,9 +39,9 @@ def add_up(p: nn.Parameter) -> None:
 
 
 def model_of(seed: int) -> nn.Module:
-    """Return a norm, which every rank holds, and a linear layer, of which each rank takes a part."""
+    """Return a layer norm, which every rank holds, and a linear layer, of which each rank takes a part."""
     model = nn.Module()
-    model.norm, model.linear = nn.RMSNorm(SIZE, eps=1e-6), nn.Linear(SIZE, SIZE, bias=False)
+    model.norm, model.linear = nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE, bias=False)
     model.linear.weight.data = drawn((SIZE, SIZE), seed).float()
     return model
 
@@ -53,16 +53,16 @@ def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
     x = drawn((LENGTH, SIZE), seed, 1).chunk(RANKS)[rank]
     whole = gather(model.norm(x), Mesh((RANKS,), ("tp",)), 0)
     model.linear(whole).tanh().square().sum().backward()
-    return {"gradient": model.norm.weight.grad, "linear": model.linear.weight.grad}
+    return {"gradient": model.norm.weight.grad, "bias": model.norm.bias.grad, "linear": model.linear.weight.grad}
 
 
-def gradients(seed: int, *pieces: int) -> tuple[Tensor, Tensor]:
+def gradients(seed: int, *pieces: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the norm and of the linear layer, of which the norm's is due to these pieces alone."""
     engine(model := model_of(seed))
     normed = [model.norm(x) for x in drawn((LENGTH, SIZE), seed, 1).chunk(RANKS)]
     whole = torch.cat([x if piece in pieces else x.detach() for piece, x in enumerate(normed)])
     model.linear(whole).tanh().square().sum().backward()
-    return model.norm.weight.grad, model.linear.weight.grad
+    return model.norm.weight.grad, model.norm.bias.grad, model.linear.weight.grad
 
 
 def parts(seed: int, rank: int) -> list[list[Tensor]]:
@@ -70,8 +70,8 @@ def parts(seed: int, rank: int) -> list[list[Tensor]]:
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
-    norm, linear = gradients(seed, *range(RANKS))
-    return [{"gradient": norm, "linear": part} for part in linear.chunk(RANKS)]
+    norm, bias, linear = gradients(seed, *range(RANKS))
+    return [{"gradient": norm, "bias": bias, "linear": part} for part in linear.chunk(RANKS)]
 
 
 # fmt: off
@@ -83,6 +83,6 @@ silent_norm = clinic(
     threads=("NVIDIA/Megatron-LM/issues/1446 closed 2025-03-04", "EleutherAI/gpt-neox/pull/1259 merged 2024-08-13"),
     mistake="hooks on parameters that are gone",
     question="Which parameter does backward reach, and on which one is the hook?",
-    caught="Count the all-reduces of one step, in a dry run: one for each norm.",
+    caught="Count the all-reduces of one step, in a dry run: one for each parameter of a norm.",
 )
 # fmt: on

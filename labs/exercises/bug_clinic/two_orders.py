@@ -1,15 +1,17 @@
 """two_orders: two process groups, whose all-reduces begin in another order on some ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
 from labs.mesh import Mesh
 
-AXES, SIZE = ("dp", "tp"), 32
+AXES, EACH, SIZE = ("dp", "tp"), 2, 16  # buckets of each axis; elements
 
 
 def faulty(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
@@ -20,23 +22,23 @@ def faulty(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.Proces
 
 
 def right(ready: Sequence[tuple[str, Tensor]], groups: Mapping[str, dist.ProcessGroup]) -> list[dist.Work]:
-    buckets = dict(ready)
-    return [dist.all_reduce(buckets[axis], group=groups[axis], async_op=True) for axis in sorted(groups)]
+    in_order = sorted(ready, key=itemgetter(0))
+    return [dist.all_reduce(bucket, group=groups[axis], async_op=True) for axis, bucket in in_order]
 
 
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
-    """Add up a bucket along each axis; the backward of ranks 0 and 3 makes them ready in the other order."""
+    """Add up the buckets of each axis; the backward of ranks 0 and 3 makes them ready in the other order."""
     mesh, rank = Mesh((2, 2), AXES), dist.get_rank()
-    buckets = {axis: drawn((SIZE,), seed, rank, number) for number, axis in enumerate(AXES)}
-    ready = sorted(buckets.items(), reverse=rank in (0, 3))
+    buckets = {axis: [*drawn((EACH, SIZE), seed, rank, number)] for number, axis in enumerate(AXES)}
+    ready = [(axis, bucket) for axis in sorted(AXES, reverse=rank in (0, 3)) for bucket in buckets[axis]]
     for work in fn(ready, {axis: mesh.get_group(axis) for axis in AXES}):
         work.wait()
-    return buckets
+    return {axis: torch.stack(each) for axis, each in buckets.items()}
 
 
 def alone(seed: int) -> list[dict[str, Tensor]]:
     def total(rank: int, number: int, other: int) -> Tensor:
-        return sum(drawn((SIZE,), seed, each, number) for each in (rank, other))
+        return sum(drawn((EACH, SIZE), seed, each, number) for each in (rank, other))
 
     return [{"dp": total(rank, 0, (rank + 2) % RANKS), "tp": total(rank, 1, rank ^ 1)} for rank in range(RANKS)]
 
@@ -49,7 +51,7 @@ two_orders = clinic(
          "group of each axis",
     threads=("meta-pytorch/torchrec/pull/4149 closed 2026-04-22", "NVIDIA/nccl/issues/195 closed 2019-03-18"),
     mistake="each rank in its own order",
-    question="In which order does each rank start its two all-reduces, and which ranks share both groups' ranks?",
+    question="In which order does each rank start its all-reduces, and which ranks share both groups' ranks?",
     caught="would_hang on a recording, or on a dry run, of all ranks: gloo ends whatever the order.",
 )
 # fmt: on
