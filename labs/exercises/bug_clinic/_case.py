@@ -32,7 +32,7 @@ from labs.exercises.engine.mixture import COEFFICIENTS, Made
 from labs.exercises.engine.value import mixture
 from labs.kit.dry import Dry, NeedsNumbers, dry, would_hang
 from labs.kit.launch import RankError, Results, run
-from labs.kit.record import Recording, mark
+from labs.kit.record import Event, Recording, mark
 
 RANKS = 4
 SMALL, PAGE = 64, 4096  # bytes: nobody sees a number more sent, or a page more held, in a ledger
@@ -157,10 +157,11 @@ class Jobs:
 # ---- the instruments ---------------------------------------------------------------------------------------
 
 
-def numbers(jobs: Jobs, case: Case) -> Reading:
-    for rank, expected in enumerate(case.alone(jobs.seed)):
+def numbers(jobs: Jobs, case: Case, ranks: Sequence[int] = range(RANKS)) -> Reading:
+    expected = case.alone(jobs.seed)
+    for rank in ranks:
         found = jobs.order[rank][jobs.step(case)]
-        for name, due in expected.items():
+        for name, due in expected[rank].items():
             if getattr(found[name], "shape", None) != due.shape:
                 return Reading(True, f"on rank {rank} {name} is {show(found[name])}, and {show(due)} in one process")
             one, other = found[name].double().flatten(), due.detach().double().flatten()
@@ -210,16 +211,17 @@ def bytes_held(recording: Recording, step: int) -> Reading:
 
 def at_the_same_time(recording: Recording, step: int) -> Reading:
     (one, calls), (other, _) = (beside(recording, each) for each in (step, step + 1))
-    text = f"rank 0 computes beside {one} of its {calls} calls, and beside {other} in the right program"
-    return Reading(one < other, text)
+    text = f"rank 0 computes beside {one} of its {len(calls)} calls, and beside {other} in the right program"
+    unwaited = sum(not call.waits for call in calls)
+    return Reading(one < other, text + f"; it never waits for {unwaited} of them" * (one < other and unwaited > 0))
 
 
-def beside(recording: Recording, step: int) -> tuple[int, int]:
+def beside(recording: Recording, step: int) -> tuple[int, list[Event]]:
     """Return in how many of rank 0's calls a span began between the call and the wait for it, and all its calls."""
     starts = [span.start for span in recording.spans if span.rank == 0 and span.name != "step"]
     calls = recording.select(0, step)
     open_ = [(call.start, call.waits[0][0]) for call in calls if call.waits]
-    return sum(any(start < span < wait for span in starts) for start, wait in open_), len(calls)
+    return sum(any(start < span < wait for span in starts) for start, wait in open_), calls
 
 
 def verdict(jobs: Jobs, case: Case) -> Reading:
@@ -325,9 +327,17 @@ def checked(case: Case, fn: Callable[..., Any], seed: int) -> str:
             hangs = case.hangs and wrong.answer.mistake == MISSING
             raise wrong.with_name(case.mistake if hangs else "") from None
         if reading.tells:
-            as_shipped = not case.hangs and read(name, Jobs((case,), seed), case) == reading
+            as_shipped = not case.hangs and symptoms(name, jobs) == symptoms(name, Jobs((case,), seed))
             raise Wrong(f"{RANKS} ranks: {reading}", case.question, case.mistake if as_shipped else mistake)
     return "the numbers are one process's, and the bytes sent and held are the right program's"
+
+
+def symptoms(instrument: str, jobs: Jobs) -> list[Reading]:
+    """Return an instrument's reading, or that of each rank if it reads numbers."""
+    (case,) = jobs.cases
+    if instrument == "numbers":
+        return [numbers(jobs, case, [rank]) for rank in range(RANKS)]
+    return [read(instrument, jobs, case)]
 
 
 def clinic(*programs: Any, asks: str, **words: Any) -> Callable[..., Answer]:

@@ -24,3 +24,12 @@ def ends_the_outer_context(engine):
         yield
     finally:
         engine.last = True
+
+
+@answers.wrong("other numbers than one process's")
+def flips(engine):
+    engine.last = not engine.last
+    try:
+        yield
+    finally:
+        engine.last = not engine.last

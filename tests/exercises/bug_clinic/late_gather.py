@@ -1,4 +1,4 @@
-"""Answers to late_gather: the notebook's, and the function as it was shipped."""
+"""Answers to late_gather: the notebook's, the function as it was shipped, and a mistake in mending it."""
 
 from labs.exercises.bug_clinic.late_gather import faulty
 from tests.answers import Exercise, from_notebook
@@ -6,3 +6,11 @@ from tests.answers import Exercise, from_notebook
 answers = Exercise("late_gather")
 answers.right(from_notebook("update_and_gather"), line="the numbers are one process's")
 answers.wrong("all gathers wait for all updates", alone=True)(faulty)
+
+
+@answers.wrong("less runs at the same time than in the right program")
+def waits_for_the_last(buckets):
+    for bucket in buckets:
+        bucket.update()
+        work = bucket.gather()
+    work.wait()
