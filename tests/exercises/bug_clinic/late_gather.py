@@ -8,7 +8,7 @@ answers.right(from_notebook("update_and_gather"), line="the numbers are one proc
 answers.wrong("all gathers wait for all updates", alone=True)(faulty)
 
 
-@answers.wrong("less runs at the same time than in the right program")
+@answers.wrong("less runs at the same time than in the right program", alone=True)
 def waits_for_the_last(buckets):
     for bucket in buckets:
         bucket.update()
