@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Long contexts: every sequence split
 #
-# *A book has 131,072 tokens, and the model is to read it at once. How, if its activations fit on no GPU?*
+# *A book has 131,072 tokens, and the model is to read it at once. How, if its activations would fill ten GPUs?*
 #
 # You need: [Collectives](02_collectives.ipynb), [DDP](03_ddp.ipynb), and [Memory](07_memory.ipynb), which explains
-# activations. **Minutes**, by estimate: 40 without exercises, 75 with them, 30 more for the challenge. Running all
+# activations. **Minutes**, by estimate: 40 without exercises, 75 with them, 25 more for the challenge. Running all
 # cells takes a minute and 1 GB of memory.
 #
 # First, answer three questions on earlier notebooks; each run of the cell asks different ones. Say the answer aloud
@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from labs import cost, cp
-from labs.cp import Pieces, contiguous, products, striped, zigzag
+from labs.cp import Pieces, contiguous, products
 from labs.cp.partial_softmax import attend
 from labs.kit import beat, check, draw
 from labs.kit.launch import run
@@ -53,8 +53,8 @@ why = "Everything grows with the tokens: these are 16 times as many as 8,192."
 check.predict("One sequence?", guess_gigabytes, held["none"], "GB", reason=why)
 
 # %% [markdown]
-# One sequence would fill ten H100s of 80 GB. Recomputation, which keeps only the input of each layer and the logits, is
-# not enough either:
+# One sequence would fill ten H100s of 80 GB. With full recomputation, which keeps only the input of each layer and the
+# logits, it still does not fit on one. A GPU of 141 GB would hold it, but no sequence twice as long:
 
 # %%
 bars = {
@@ -86,14 +86,14 @@ draw.ring_steps(Pieces(contiguous(16, 4)))
 
 # %% [markdown]
 # A blue square is a product of a query (row) and a key (column). The causal mask hides all keys that come after the
-# query. After four steps, every query has met all of its keys, and no rank ever held more than two pieces of keys and
-# values: the one it computes with, and the one that arrives.
+# query. After four steps, every query has met all of its keys. Besides its own keys and values, no rank ever held more
+# than two pieces: the one that it computes with, and the one that arrives.
 #
 # ## Predict
 #
-# Look at the numbers below the blocks. In each step all ranks wait for the one with the most products, and there is
-# always one with 16. Suppose the same products were divided evenly over ranks and steps. How many times as long does
-# this ring take, compared with that? Count only products.
+# The number below a block counts its products. Add these numbers for each rank, over the four steps. The layer is done
+# when the rank with the most products is done. Suppose the same products were divided evenly over the ranks. How many
+# times as long does this ring take, compared with that? Count only products.
 
 # %%
 guess_slower = 58 / 34  # your number
@@ -107,9 +107,13 @@ guess_slower = 58 / 34  # your number
 # - the output of this piece alone, o_a = Σ exp(s) v / Σ exp(s);
 # - the logarithm of the sum that it divided by, the **log-sum-exp**, l_a = log Σ exp(s).
 #
-# These two are enough to continue later. The sum over both pieces is exp(l_a) + exp(l_b), and the numerator of each
-# piece is exp(l_a) o_a and exp(l_b) o_b. So each piece gets a weight. This is the *online softmax* (Milakov and
-# Gimelshein, 2018) that is also inside FlashAttention.
+# With o and l of two pieces, a rank can merge them without their scores. The sum that a was divided by is exp(l_a), so
+# its numerator was exp(l_a) o_a; the same holds for b. Both numerators over both sums are the output of all their keys:
+#
+# o = (exp(l_a) o_a + exp(l_b) o_b) / (exp(l_a) + exp(l_b)), and l = log(exp(l_a) + exp(l_b))
+#
+# So each piece gets a weight. This is the *online softmax* (Milakov and Gimelshein, 2018) that is also inside
+# FlashAttention.
 
 # %%
 scores, values = [2.0, 1.0, 3.0, 0.0], [10.0, 20.0, 30.0, 40.0]
@@ -266,13 +270,13 @@ print(f"within 1e-12 of attention to the whole sequence: {close}")
 # | 3 | rank 3 | ranks 1, 2 and 3; now it goes home to rank 0, which adds its own |
 #
 # [labs/cp/ring.py](../labs/cp/ring.py) has both directions in 110 lines. How many messages does a rank then send in
-# forward, and in backward? The next cell counts them, on 45 tokens again:
+# forward, and in backward? The next cell counts them, on 48 tokens, 12 for each rank:
 
 
 # %%
 def there_and_back():
     """Run the course's ring forward and backward, a step each."""
-    pieces, (q, k, v) = Pieces(zigzag(45, 4)), drawn(3, 1, 4, 45, 8).float()
+    pieces, (q, k, v) = Pieces(contiguous(48, 4)), drawn(3, 1, 4, 48, 8).float()
     own = [*pieces.places[dist.get_rank()]]
     q, k, v = (x[:, :heads, own].requires_grad_() for x, heads in ((q, 4), (k, 2), (v, 2)))
     mark("step")
@@ -284,7 +288,7 @@ def there_and_back():
 
 # %%
 seen = on_cpu(there_and_back, record="communication").recording
-one = cost.Job(replace(PRESETS["tiny"], dim=32, context=45), batch=1, ranks=4)
+one = cost.Job(replace(PRESETS["tiny"], dim=32, context=48), batch=1, ranks=4)
 paper = cost.attention_sent(one, "ring")
 sent = {f"{way}, bytes": (paper[way], seen.sent(0, at)) for at, way in enumerate(paper)}
 for at, way in enumerate(paper):
@@ -292,16 +296,69 @@ for at, way in enumerate(paper):
 draw.ledger(sent, within=0)
 
 # %% [markdown]
-# With N ranks and n bytes of keys and values on each, a rank sends (N − 1) n in forward and 2 (N − 1) n in backward.
-# The number of tokens on a rank is T/N, so this is at most three times the keys and values of the *whole* sequence,
-# however many ranks there are.
+# With N ranks and n bytes of keys and values on each, a rank sends (N − 1) n in forward and, with their gradients,
+# 2 (N − 1) n in backward. A rank has T/N tokens, so this is less than three times the keys and values of the *whole*
+# sequence, however many ranks there are. Keys in 16 bits make it four times: the course sends gradients in float32, so
+# that their sum is rounded once.
 #
 # ## Build: the balanced cut
 #
-# Now to the numbers below the blocks. The token at place t, counted from 0, takes t + 1 products. So rank 3, which has
-# the last quarter, works much longer than rank 0. The next job shows it in time. Attention of so few tokens takes
-# microseconds, so the cell makes it longer, by a known sleep of 300 µs for each product that no mask hides. Everything
-# else in the picture is real: four processes, and your messages.
+# Now to your prediction: how much longer does a ring take if the tokens are cut into four chunks?
+
+# %%
+work = [sum(steps) for steps in products(contiguous(16, 4))]
+slower = max(work) / (sum(work) / 4)
+why = "Rank 3 takes 10 + 16 + 16 + 16 = 58 products, and the mean is 34."
+check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, reason=why)
+
+# %% [markdown]
+# The token at place t, counted from 0, takes t + 1 products. So rank 3, which has the last quarter, takes the most, and
+# the next layer's ring needs its keys and values. For many ranks and tokens the factor approaches two: half of the time
+# of attention is lost.
+#
+# ### Exercise 3: the balanced cut (10 minutes)
+#
+# Choose each rank's tokens so that all ranks take equally many products. The rest of a layer takes the same time and
+# memory for each token, so ranks must also have equally many tokens. Any such cut is right. The number of tokens may be
+# no multiple of the number of ranks, so the check allows for a remainder: a rank may take up to 2 × `tokens` products
+# more than the mean of all ranks, and the ranks' numbers of tokens may differ by up to 2.
+
+
+# %%
+def balanced(tokens, ranks):
+    """Return the places of each rank's tokens, a list for each rank, each in ascending order.
+
+    tokens: the length of the sequence, at least 2 for each rank
+    """
+    ### BEGIN SOLUTION
+    ends = [tokens * number // (2 * ranks) for number in range(2 * ranks + 1)]
+    chunks = [range(*ends[number : number + 2]) for number in range(2 * ranks)]
+    return [[*chunks[rank], *chunks[-1 - rank]] for rank in range(ranks)]
+    ### END SOLUTION
+
+
+cut = check.balanced(balanced)
+cut
+
+# %%
+from labs.cp import striped, zigzag
+
+balanced = balanced if cut.ok else check.balanced.expected
+cuts = {"contiguous": contiguous, "yours": balanced, "striped": striped}
+draw.work_per_rank({name: each(64, 4) for name, each in cuts.items()})
+
+# %% [markdown]
+# Two such cuts have names. **Zigzag** gives each rank a chunk from the head and one from the tail (Llama Team, 2024,
+# section 3.3.2); **striped** gives token t to rank t modulo N (Brandon et al., 2023, arXiv 2311.09431). The shades are
+# the steps of the ring. Each step should be balanced, too, since a rank begins it only when its neighbour's keys have
+# arrived. Here are the 16 tokens from above, in your cut:
+
+# %%
+draw.ring_steps(Pieces(balanced(16, 4)))
+
+# %% [markdown]
+# How long do both cuts take? Attention of so few tokens takes microseconds, so the next cell makes it longer, by a
+# sleep of 300 µs for each product that no mask hides. Everything else is real: four processes, and your messages.
 
 
 # %% tags=["subject"]
@@ -326,55 +383,6 @@ def timed(cuts):
 
 
 # %%
-uneven = on_cpu(timed, [contiguous], record="communication", tell="contiguous").recording
-draw.timeline(uneven, step=0, names=["contiguous"])
-
-# %%
-steps = [[products(contiguous(16, 4))[r][r - step] for r in range(4)] for step in range(4)]
-slower = sum(map(max, steps)) / (sum(map(sum, steps)) / 4)
-why = "10 + 16 + 16 + 16 products instead of 34."
-check.predict("How many times as long?", guess_slower, slower, tolerance=0.03, reason=why)
-
-# %% [markdown]
-# The hatched lanes are waiting. Rank 0 has nothing to attend to in steps 1 to 3, and in the end all ranks wait for rank
-# 3: the barrier stands for the next layer, whose ring needs them all. A message's bar ends where its rank waits for it,
-# after the attention. For many ranks and tokens the factor is two: half of the GPUs' time is lost.
-#
-# ### Exercise 3: the balanced cut (10 minutes)
-#
-# Choose each rank's tokens so that all ranks take equally many products. The rest of a layer takes the same time and
-# memory for each token, so ranks must also have equally many tokens. Any such cut is right. Nothing needs to divide the
-# number of tokens: a rank may take 2 × `tokens` products more than the mean, and two ranks' numbers of tokens may
-# differ by 2.
-
-
-# %%
-def balanced(tokens, ranks):
-    """Return the places of each rank's tokens, a list for each rank, each in ascending order.
-
-    tokens: the length of the sequence, at least 2 for each rank
-    """
-    ### BEGIN SOLUTION
-    ends = [tokens * number // (2 * ranks) for number in range(2 * ranks + 1)]
-    chunks = [range(*ends[number : number + 2]) for number in range(2 * ranks)]
-    return [[*chunks[rank], *chunks[-1 - rank]] for rank in range(ranks)]
-    ### END SOLUTION
-
-
-cut = check.balanced(balanced)
-cut
-
-# %%
-balanced = balanced if cut.ok else check.balanced.expected
-cuts = {"contiguous": contiguous, "yours": balanced, "striped": striped}
-draw.work_per_rank({name: each(64, 4) for name, each in cuts.items()})
-
-# %% [markdown]
-# Two such cuts have names. **Zigzag** gives each rank a chunk from the head and one from the tail (Llama Team, 2024,
-# section 3.3.2); **striped** deals the tokens out one by one (Brandon et al., 2023, arXiv 2311.09431). The shades are
-# the steps of the ring: a step, too, should be balanced, since every rank waits in each of them. In time, with yours:
-
-# %%
 even = on_cpu(timed, [contiguous, balanced], record="communication", tell="both cuts").recording
 draw.timeline(even, even, step=(0, 1), names=("contiguous", "yours"))
 
@@ -384,6 +392,11 @@ first, yours = (1e3 * even.took(step) for step in range(2))
 print(f"contiguous {first:.0f} ms, yours {yours:.0f} ms; still the same attention: {same}")
 
 # %% [markdown]
+# The barrier at the end stands for the next layer, which needs all ranks. A message's bar runs from its post to the end
+# of the wait for it. Over a blue lane, a message is hidden; over a hatched one, the rank waits for its neighbour. With
+# contiguous chunks rank 3 sleeps 904 × 300 µs = 271 ms, and with a balanced cut each rank sleeps 156 ms. The rest is
+# attention itself, waking up late, and messages.
+#
 # ## Build: two other ways
 #
 # The ring is not the only way for queries to meet all keys.
@@ -392,8 +405,8 @@ print(f"contiguous {first:.0f} ms, yours {yours:.0f} ms; still the same attentio
 #   backward gathers them again, and reduce-scatters their gradients. It is one collective for any mask, but nothing
 #   hides it, and each rank holds all keys and values of a layer at a time.
 # - **Ulysses** (Jacobs et al., 2023, arXiv 2309.14509): an all-to-all gives each rank *all tokens of some heads*. Each
-#   head attends by itself, on one rank, with any kernel; a second all-to-all brings the outputs back. There can be no
-#   more ranks than heads of keys and values.
+#   head attends by itself, on one rank, with any kernel; a second all-to-all brings the outputs back. With more
+#   ranks than heads of keys and values, these must be repeated, so more of them travel; the course refuses that.
 #
 # Here is what rank 1 of four has while it attends, with 8 heads of queries and 4 of keys and values:
 
@@ -406,7 +419,7 @@ draw.keys_by_way(ranks=4, rank=1, heads=8, kv_heads=4)
 #
 # | | numbers sent | and holds besides its own T/N tokens |
 # |---|---|---|
-# | ring | 6 (N − 1)/N · T K E | two more pieces of keys and values |
+# | ring | 6 (N − 1)/N · T K E | two pieces of keys and values, in backward also of their gradients |
 # | all-gather | 6 (N − 1)/N · T K E | all keys and values of one layer, 2 T K E |
 # | Ulysses | 4 (N − 1)/N · T (H + K) E / N | q, k, v and y once more |
 #
@@ -423,7 +436,7 @@ bars = {}
 for N in (2, 3, 4, 8):
     for way, colour in (("ring", "comm"), ("Ulysses", "temporary")):
         bars[f"{way}, {N} ranks"] = {colour: round(2 * sent[way](N) / 1e9, 2)}  # 16 bits
-caption = "Sent by a rank for one layer: Llama 3 8B, 131,072 tokens"
+caption = "Sent by a rank for one layer, all in 16 bits: Llama 3 8B, 131,072 tokens"
 draw.chart(bars, "GB", caption=caption)
 
 # %%
@@ -432,9 +445,9 @@ reason = "4 (H + K)/N < 6 K, so N > 2/3 (H + K)/K = 3.33."
 check.predict("From how many ranks on?", guess_ranks, fewer, reason=reason)
 
 # %% [markdown]
-# With 8 ranks Ulysses sends well under half of the ring's bytes, but it ends there: it has no more heads. Now all three
-# for real: a GPT with 4 heads of each kind, on 4 ranks, with PyTorch's own ring in the last row, of which more below.
-# First, is it the same training? Two steps with AdamW in float64, against one process:
+# With 8 ranks Ulysses sends well under half of the ring's bytes. Beyond 8, heads would have to be repeated. Now all
+# three for real: a GPT with 4 heads of each kind, on 4 ranks, with PyTorch's own ring in the last row, of which more
+# below. First, is it the same training? Two steps with AdamW in float64, against one process:
 
 # %%
 from labs.data import Batches, corpus
@@ -468,23 +481,19 @@ draw.table(rows)
 # %%
 measured = ledgers(WAYS, partial(GPT, CONFIG), batches)
 paper = {name: WAYS[name].predict(cost.Job(CONFIG, batch=2, ranks=4)) for name in WAYS}
-
-
-def state(held):
-    return sum(held[kind] for kind in "PGS")
-
-
 rows = {f"{name}: sent": (paper[name].sent, measured[name].sent) for name in WAYS}
-for name in ("ring", "gather", "ulysses"):
-    held = vars(paper[name].held)
-    rows[f"{name}: P + G + S"] = state(held), state(measured[name].held)
-    rows[f"{name}: A"] = held["A"], measured[name].held["A"]
+for what in ("PGS", "A"):
+    sums = set()
+    for way in ("ring", "gather", "ulysses"):
+        both = vars(paper[way].held), measured[way].held
+        sums.add(tuple(sum(held[kind] for kind in what) for held in both))
+    [rows[f"{' + '.join(what)}, in all three"]] = sums  # fails if the ways differ
 draw.ledger(rows, within=0)
 
 # %% [markdown]
-# Every byte is predicted. P, G and S are whole on every rank: context parallelism divides tokens, not parameters, so in
-# practice it is combined with FSDP over the same ranks. A is a quarter, and does not depend on the way: what the
-# all-gather holds besides is temporary. The peak shows it:
+# Every byte is predicted, and the three ways hold the same. P, G and S are whole on every rank: context parallelism
+# divides tokens, not parameters, so in practice it is combined with FSDP over the same ranks. A is a quarter, and does
+# not depend on the way: what the all-gather holds besides is temporary. The peak shows it:
 
 # %%
 peaks = {}
@@ -509,8 +518,10 @@ draw.ring_steps(Pieces(zigzag(32, 2), torch.tensor([[0] * 13 + [1] * 19])))
 # The challenge at the end is about this.
 #
 # **The loss** is a mean over all tokens that count. Pieces have different numbers of these: in fine-tuning, the tokens
-# of a prompt do not count. So each rank divides the sum of its losses by a N-th of the number in the *whole* batch. The
-# mean of the ranks' own means would be another loss, as with micro-batches in notebook 03.
+# of a prompt do not count. So each rank divides the sum of its losses by an N-th of the number in the *whole* batch,
+# where N counts the ranks along dp and cp. `cp.context_parallel` divides by the ranks along cp, and the next job by
+# those along dp, `over / 2`. The mean of the ranks' own means would be another loss, as with micro-batches in notebook
+# 03.
 #
 # **Gradients.** To a parameter, a piece of a sequence is a part of the batch. Each rank has the gradient of its own
 # tokens, and these are averaged over *all* ranks that differ in tokens, whether in other sequences (dp) or in other
@@ -684,14 +695,15 @@ for name in ("ring", "torch"):
     print(f"{name:6}{measured[name].sent:10,} bytes in a step: {calls}")
 
 # %% [markdown]
-# PyTorch gathers keys and values at once in forward, and passes gradients on N times in backward, where ours makes N −
-# 1 steps. With fewer heads of keys and values than of queries, our wrapper also repeats them first. It takes no
-# documents, and only lengths that 2 N divides.
+# By default, PyTorch's ring gathers all keys and values at once, which is no ring in the sense of this notebook;
+# `set_rotate_method("alltoall")` passes them on. In backward it passes gradients on N times, ours N − 1 times. With
+# fewer heads of keys and values than of queries, our wrapper also repeats them first. It takes no documents, and only
+# lengths that 2 N divides.
 #
 # ## Why, and why not
 #
-# **Why**: a sequence whose activations fit on no GPU. Activations, logits and the loss become 1/N, and so does the work
-# of a layer, attention included if the cut is balanced.
+# **Why**: a sequence whose activations do not fit on your GPUs. Activations, logits and the loss become 1/N, and so
+# does the work of a layer, attention included if the cut is balanced.
 #
 # **Why not**: as long as there are enough sequences, give each rank whole ones: data parallelism sends only gradients.
 # And a ring hides its messages only if a rank has enough tokens. With c tokens on a rank, a step of forward takes 2 c²
@@ -708,10 +720,12 @@ for link in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s"):
 draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 
 # %% [markdown]
-# So CP of long sequences works between nodes, where TP does not. With 8,192 tokens per rank over InfiniBand the ring is
-# hidden; over Ethernet it is not. The ways can be mixed: Ulysses inside a node as far as there are heads, and a ring
-# between nodes (Fang and Zhao, 2024, arXiv 2405.07719). Llama 3's all-gather takes any mask, and with 8 heads of keys
-# and values for 128 of queries, as in its 405B model, it is short beside the rest.
+# In backward, a step computes 2.5 times as much and sends twice the bytes, or three times with gradients in float32:
+# the limit is 0.8 or 1.2 times this one. So CP of long sequences works between nodes, where TP does not. With 8,192
+# tokens per rank over InfiniBand the ring's messages are hidden; over Ethernet they are not. The ways can be mixed:
+# Ulysses inside a node as far as there are heads, and a ring between nodes (Fang and Zhao, 2024, arXiv 2405.07719).
+# Llama 3's all-gather takes any mask, and with 8 heads of keys and values for 128 of queries, as in its 405B model, it
+# is short beside the rest.
 
 # %% [markdown]
 # ## Say it back
@@ -733,7 +747,7 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 # <details><summary>The last of 8 ranks works 15 times as long as the first. What is wrong, and what helps?</summary>
 #
 # The cut is contiguous, so the last rank has the tokens with the most keys to see. Give each rank a chunk of the head
-# and the chunk of the tail that mirrors it, or deal the tokens out one by one.
+# and the chunk of the tail that mirrors it, or give token t to rank t modulo 8.
 # </details>
 #
 # <details><summary>Over which ranks are gradients averaged on a mesh of dp × cp × tp, and what is the loss divided by?
@@ -745,7 +759,7 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | ring: sent by a rank, in a layer | (N − 1) n forward, 2 (N − 1) n backward | exactly | more: N rounds |
+# | ring: sent by a rank, in a layer | (N − 1) n forward, 2 (N − 1) n backward | exactly | more |
 # | Ulysses | 4 (N − 1)/N · T (H + K) E/N numbers | exactly | |
 # | A | 1/N | exactly | |
 # | P, G, S | whole | exactly | |
@@ -753,26 +767,31 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 #
 # ## Beat it: packed documents, and the fewest keys that travel (25 minutes)
 #
-# In a ring, all keys go everywhere. But with packed documents a rank needs only the keys of its own documents, up to
-# its last token of each. Here an all-to-all brings a rank exactly those that it lacks. You choose which tokens each of
-# four ranks has. A document that is on one rank sends nothing, but long ones do not fit: a rank may hold 10 % more
-# tokens than the mean, and take 10 % more products.
+# With packed documents a rank needs only the keys of its own documents, up to its last token of each. One all-to-all
+# brings each rank the keys that it lacks. You choose which tokens each of four ranks has: at most 10 % more than the
+# mean, with at most 10 % more products.
 #
-# **The bound.** Take a document of L tokens. Call the ranks A, B, C and D by their last token of it, the latest first.
-# A has the document's end, and needs all L keys. All tokens behind B's last one are on A. Let t_1 be the most tokens at
-# the end of the document that one rank may hold, and whose products it may take: then B needs at least L − t_1 keys. In
-# the same way, the tokens behind C's last one are on two ranks, so C needs at least L − t_2, and D needs L − t_3. The
-# ranks hold L of these keys, and the others travel:
+# **The bound.** Cut a document of 8 tokens, 0 to 7, over ranks that may hold 2 each. Call the ranks A to D by their
+# last token, the latest first:
 #
-# keys that travel ≥ (L − t_1) + (L − t_2) + (L − t_3), as far as these are positive, for each document.
+# | rank | last token | needs keys |
+# |---|---|---|
+# | A | 7 | 8 |
+# | B | ≥ 5: only A has later ones | ≥ 6 |
+# | C | ≥ 3: only A and B have later ones | ≥ 4 |
+# | D | ≥ 1 | ≥ 2 |
 #
-# Nothing beats it, since a query needs every key before it, and every key is on one rank. The score of a row is 100 ×
-# bound / keys, and yours is the mean over five rows. To deal the tokens out one by one scores 31.7.
-# `beat.packed.measured(lengths, places)` counts the keys, tokens and products of a cut on paper; the judge runs it:
+# They need 20 keys and hold 8, so 12 or more travel. In general, let t_j be the most tokens at the end of a document of
+# L tokens that j ranks may hold, and whose products they may take:
+#
+# keys that travel ≥ (L − t_1) + (L − t_2) + (L − t_3), without negative terms.
+#
+# No cut within the limits sends fewer. A row's score is 100 × bound / keys, and yours is the mean over five rows;
+# `striped` scores 31.7. `beat.packed.measured(lengths, places)` counts on paper; the judge runs the cut:
 
 # %%
 lengths = beat.packed.cases["two long ones"]
-tries = {"dealt out": striped(sum(lengths), 4)}
+tries = {"striped": striped(sum(lengths), 4)}
 tries["two ranks each"] = [range(75), range(75, 200), range(200, 275), range(275, 400)]
 rows = []
 for name, places in tries.items():
@@ -783,8 +802,7 @@ room, work = (int(1.1 * sum(found) / 4) for found in each)
 draw.table(rows, caption=f"at most {room} tokens and {work:,} products on a rank")
 
 # %% [markdown]
-# The first try is far above the bound. The second sends fewer keys than the bound, but scores nothing: ranks 1 and 3
-# break both limits.
+# The second try is below the bound, since ranks 1 and 3 break both limits: it scores nothing.
 
 
 # %%
@@ -812,8 +830,8 @@ def place_tokens(lengths, ranks, tokens, products):
 beat.packed(place_tokens)
 
 # %% [markdown]
-# The course's answer cuts each document in zigzag over the fewest ranks that have room, the longest document first. But
-# zigzag is made for equal tokens *and* products in each document; here only a rank's sums matter.
+# The course's answer cuts each document in zigzag over the fewest ranks that have room, the longest first. But zigzag
+# balances each document, and here only a rank's sums matter.
 #
 # ## The way out
 #

@@ -45,10 +45,12 @@ def merged_softmax(scores: Sequence[float], values: Sequence[float], cut: int) -
         canvas.rect(aside, TOP + 12 + ROW * number, 18, 16, RANKS[number], INK, 0)
         canvas.text(aside + 26, TOP + 20 + ROW * number, sentence, 13, "start")
     across, level = 560, floor + 66
-    canvas.text(LEFT, level - 18, "the weight of each part: exp(its l) over the sum of both", 13, "start", "bold")
+    canvas.text(
+        LEFT, level - 18, "each part's weight, exp(its l) over the sum of both, times its o", 13, "start", "bold"
+    )
     for number, (share, each) in enumerate(zip(shares, outputs, strict=True)):
         x = LEFT + across * sum(shares[:number])
         canvas.rect(x, level, across * share, 28, RANKS[number], INK, 0)
-        canvas.text(x + across * share / 2, level + 14, f"{share:.2f} × o = {share:.2f} × {each:.2f}", 13)
-    canvas.text(LEFT, level + 46, f"both: o = {output:.2f}", 13, "start", fill=MUTED)
+        canvas.text(x + across * share / 2, level + 14, f"{share:.2f} × {each:.2f}", 13)
+    canvas.text(LEFT, level + 46, f"both: o = {terms} = {output:.2f}", 13, "start", fill=MUTED)
     return canvas.drawing()
