@@ -4,7 +4,7 @@
 # *A loss is a little too high, a job stands still, memory grows. Somebody wrote the code, and it looks right. Which
 # measurement tells you in minutes what is wrong?*
 #
-# **Minutes**, by estimate: 25 without exercises, 60 with them, 45 more for optional parts.
+# **Minutes**, by estimate: 25 without exercises, 60 with them, 45 more for optional parts, 25 more for the challenge.
 # Running all cells takes a minute and 2 GB of memory. You need: the notebooks up to [Three
 # dimensions](11_three_dimensions.ipynb).
 #
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labs.kit import check, draw
+from labs.kit import beat, check, draw
 
 # %% [markdown]
 # ## Question
@@ -375,6 +375,94 @@ check.predict("How many instruments suffice to notice each of the twelve?", gues
 # **Why** measure before you read the code? The code of a bug looks right: somebody reviewed it. A measurement says
 # which half of the program is innocent. **Why not** measure everything? Each instrument costs a run, and at work a
 # run costs hours of a cluster. So ask first which two explanations the next measurement tells apart.
+#
+# [DEBUGGING.md](../DEBUGGING.md) leads from each symptom to the measurement that tells.
+#
+# ## Beat it: an unknown bug by the fewest readings (20 minutes)
+#
+# Thirty programs take one step of training on four ranks, and restart. Each has one bug of twenty kinds, and some
+# kinds are planted at two places. You see no code. `visit.read("sent")` returns `"right"`, or a word for the
+# difference from the right program; `"no end"` says that the job hangs. There are six instruments: numbers,
+# gradients, sent, held, time and verdict. `numbers` names the first wrong value of the first rank that has one:
+# tokens, gradient, norm, parameters, resumed or next tokens. These are the kinds:
+
+# %%
+draw.table([{"kind": kind, "the bug": text} for kind, text in beat.unknown_bug.cases.items()])
+
+# %% [markdown]
+# `measured(fn, seed)` tries a function on one program, drawn by the seed. It shows the kind that the function names,
+# the planted one, and the readings. The program is run for real, beside the right one:
+
+
+# %% tags=["subject"]
+def look(visit):
+    visit.read("numbers")
+    visit.read("gradients")
+    return "summed"
+
+
+beat.unknown_bug.measured(look, seed=1)
+
+# %% [markdown]
+# **The bound.** Your function reads an instrument, and chooses the next one by the value: it is a decision tree. Let P
+# be the set of thirty programs, and let d(T, p) be the number of readings after which tree T names the kind of
+# program p. Let B be the least of Σₚ d(T, p) / 30 over all trees T whose every answer is right. Then the mean number
+# of readings, m, is
+#
+# > m ≥ B = 2.13.
+#
+# Nothing can beat it, since a function that is right on all programs of P is one of these trees, and the judge has
+# compared all of them on the table of values, program × instrument.
+#
+# The score is 100 × B / m. One wrong name scores nothing, and its message says what was read. Reading all six
+# instruments scores 35.6.
+
+
+# %% tags=["exercise"]
+def diagnose(visit):
+    """Return the kind of the bug of an unknown program, by few readings.
+
+    visit: visit.read(instrument) returns a word, and is counted
+    """
+    ### BEGIN SOLUTION
+    wrong = visit.read("numbers")
+    if wrong == "right":
+        if visit.read("time") != "right":
+            return "waits at once"
+        if visit.read("held") != "right":
+            return "kept"
+        return "reduced again" if visit.read("verdict") == "right" else "two orders"
+    if wrong == "gradient":
+        made, sent = visit.read("gradients"), visit.read("sent")
+        if made == "nothing synchronised":
+            return "broadcast" if sent == "more sent" else "not synchronised"
+        return {
+            "summed instead of averaged": "summed",
+            "averaged twice": "averaged twice",
+            "the loss is not divided by the number of micro-batches": "micro-batches summed",
+            "only the last micro-batch counts": "last counts",
+            "only the last micro-batch is synchronised": "last synchronised",
+            "one rank's gradient everywhere": "broadcast",
+            "a mixture": "left out",
+            "no mixture": "other seed",
+            "right": "narrow",
+        }[made]
+    return {
+        "no end": "rank missing",
+        "tokens": "data of another",
+        "norm": "norm of a shard",
+        "parameters": "not updated",
+        "resumed": "cast",
+        "next tokens": "first epoch again",
+    }[wrong]
+    ### END SOLUTION
+
+
+beat.unknown_bug(diagnose)
+
+# %% [markdown]
+# The course's answer reads in a fixed order: numbers first, and then always two more if the gradient is wrong. Which
+# of its readings decide nothing? Each try is kept and drawn: `python -m labs challenges` shows your best.
 #
 # Here the required part ends. **What follows is optional**: six more cases. Then come three questions, and ten across
 # the course.

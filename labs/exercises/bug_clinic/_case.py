@@ -82,10 +82,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Reading:
-    """An instrument's reading of the faulty program; tells: whether it differs from the right program's."""
+    """An instrument's reading of the faulty program.
+
+    tells: whether it differs from the right program's.
+    value: a word for the difference, by which a program can branch.
+    """
 
     tells: bool
     text: str
+    value: str = ""
 
     def __repr__(self) -> str:
         return self.text
@@ -163,13 +168,16 @@ def numbers(jobs: Jobs, case: Case, ranks: Sequence[int] = range(RANKS)) -> Read
         found = jobs.order[rank][jobs.step(case)]
         for name, due in expected[rank].items():
             if getattr(found[name], "shape", None) != due.shape:
-                return Reading(True, f"on rank {rank} {name} is {show(found[name])}, and {show(due)} in one process")
+                return Reading(
+                    True, f"on rank {rank} {name} is {show(found[name])}, and {show(due)} in one process", name
+                )
             one, other = found[name].double().flatten(), due.detach().double().flatten()
             far = ~torch.isclose(one, other, rtol=1e-9, atol=1e-9)
             if far.any():
                 at = int(far.nonzero()[0])
                 element = f" at element {at}" * (len(other) > 1)
-                return Reading(True, f"on rank {rank} {name}{element} is {instead(one[at], other[at])} (one process)")
+                text = f"on rank {rank} {name}{element} is {instead(one[at], other[at])} (one process)"
+                return Reading(True, text, name)
     return Reading(False, "all values are one process's, up to rounding")
 
 
@@ -182,11 +190,12 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
         found = jobs.order[rank][jobs.step(case)]["gradient"].flatten()
         times = mixture(found, columns)
         if times is None:
-            return Reading(True, f"rank {rank}'s gradient is no mixture of the micro-batches' gradients")
+            return Reading(True, f"rank {rank}'s gradient is no mixture of the micro-batches' gradients", "no mixture")
         made = Made((times * len(columns)).view(len(parts), -1), rank)
         if not torch.allclose(made.times, torch.ones_like(made.times), atol=2e-3):
             mistake, sentence = first_fit(COEFFICIENTS, made)
-            return Reading(True, f"rank {rank}'s gradient: {mistake.name or 'a mixture'}. {sentence}".strip())
+            name = mistake.name or "a mixture"
+            return Reading(True, f"rank {rank}'s gradient: {name}. {sentence}".strip(), name)
     return Reading(False, "each micro-batch's gradient counts once on every rank")
 
 
@@ -194,7 +203,7 @@ def bytes_sent(recording: Recording, step: int) -> Reading:
     one, other = ([recording.sent(rank, each) for rank in range(RANKS)] for each in (step, step + 1))
     rank = max(range(RANKS), key=lambda rank: abs(one[rank] - other[rank]))
     text = f"rank {rank} sends {one[rank]:,} bytes, and {other[rank]:,} in the right program"
-    return Reading(abs(one[rank] - other[rank]) > SMALL, text)
+    return Reading(abs(one[rank] - other[rank]) > SMALL, text, "more sent" if one[rank] > other[rank] else "less sent")
 
 
 def bytes_held(recording: Recording, step: int) -> Reading:
@@ -206,14 +215,15 @@ def bytes_held(recording: Recording, step: int) -> Reading:
     rank = max(range(RANKS), key=lambda rank: pairs[rank][0] / max(pairs[rank][1], 1))
     one, other = pairs[rank]
     text = f"rank {rank} holds up to {one:,} bytes more than before, and {other:,} in the right program"
-    return Reading(one > 1.25 * other + PAGE, text)
+    return Reading(one > 1.25 * other + PAGE, text, "more held")
 
 
 def at_the_same_time(recording: Recording, step: int) -> Reading:
     (one, calls), (other, _) = (beside(recording, each) for each in (step, step + 1))
     text = f"rank 0 computes beside {one} of its {len(calls)} calls, and beside {other} in the right program"
     unwaited = sum(not call.waits for call in calls)
-    return Reading(one < other, text + f"; it never waits for {unwaited} of them" * (one < other and unwaited > 0))
+    text += f"; it never waits for {unwaited} of them" * (one < other and unwaited > 0)
+    return Reading(one < other, text, "less at once")
 
 
 def beside(recording: Recording, step: int) -> tuple[int, list[Event]]:
@@ -232,7 +242,7 @@ def verdict(jobs: Jobs, case: Case) -> Reading:
 
 def judged_as(recording: Recording, step: int) -> Reading:
     found = would_hang(replace(recording, events=[event for event in recording.events if event.step == step]))
-    return Reading(found.name != "sound", f"on NCCL: {found}")
+    return Reading(found.name != "sound", f"on NCCL: {found}", found.name)
 
 
 def dry_run(jobs: Jobs, case: Case) -> Reading:
@@ -245,7 +255,8 @@ def dry_run(jobs: Jobs, case: Case) -> Reading:
         bytes_held(pretended.memory, step),
     )
     telling = [reading for reading in readings if reading.tells]
-    return Reading(bool(telling), "; ".join(map(repr, telling or readings)))
+    text = "; ".join(map(repr, telling or readings))
+    return Reading(bool(telling), text, ", ".join(reading.value for reading in telling))
 
 
 INSTRUMENTS: dict[str, Callable[[Jobs, Case], Reading]] = {
@@ -264,7 +275,7 @@ def read(instrument: str, jobs: Jobs, case: Case) -> Reading:
     if instrument not in INSTRUMENTS:
         raise ValueError(f"there is no instrument {instrument!r}: the clinic has {', '.join(INSTRUMENTS)}")
     if not jobs.ends(case) and instrument not in ("verdict", "dry"):
-        return Reading(False, "the job does not come to an end, so there is nothing to read")
+        return Reading(False, "the job does not come to an end, so there is nothing to read", "no end")
     return INSTRUMENTS[instrument](jobs, case)
 
 

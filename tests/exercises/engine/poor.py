@@ -13,6 +13,7 @@ from labs.memory import recompute
 from labs.memory.selective import ATTENTION
 from labs.model import Layer
 from labs.tp.conjugate import gather, scatter
+from tests.exercises.engine import better
 
 
 def untouched(*arguments):
@@ -242,3 +243,22 @@ def fully_sharded(setup, ask):
 
 def one_question_too_many(setup, ask):
     return max(ask(sharded(setup)) for _ in range(6)).layout
+
+
+# ---- 16 --------------------------------------------------------------------------------------------------
+
+
+class Free:
+    """The readings of a visit, which are all made at once, and then cost nothing."""
+
+    def __init__(self, visit):
+        names = "numbers", "gradients", "sent", "held", "time", "verdict"
+        self.read = {name: visit.read(name) for name in names}.__getitem__
+
+
+def all_instruments(visit):
+    return better.unknown_bug(Free(visit))
+
+
+def one_guess(visit):
+    return "kept" if visit.read("held") == "more held" else "cast"

@@ -39,6 +39,7 @@ LONG = dict.fromkeys(
         "best_mesh",
         "knobs",
         "five_questions",
+        "unknown_bug",
     ),
     pytest.mark.depth,
 )
@@ -67,6 +68,7 @@ STRAIGHTFORWARD = {
     "fewest_bytes": poor.as_fsdp,
     "knobs": poor.as_stage_3,
     "five_questions": poor.fully_sharded,
+    "unknown_bug": poor.all_instruments,
 }
 
 
@@ -120,6 +122,7 @@ WRONG = {
     "packed": {poor.one_after_the_other: "rank 3 has 35,050 products, and may have 22,055"},
     "place_experts": {poor.the_busiest_alone: "each of the 4 ranks has room for 4 experts"},
     "five_questions": {poor.one_question_too_many: "has asked 5 times, and asks once more"},
+    "unknown_bug": {poor.one_guess: "says 'cast' of a program with the bug .*, and has read held: "},
     "knobs": {poor.as_stage_2: "few rows: .* bytes are held, and the budget is 430,000"},
     "stops": {poor.elsewhere: "and not the target"},
 }
@@ -161,6 +164,16 @@ def test_saves_are_tried_as_the_judge_times_them():
     assert took > beat.cheap_save.bound(case)
     with pytest.raises(Wrong, match="which is torn"):
         beat.cheap_save.measured(poor.over_the_last, "copies")
+
+
+def test_an_unknown_program_is_tried_and_its_readings_are_told():
+    tried = beat.unknown_bug.measured(better.unknown_bug, seed=3)
+    assert tried["named"] == tried["planted"] in beat.unknown_bug.cases
+    assert "numbers" in tried["readings"] and len(tried["readings"]) < 5
+    with pytest.raises(ValueError, match="there is no instrument 'clock'"):
+        beat.unknown_bug.measured(lambda visit: visit.read("clock"))
+    with pytest.raises(ValueError, match="it returned 'slow', and one of the kinds is needed: summed"):
+        beat.unknown_bug.measured(lambda visit: "slow")
 
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
