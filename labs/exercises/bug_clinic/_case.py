@@ -255,8 +255,7 @@ def dry_run(jobs: Jobs, case: Case) -> Reading:
         bytes_held(pretended.memory, step),
     )
     telling = [reading for reading in readings if reading.tells]
-    text = "; ".join(map(repr, telling or readings))
-    return Reading(bool(telling), text, ", ".join(reading.value for reading in telling))
+    return Reading(bool(telling), "; ".join(map(repr, telling or readings)))
 
 
 INSTRUMENTS: dict[str, Callable[[Jobs, Case], Reading]] = {

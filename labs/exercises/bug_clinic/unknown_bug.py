@@ -27,14 +27,17 @@ from labs.mesh import Mesh
 
 LAYERS, SIZE, EACH, EPOCH = 3, 512, 3, 2
 KINDS = {  # what the program does, and the places where it does so
-    "summed": ("the gradients of the ranks are added up, and not averaged", [0]),
+    "summed instead of averaged": ("the gradients of the ranks are added up, and not averaged", [0]),
     "averaged twice": ("the sum of the gradients is divided by the number of ranks twice", [0]),
-    "micro-batches summed": ("the gradients of the micro-batches are added up, and not averaged", [0]),
-    "last counts": ("the gradient of the last micro-batch replaces those before it", [0]),
-    "last synchronised": ("the gradients of earlier micro-batches stay on their ranks", [0]),
-    "not synchronised": ("each rank uses its own gradient", [0]),
+    "the loss is not divided by the number of micro-batches": (
+        "the gradients of the micro-batches are added up, and not averaged",
+        [0],
+    ),
+    "only the last micro-batch counts": ("the gradient of the last micro-batch replaces those before it", [0]),
+    "only the last micro-batch is synchronised": ("the gradients of earlier micro-batches stay on their ranks", [0]),
+    "nothing synchronised": ("each rank uses its own gradient", [0]),
     "left out": ("one rank adds zeros instead of its gradient", [0, 3]),
-    "broadcast": ("the gradient of one rank is sent to all others", [0, 2]),
+    "one rank's gradient everywhere": ("the gradient of one rank is sent to all others", [0, 2]),
     "data of another": ("one rank reads the data of another rank", [0]),
     "other seed": ("one rank draws its data by another seed", [1]),
     "narrow": ("the gradient of one layer is reduced in float32", [0, 1]),
@@ -72,26 +75,35 @@ def step(program: Program, seed: int) -> dict[str, Tensor]:
         with span(f"backward {layer}"):
             data = [drawn((SIZE,), by, source, layer, k) for k in range(EACH)]
             each = [gradient(weights[layer], x) for x in data]
-        total = each[-1].clone() if kind in ("last counts", "last synchronised") else sum(each)
-        total /= 1 if kind == "micro-batches summed" else EACH
+        total = (
+            each[-1].clone()
+            if kind in ("only the last micro-batch counts", "only the last micro-batch is synchronised")
+            else sum(each)
+        )
+        total /= 1 if kind == "the loss is not divided by the number of micro-batches" else EACH
         if kind == "left out" and me == at:
             total.zero_()
         if kind == "narrow" and layer == at:
             total = total.float()
-        if kind == "broadcast":
+        if kind == "one rank's gradient everywhere":
             works.append(dist.broadcast(total, at, async_op=True))
-        elif kind != "not synchronised":
+        elif kind != "nothing synchronised":
             works.append(dist.all_reduce(total, async_op=True))
             if kind == "waits at once" and at == 0:
                 works[-1].wait()
-        gradients.append((total, sum(each[:-1]) / EACH if kind == "last synchronised" else 0))
+        gradients.append((total, sum(each[:-1]) / EACH if kind == "only the last micro-batch is synchronised" else 0))
         tokens.append(data[0][:4])
         if kind == "kept" and layer == at:
             kept = data, each  # noqa: F841
         del data, each
     for work in works:
         work.wait()
-    by_ranks = {"summed": 1, "broadcast": 1, "not synchronised": 1, "averaged twice": RANKS**2}.get(kind, RANKS)
+    by_ranks = {
+        "summed instead of averaged": 1,
+        "one rank's gradient everywhere": 1,
+        "nothing synchronised": 1,
+        "averaged twice": RANKS**2,
+    }.get(kind, RANKS)
     gradients = [total.double() / by_ranks + rest for total, rest in gradients]
     if kind == "reduced again":
         dist.all_reduce(gradients[at])
@@ -167,8 +179,9 @@ def table() -> tuple[dict[str, str], ...]:
     """Run all programs; return each one's values, {instrument: value}."""
     first, *cases = map(case_of, [RIGHT, *FAMILY])  # the first one makes the groups
     together, rows = Jobs((first, *cases)), []
+    hanging = Jobs(tuple(case for case in cases if case.hangs))  # judged by a dry run of these alone
     for case in cases:
-        jobs = Jobs((case,)) if case.hangs else together  # a hang is judged by a dry run, of this program alone
+        jobs = hanging if case.hangs else together
         readings = {name: read(name, jobs, case) for name in ASKED}
         rows.append(
             {name: each.value if each.tells or each.value == NO_END else "right" for name, each in readings.items()}

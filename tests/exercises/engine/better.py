@@ -681,21 +681,13 @@ def of_a_layer(config, context, recompute):
 
 # ---- 16 --------------------------------------------------------------------------------------------------
 
-BY_NUMBERS = {
+KINDS = {
     "no end": "rank missing",
     "tokens": "data of another",
     "norm": "norm of a shard",
     "parameters": "not updated",
     "resumed": "cast",
     "next tokens": "first epoch again",
-}
-BY_GRADIENTS = {
-    "summed instead of averaged": "summed",
-    "averaged twice": "averaged twice",
-    "the loss is not divided by the number of micro-batches": "micro-batches summed",
-    "only the last micro-batch counts": "last counts",
-    "only the last micro-batch is synchronised": "last synchronised",
-    "one rank's gradient everywhere": "broadcast",
     "a mixture": "left out",
     "no mixture": "other seed",
     "right": "narrow",
@@ -704,12 +696,12 @@ BY_GRADIENTS = {
 
 def unknown_bug(visit):
     """Read an instrument only where it decides, and first the one that leaves the fewest programs together."""
-    if (wrong := visit.read("numbers")) in BY_NUMBERS:
-        return BY_NUMBERS[wrong]
-    if wrong == "gradient":
-        if (made := visit.read("gradients")) in BY_GRADIENTS:
-            return BY_GRADIENTS[made]
-        return "broadcast" if visit.read("sent") == "more sent" else "not synchronised"
+    if (wrong := visit.read("numbers")) == "gradient":
+        made = visit.read("gradients")
+        broadcast = made == "nothing synchronised" and visit.read("sent") == "more sent"
+        return "one rank's gradient everywhere" if broadcast else KINDS.get(made, made)
+    if wrong != "right":
+        return KINDS[wrong]
     if visit.read("sent") == "more sent":
         return "reduced again"
     if visit.read("held") == "more held":
