@@ -42,7 +42,8 @@ def faulty(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def right(engine: Engine) -> Iterator[None]:
-    before, engine.last = engine.last, False
+    before = engine.last
+    engine.last = False
     try:
         yield
     finally:
