@@ -85,8 +85,8 @@ draw.travel(chosen, experts=4)
 
 # %% [markdown]
 # Each rank sorts its rows by expert, which also sorts them by rank. Then the ranks exchange rows by one *all-to-all*,
-# in which each rank sends a different piece to each other rank. The pieces are uneven, because routers do not count.
-# Each expert computes the rows that came, and the results take the same way back.
+# in which each rank sends a different piece to each other rank. The pieces are uneven, because no router looks at how
+# many rows an expert already has. Each expert computes the rows that came, and the results take the same way back.
 #
 # **Predict.** How many all-to-alls does one layer need in a training step, forward and backward together? Before rows
 # can travel, each rank must know how many will come.
@@ -174,9 +174,9 @@ counted
 # its rows, it kept `order`: the i-th row that it sent was number `order[i]` of its tokens × top_k rows.
 #
 # Weigh each result with the router's weight, and add up the k products of each token **in the order of the experts'
-# numbers**, one after another. The router names a token's experts in ascending order, so column 0 of `weights` belongs
-# to the lowest number. The results come back rank by rank, which may be another order. A sum in the order of arrival
-# would have other last bits as soon as somebody moves an expert to another rank.
+# numbers**. The router names a token's experts in ascending order, so column 0 of `weights` belongs to the lowest
+# number. The results come back rank by rank, which may be another order. With three experts per token or more, a sum in
+# the order of arrival would have other last bits as soon as somebody moves an expert to another rank.
 #
 # Only forward is asked. Budget: each result is sent once, to the rank of its token.
 
@@ -245,8 +245,10 @@ for rank, (same, sends, receives) in enumerate(on_cpu(layer_on_ranks, ranks=4)):
 
 # %% [markdown]
 # Backward takes the same way. The gradient of an all-to-all is the all-to-all in the other direction, as
-# [labs/moe/exchange.py](../labs/moe/exchange.py) shows in twenty lines. So the five all-to-alls of a layer are: counts,
-# rows and results in forward; the gradients of results and of rows in backward.
+# [labs/moe/exchange.py](../labs/moe/exchange.py) shows in twenty lines. So a layer of
+# the course makes five all-to-alls: counts, rows and results in forward; the gradients of results and of rows in
+# backward. It exchanges one count per *expert*, so that a receiver knows which rows are for which of its experts. The
+# layer above has one count per rank, and must send the experts' numbers, too.
 #
 # ## Build: whose gradient is a mean over whom?
 #
@@ -269,7 +271,7 @@ draw.mesh({"edp": 2, "ep": 4}, along="edp")
 # ### Exercise 3: the scale of an expert's gradient (10 minutes)
 #
 # Every rank reads as many tokens as any other, and the loss of the training is the *mean* of all ranks' losses. After
-# backward, each rank holds the gradient of its own loss, which is a sum over its own tokens. For an expert it is more:
+# backward, each rank holds the gradient of its own loss, which sums over its own tokens. For an expert it is more:
 # rows of all ranks along `ep` came to it, and backward brought their gradients. So an expert's gradient *is already a
 # sum* over the ranks along `ep`, before anybody adds up anything.
 #
@@ -468,13 +470,14 @@ draw.memory(*heavy, step=0, ranks=[0, 3], names=[name for name in KINDS for _ in
 # prefers it more. There are two remedies, both in [labs/moe/router.py](../labs/moe/router.py):
 #
 # * The **balance loss** is E Σ f P, summed over the experts, where f is the fraction of rows that an expert got and P
-#   its mean score. It is 1 if all loads are equal. It is added to the model's loss with a small weight, and its
+#   its mean score. It is 1 if all loads are equal and a token's scores sum to 1. It is added to the model's loss with a small weight, and its
 #   gradient mixes with the loss's own.
 # * A **bias** for each expert is added to its score for the *choice* alone (DeepSeek-AI, 2024, arXiv 2412.19437). After
 #   each step it rises by a fixed rate if the expert had fewer rows than the mean, and falls if it had more. No
 #   gradient changes.
 #
-# Three trainings of the same model follow, one on each rank, and nothing else differs:
+# Three trainings of the same model follow, one on each rank. They differ in the remedy, and the one with the bias also
+# in its scores: DeepSeek-V3's, which are sigmoids.
 
 
 # %%
