@@ -470,8 +470,8 @@ draw.memory(*heavy, step=0, ranks=[0, 3], names=[name for name in KINDS for _ in
 # prefers it more. There are two remedies, both in [labs/moe/router.py](../labs/moe/router.py):
 #
 # * The **balance loss** is E Σ f P, summed over the experts, where f is the fraction of rows that an expert got and P
-#   its mean score. It is 1 if all loads are equal and a token's scores sum to 1. It is added to the model's loss with a small weight, and its
-#   gradient mixes with the loss's own.
+#   its mean score. It is 1 if all loads are equal and a token's scores sum to 1. It is added to the model's loss with a
+#   small weight, and its gradient mixes with the loss's own.
 # * A **bias** for each expert is added to its score for the *choice* alone (DeepSeek-AI, 2024, arXiv 2412.19437). After
 #   each step it rises by a fixed rate if the expert had fewer rows than the mean, and falls if it had more. No
 #   gradient changes.
