@@ -107,8 +107,9 @@ guess_slower = 58 / 34  # your number
 # - the output of this piece alone, o_a = Σ exp(s) v / Σ exp(s);
 # - the logarithm of the sum that it divided by, the **log-sum-exp**, l_a = log Σ exp(s).
 #
-# With o and l of two pieces, a rank can merge them without their scores. The sum that a was divided by is exp(l_a), so
-# its numerator was exp(l_a) o_a; the same holds for b. Both numerators over both sums are the output of all their keys:
+# With o and l of two pieces a and b, a rank can merge them without their scores. The output of piece a was divided by
+# exp(l_a), so its numerator was exp(l_a) o_a; the same holds for b. Divide the sum of both numerators by that of both
+# denominators:
 #
 # o = (exp(l_a) o_a + exp(l_b) o_b) / (exp(l_a) + exp(l_b)), and l = log(exp(l_a) + exp(l_b))
 #
@@ -259,15 +260,15 @@ print(f"within 1e-12 of attention to the whole sequence: {close}")
 # | dq = ds k | of the queries | on the rank that computes it: it has the queries |
 # | dk = dsᵀ q, dv = pᵀ g | of keys and values | on another rank: the one whose keys are here |
 #
-# So the keys and values go round once more, and **their gradients travel with them**, one step behind. Follow the keys
-# and values of rank 0, on four ranks:
-#
-# | step | they are on | their gradient has the parts of |
-# |---|---|---|
-# | 0 | rank 0 | nobody: rank 0 keeps its own part at home |
-# | 1 | rank 1 | rank 1 |
-# | 2 | rank 2 | ranks 1 and 2 |
-# | 3 | rank 3 | ranks 1, 2 and 3; now it goes home to rank 0, which adds its own |
+# So the keys and values go round once more, and **their gradients travel with them**, one step behind. Each rank adds
+# its part to the gradient that it receives. Here are 4 tokens, one on each rank; follow the keys of rank 0:
+
+# %%
+draw.ring_steps(Pieces(contiguous(4, 4)), backward=True)
+
+# %% [markdown]
+# In step 0, rank 0 keeps its own part at home. In step 1, rank 1 begins the gradient that travels; ranks 2 and 3 add
+# their parts. After step 3 it goes home to rank 0, which adds its own part. Where the mask hides all, a part is zero.
 #
 # [labs/cp/ring.py](../labs/cp/ring.py) has both directions in 110 lines. How many messages does a rank then send in
 # forward, and in backward? The next cell counts them, on 48 tokens, 12 for each rank:

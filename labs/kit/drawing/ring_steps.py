@@ -21,10 +21,11 @@ LABEL, COUNT, APART = 20, 22, 26  # above a block, below it, and between two ste
 LEGIBLE = 17  # pixels of a token that has room for its place
 
 
-def ring_steps(pieces: Pieces) -> Drawing:
+def ring_steps(pieces: Pieces, backward: bool = False) -> Drawing:
     """Draw the block of queries × keys that each rank computes in each step, and how the keys go round.
 
     pieces: the tokens of every rank; documents are those of the batch's first row.
+    backward: below each block, the ranks whose parts the travelling gradient of its keys has, not the products.
     """
     places, ranks = pieces.places, len(pieces.places)
     longest = max(map(len, places))
@@ -34,6 +35,7 @@ def ring_steps(pieces: Pieces) -> Drawing:
     sources = [[(rank - step) % ranks for rank in range(ranks)] for step in range(ranks)]
     steps = [[visible(pieces, rank, source) for rank, source in enumerate(row)] for row in sources]
     words = ". ".join(f"Step {step}: {told(*both)}" for step, both in enumerate(zip(sources, steps, strict=True)))
+    words += ". Below: the ranks whose parts the keys' gradient has" * backward
     title = f"Ring attention of {sum(map(len, places))} tokens on {ranks} ranks"
     canvas = Canvas(max(LEFT + ranks * wide - 10, 560), TOP + ranks * tall - APART + FOOT, title, f"{words}.")
     for rank in range(ranks):
@@ -49,11 +51,13 @@ def ring_steps(pieces: Pieces) -> Drawing:
             tokens(canvas, (x, y - strip), (unit, 0), strip, places[source], RANKS[source % len(RANKS)])
             tokens(canvas, (x - strip, y), (0, unit), strip, places[rank], RANKS[rank % len(RANKS)])
             block(canvas, x, y, see, unit)
-            canvas.text(middle, y + unit * len(see) + 13, int(see.sum()), 14, weight="bold" * (see.sum() == most))
+            parts = ", ".join(str((source + n) % ranks) for n in range(1, step + 1)) or "none"
+            below, strong = (parts, False) if backward else (int(see.sum()), see.sum() == most)
+            canvas.text(middle, y + unit * len(see) + 13, below, 14, weight="bold" * strong)
             if step < ranks - 1:
                 start, end = (x + unit * see.shape[1], y - strip / 4), (x + wide, y + tall - 3 * strip / 4)
                 send(canvas, start, end, x + unit * longest + GAP / 2, back=ranks * wide if rank == ranks - 1 else 0)
-    legend(canvas, canvas.height - FOOT + 26)
+    legend(canvas, canvas.height - FOOT + 26, backward)
     return canvas.drawing()
 
 
@@ -106,11 +110,14 @@ def send(canvas: Canvas, start: Point, end: Point, turn: float, back: float) -> 
     canvas.arrow((turn - back, down), (to - back, down), stroke=KINDS["comm"], line=1.5)
 
 
-def legend(canvas: Canvas, y: float) -> None:
+def legend(canvas: Canvas, y: float, backward: bool) -> None:
     canvas.text(16, y, "left of a block: its queries; above it: its keys, by their places in the sequence", 13, "start")
-    words = "products; below: their number, bold for the most in a step", "hidden by the mask"
+    below = "the ranks whose parts dk and dv have" if backward else "their number, bold for the most in a step"
+    words = f"products; below: {below}", "hidden by the mask"
     for number, fill in enumerate((TIMELINE["compute"], SOFT)):
         canvas.rect(16, y + 18 + 26 * number, 20, 16, fill, radius=0)
         canvas.text(46, y + 26 + 26 * number, words[number], 13, "start")
     canvas.arrow((16, y + 78), (38, y + 78), stroke=KINDS["comm"], line=1.5)
-    canvas.text(46, y + 78, "keys and values, in flight while the ranks compute", 13, "start")
+    canvas.text(
+        46, y + 78, "keys and values, in flight while the ranks compute" + "; dk and dv follow" * backward, 13, "start"
+    )

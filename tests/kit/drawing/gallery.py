@@ -99,6 +99,7 @@ DRAWINGS = {
     "travel": lambda: draw.travel(CHOSEN, experts=4),
     "travel without tokens": lambda: draw.travel([CHOSEN[0, :, :1], CHOSEN[0, :0, :1], CHOSEN[1, :, 1:]], experts=5),
     "ring steps": lambda: draw.ring_steps(Pieces(zigzag(16, 4))),
+    "ring steps of backward": lambda: draw.ring_steps(Pieces(contiguous(4, 4)), backward=True),
     "ring steps of uneven pieces": lambda: draw.ring_steps(Pieces(striped(11, 3))),
     "ring steps of two documents": lambda: draw.ring_steps(Pieces(zigzag(32, 2), torch.arange(32)[None] // 13)),
     "work per rank": lambda: draw.work_per_rank({cut.__name__: cut(64, 4) for cut in (contiguous, zigzag, striped)}),
