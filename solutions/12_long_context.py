@@ -785,9 +785,9 @@ draw.table(rows, caption="Llama 3 8B (H 32, K 8), at 400 TFLOP/s")
 # They need 20 keys and hold 8, so 12 or more travel. In general, let t_j be the most tokens at the end of a document of
 # L tokens that j ranks may hold, and whose products they may take:
 #
-# keys that travel ≥ (L − t_1) + (L − t_2) + (L − t_3), without negative terms.
+# keys that travel, per document ≥ (L − t_1) + (L − t_2) + (L − t_3), without negative terms.
 #
-# No cut within the limits sends fewer. A row's score is 100 × bound / keys, and yours is the mean over five rows;
+# No cut within the limits sends fewer. A row scores 100 × bound / keys; yours is the mean over five rows;
 # `striped` scores 31.7. `beat.packed.measured(lengths, places)` counts on paper; the judge runs the cut:
 
 # %%
