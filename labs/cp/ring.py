@@ -9,7 +9,7 @@ and receives the previous rank's; after N steps it has seen all of them.  Here a
     2       1         2         0
 
 While a rank computes, the next keys and values are in flight.  A step merges its part of the softmax with the part so
-far (`labs.cp.partial_softmax`), so no rank ever holds more than two pieces of keys and values.
+far (`labs.cp.partial_softmax`), so no rank ever holds more than two pieces of others' keys and values.
 
 In backward they go round once more, and their gradients travel with them, one step behind: whoever has a piece adds
 its own part of that piece's gradients.  The gradients leave the first rank that is not their own in step 1, and after
