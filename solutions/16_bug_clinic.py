@@ -50,10 +50,10 @@ from labs.kit import beat, check, draw
 
 
 # %%
-def shipped(check):
+def shipped(exercise):
     """Show a function as it was shipped, and return a visit to its job."""
-    print(inspect.getsource(check.case.faulty))
-    return check.visit()
+    print(inspect.getsource(exercise.case.faulty))
+    return exercise.visit()
 
 
 visit = shipped(check.token_mean)
