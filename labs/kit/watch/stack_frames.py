@@ -21,6 +21,7 @@ KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
 EXERCISES = LABS + "exercises" + os.sep
 CLINIC = EXERCISES + "bug_clinic" + os.sep  # its faulty programs are read line by line, as a user's are
+WARM = os.path.dirname(LABS[:-1]) + os.sep + os.path.join("tools", "warm", "")  # forks the ranks of the tests
 WRAPPERS = typing_extensions.__file__  # wraps the functions that torch deprecates
 CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
@@ -34,7 +35,7 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
 
 @lru_cache(4096)
 def is_machinery(filename: str) -> bool:
-    if filename.startswith((TORCH, KIT, EXERCISES, WRAPPERS, "<frozen", "<string>")):
+    if filename.startswith((TORCH, KIT, EXERCISES, WARM, WRAPPERS, "<frozen", "<string>")):
         return not filename.startswith(CLINIC)
     return filename.startswith(PYTHON) and not filename.startswith(INSTALLED)
 
