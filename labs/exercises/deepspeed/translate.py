@@ -113,9 +113,9 @@ def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tenso
             for x, y in micro_batches(settings, seed, step):
                 made.backward(made(x, y))
                 made.step()
-    # A gradient that lies between two numbers of bfloat16 may be rounded either way.
+    # A gradient midway between two numbers of bfloat16 may be rounded either way: 1.7e-5 was seen with seed 363204.
     dtypes = settings.param_dtype, settings.reduce_dtype
-    close = partial(torch.allclose, atol={(F32, F32): 1e-5, (F32, BF16): 2e-3}.get(dtypes, 0.1))
+    close = partial(torch.allclose, atol={(F32, F32): 1e-5, (F32, BF16): 1e-4}.get(dtypes, 0.1))
     offloaded = {"param": made.zero_offload_param(), "optimizer": made.zero_offload_optimizer()}
     return {
         "sizes": [made.train_batch_size(), made.train_micro_batch_size_per_gpu(), made.gradient_accumulation_steps()],
