@@ -111,8 +111,8 @@ check.token_mean(backward)
 #
 # <details><summary>Say it, then unfold.</summary>
 #
-# One step beside one process's, with micro-batches of unequal lengths. Equal lengths hide it, and so do bytes: the
-# right program sends one number more.
+# One step beside one process's, with micro-batches of unequal lengths. Equal lengths hide it, and bytes hardly tell:
+# the right program sends one number more.
 # </details>
 #
 # ### Exercise 2: right with one micro-batch (6 minutes)
@@ -688,8 +688,8 @@ check.narrow_template(load)
 #
 # Answer each question aloud before you unfold its answer.
 #
-# <details><summary>The loss is right with accumulation 1, and too high with 4. Which two bugs of this notebook do that,
-# and which instrument tells them apart?</summary>
+# <details><summary>With 4 micro-batches the gradient is wrong. Which two bugs of this notebook do that, and which
+# instrument tells them apart?</summary>
 #
 # Micro-batch means of unequal token counts, and a step that keeps the last micro-batch only. The gradient as a
 # mixture tells them apart: unequal factors for all micro-batches, or zeros for all but the last.
