@@ -30,6 +30,7 @@ WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 RUNS = {"RUNNING", "COMPLETING"}
 LAST = 10  # lines of the log that an error shows
 DIED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+SLURM_SAYS = re.compile(r"(srun|slurmstepd\S*): ")
 CANCELLED = re.compile(r"\*\*\* JOB \d+ (ON \S+ CANCELLED AT .+?) \*\*\*")
 
 
@@ -166,7 +167,9 @@ class Following:
             limit = f" (Slurm(time={self.minutes}), in minutes)" if "TIME LIMIT" in ended[1] else ""
             return RankError("died", (), f"Slurm ended job {self.job.job_id}: {ended[1]}{limit}", [])
         if died := DIED.search(log):  # srun itself ends the other ranks
-            said = "".join(f"\n  {line}" for line in log[: died.start()].splitlines()[-LAST:])  # before its own output
+            # srun may write its own line before the last that a rank said
+            lines = [line for line in log.splitlines() if not SLURM_SAYS.match(line)]
+            said = "".join(f"\n  {line}" for line in lines[-LAST:])
             sentence = f"ended before it returned: {died[3]}{said}"
             for rank in numbers_in(died[2]):
                 self.hosts[rank] = died[1]

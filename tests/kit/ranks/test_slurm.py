@@ -320,6 +320,8 @@ def test_the_cause_of_a_failure_is_found(tmp_path):
     )
     error = cause(f"srun: error: n2: tasks 2-3: Out Of Memory\n{late}")
     assert error.ranks == (2, 3) and "ranks 2 and 3 ended before it returned: Out Of Memory" in str(error)
+    for log in ("no module\nsrun: error: n1: task 3: Exited\n", "srun: error: n1: task 3: Exited\nno module\n"):
+        assert "rank 3 ended before it returned: Exited\n  no module\nranks 0, 1 and 2" in str(cause(log))
     halves = {
         0: Problem("timeout", "rank 1 is late", (1,), [Where(1, "runs"), Where(0, "waits")]),
         2: Problem("timeout", "rank 3 is late", (3,), [Where(2, "waits"), Where(3, "runs")]),
