@@ -239,6 +239,7 @@ def refused():
     attempt(native.pp, pp.cut(GPT(SMALL), 2), "1f1b", 1, GPT(SMALL).loss, mesh.get_group("pp"))
     attempt(native.parallel, pp.cut(GPT(TIED["config"]), 2), native.device_mesh(mesh), tp.gpt_plan(SMALL))
     cut, (x, y) = Mesh((2, 1, 1, 2, 1), CUT), data(0)
+    attempt(native.parallel, pp.cut(GPT(SMALL), 2), native.device_mesh(cut), tp.gpt_plan(SMALL))
     own = x + cut.get_local_rank("cp")
     attempt(build(cut).forward_backward, own, y)
     ignored = torch.where(y == y[0, 0], IGNORED, y)
@@ -265,6 +266,7 @@ SAID = [
     "parameter 'embed.weight' is on the meta device, and has no numbers to be split: initialise it",
     FEW,
     "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part",
+    "the mesh has the axis 'cp', along which nothing would be averaged here: leave it out, or use",
     "ranks that differ in pp or cp alone read the same whole sequences, of which each cuts its own piece",
     "targets are -100, which a loss ignores",
     "32 tokens are more than the context of 30",

@@ -209,7 +209,7 @@ def moments_of(job: Job, loads: Sequence[Loads], rank: int, own: int) -> list[Hi
 
 def loads_of(job: Job, edp: int, ep: int, loads: Sequence[Loads] | None) -> Sequence[Loads]:
     """Return the loads of all mixtures of a step.  Raises ValueError for a job that the formulas are not for."""
-    job.require("cost.expert_parallel", precision=("float32",), recompute=("none",))
+    job.require("cost.expert_parallel", experts=True, precision=("float32",), recompute=("none",))
     if not hasattr(job.config, "experts") or edp * ep != job.ranks:
         raise ValueError(
             f"ranks is {job.ranks}, with edp {edp} × ep {ep}, and config a {type(job.config).__name__}: give a "

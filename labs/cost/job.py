@@ -97,8 +97,16 @@ class Job:
         """Return whether the optimizer steps float32 copies of the parameters."""
         return self.precision != "float32"
 
-    def require(self, by: str, **only: Collection) -> None:
-        """Raise ValueError if a field has another value than those that the formula `by` is for."""
+    def require(self, by: str, experts: bool = False, **only: Collection) -> None:
+        """Raise ValueError if a field has another value than those that the formula `by` is for.
+
+        experts: whether the formula is for models with experts; others would take them for one MLP
+        """
+        if hasattr(self.config, "experts") and not experts:
+            raise ValueError(
+                f"the model has {self.config.experts} experts, and {by} predicts models without any: use "
+                "cost.expert_parallel, cost.fsdp_experts or cost.torch_expert_parallel"
+            )
         for name, values in only.items():
             if getattr(self, name) not in values:
                 known = " or ".join(map(repr, values))

@@ -18,8 +18,13 @@ def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, s
 
     The pipeline follows with `pp(stages, ..., group=mesh.get_group("pp"))`; run its steps within `loss_parallel()`.
 
-    Raises ValueError for stages of a GPT with tied weights, since the copies would silently diverge.
+    Raises ValueError for a fifth axis, and for stages of a GPT with tied weights, whose copies would silently diverge.
     """
+    if others := {*mesh.mesh_dim_names} - {"pp", "replicate", "shard", "tp"}:
+        raise ValueError(
+            f"the mesh has the axis {min(others)!r}, along which nothing would be averaged here: leave it out, or use "
+            "labs.parallel.Parallel, which takes 'cp' too"
+        )
     for stage in stages:
         if stage.config.tied:
             raise ValueError(

@@ -124,6 +124,9 @@ def test_a_formula_says_what_it_is_not_for():
         cost.zero(Job(TINY, 3, 4, precision="mixed, both gradients"), stage=1)
     with pytest.raises(ValueError, match=r"recompute is 'full': cost\.fully_shard predicts jobs with 'none' only"):
         cost.fully_shard(Job(TINY, 3, 4, recompute="full"))
+    for predict in (cost.ddp, cost.fsdp, cost.cp, cost.fully_shard):
+        with pytest.raises(ValueError, match=r"the model has 8 experts, and cost\..* predicts models without any: use"):
+            predict(Job(MOE_PRESETS["tiny-moe"], 4, 4))
     with pytest.raises(ValueError, match="stage 0 is plain data parallelism"):
         cost.zero(Job(TINY, 3, 4), stage=0)
 
