@@ -135,11 +135,11 @@ class WholeRun:
         def embedding(input: Tensor) -> Tensor:
             return reduce(vocabulary.look_up(input, module.weight, module.num_embeddings, mesh), mesh)
 
-        def loss(logits: Tensor, targets: Tensor | None = None) -> Tensor:
+        def loss(logits: Tensor, targets: Tensor | None = None, over: float | None = None) -> Tensor:
             if targets is None:
                 return logits
             mine = Features().cut(logits.shape[-1], logits.ndim - 1, mesh.size()).part(logits, mesh.get_local_rank())
-            return vocabulary.cross_entropy(mine, targets, module.vocabulary, mesh)
+            return vocabulary.cross_entropy(mine, targets, module.vocabulary, mesh, over)
 
         kinds = {
             ColumnParallelLinear: column,
