@@ -10,7 +10,8 @@ SOURCES = notebooks.sources(notebooks.ROOT)
 STRATEGIES = [source for source in SOURCES if int(source.stem[:2]) >= 2]
 LEAN = ["09b", "11", "12b", "13", "14", "15"]  # notebooks whose helper code is in the kit
 HELPERS = 160  # lines of code in cells that are neither an exercise nor the subject of their section
-PAGES = ["README.md", "CONTRIBUTING.md", "TEACHING.md", "DEBUGGING.md"]
+PAGES = sorted([*notebooks.ROOT.glob("*.md"), *notebooks.ROOT.glob("teaching/*.md")])
+FIVE_MINUTES = 1000  # words, at the 200 per minute of tools/minutes.py
 
 
 def shown(text: str) -> str:
@@ -22,11 +23,15 @@ def test_the_notebooks_are_what_their_sources_say():
     assert notebooks.check() == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_have_no_dead_link_and_no_open_figure(page):
-    text = (notebooks.ROOT / page).read_text(encoding="utf-8")
-    assert list(rules.broken_prose(text, notebooks.ROOT)) == []
+    text = page.read_text(encoding="utf-8")
+    assert list(rules.broken_prose(text, page.parent)) == []
     assert re.findall("<<.*?>>", text) == []
+
+
+def test_a_teacher_reads_the_page_for_teachers_in_five_minutes():
+    assert len((notebooks.ROOT / "TEACHING.md").read_text(encoding="utf-8").split()) <= FIVE_MINUTES
 
 
 def test_the_readme_lists_the_notebooks_that_exist():

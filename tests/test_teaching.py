@@ -1,4 +1,4 @@
-"""Tests that TEACHING.md's table of mistakes is what the checks say, and of the checks' rows themselves."""
+"""Tests that teaching/mistakes.md is what the checks say, and of the checks' rows themselves."""
 
 import re
 
@@ -6,7 +6,7 @@ from tools import teaching
 
 
 def test_the_table_is_up_to_date():
-    text = teaching.TEACHING.read_text(encoding="utf-8")
+    text = teaching.PAGE.read_text(encoding="utf-8")
     assert teaching.printed(text) == text, "run `python -m tools.teaching`"
 
 
@@ -18,6 +18,6 @@ def test_every_row_that_is_printed_has_a_name_and_a_question():
 
 
 def test_a_table_that_was_changed_by_hand_is_seen():
-    text = teaching.TEACHING.read_text(encoding="utf-8")
+    text = teaching.PAGE.read_text(encoding="utf-8")
     changed = re.sub("summed instead of averaged", "added up", text)
     assert teaching.printed(changed) == text

@@ -9,7 +9,7 @@
 Sections headed "Optional" or "Beat it" are counted apart, and so are optional exercises, each with the code below it.
 
     python -m tools.minutes           print the table
-    python -m tools.minutes write     write it into README.md and TEACHING.md, and its sentence into each first cell
+    python -m tools.minutes write     write it into README.md and teaching/notebooks.md, and into each first cell
 """
 
 import re
@@ -105,7 +105,7 @@ def in_readme(text: str, found: dict[str, Minutes]) -> str:
 
 
 def in_teaching(text: str, found: dict[str, Minutes]) -> str:
-    """Return TEACHING.md's text with the estimates in the first column behind each notebook's name."""
+    """Return the text of teaching/notebooks.md with the estimates in the first column behind each notebook's name."""
     by_number = {stem.partition("_")[0]: each for stem, each in found.items()}
     return IN_TEACHING.sub(lambda match: f"{match[1]} {by_number[match[2]]} |", text)
 
@@ -118,7 +118,7 @@ def in_source(text: str, each: Minutes) -> str:
 def written(root: Path = notebooks.ROOT) -> dict[Path, str]:
     """Return what each file says with the estimates in it."""
     found = of_all(root)
-    pages = {root / "README.md": in_readme, root / "TEACHING.md": in_teaching}
+    pages = {root / "README.md": in_readme, root / "teaching/notebooks.md": in_teaching}
     texts = {page: put(page.read_text(encoding="utf-8"), found) for page, put in pages.items()}
     for source in notebooks.sources(root):
         texts[source] = in_source(source.read_text(encoding="utf-8"), found[source.stem])

@@ -1,4 +1,4 @@
-"""TEACHING.md's table of frequent mistakes, printed from the rows with which the checks recognise them.
+"""The table in teaching/mistakes.md, printed from the rows with which the checks recognise them.
 
     python -m tools.teaching
 
@@ -16,7 +16,7 @@ from typing import Any
 from labs import exercises
 from labs.exercises.engine.answer import Mistake
 
-TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
+PAGE = Path(__file__).resolve().parent.parent / "teaching/mistakes.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 
 
@@ -63,4 +63,4 @@ def printed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    TEACHING.write_text(printed(TEACHING.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(printed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -86,7 +86,7 @@ class Site:
                 (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, self.folder / path)
             elif file.suffix == ".md":
-                orphan = "" if "/" not in path else ORPHAN
+                orphan = "" if is_in_navigation(path) else ORPHAN
                 self.write(path, orphan + self.relink(file.read_text(encoding="utf-8"), path, path))
             elif file.is_dir():
                 page = f"{path}/index.md"
@@ -141,6 +141,10 @@ def course(root: Path = ROOT) -> dict[str, list[tuple[str, str, str]]]:
     return ast.literal_eval(tables[0])
 
 
+def is_in_navigation(path: str) -> bool:
+    return path.endswith(".md") and posixpath.dirname(path) in ("", "teaching")
+
+
 def navigation(notebooks: list[str], pages: list[str], root: Path = ROOT) -> str:
     """Return the tables of contents behind the front: the notebooks under their columns of the map, then pages."""
     there = {name.partition("_")[0]: name for name in notebooks}
@@ -148,7 +152,8 @@ def navigation(notebooks: list[str], pages: list[str], root: Path = ROOT) -> str
         column: [f"{number} {title} <{there[number]}>" for number, title, _ in listed if number in there]
         for column, listed in course(root).items()
     }
-    columns["Besides"] = [page.removesuffix(".md") for page in pages]
+    for column, folder in {"Besides": "", "For teachers": "teaching"}.items():
+        columns[column] = [page.removesuffix(".md") for page in pages if posixpath.dirname(page) == folder]
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {column}\n\n" + "\n".join(entries) + "\n```\n"
         for column, entries in columns.items()
@@ -165,5 +170,5 @@ def write_sources(folder: Path, root: Path = ROOT) -> None:
         site.write(f"{name}.ipynb", nbformat.writes(page(solved, site, name)))
     front = site.relink((root / "README.md").read_text(encoding="utf-8"), "README.md", "index.md")
     site.write_linked()
-    besides = [path for path in site.linked if path.endswith(".md") and "/" not in path]
+    besides = [path for path in site.linked if is_in_navigation(path)]
     site.write("index.md", front + navigation(names, besides, root))
