@@ -15,7 +15,7 @@ COMMANDS = {
     "doctor": ("labs.kit.commands.doctor", "can this machine run the course?"),
     "progress": (
         "labs.kit.commands.progress_command",
-        "list the exercises passed, with dates; count those of learners",
+        "list the exercises passed, with dates and tries; count those of learners",
     ),
     "challenges": ("labs.kit.commands.challenges", "list the challenges, your best scores and the bounds"),
     "dryrun": ("labs.kit.commands.dryrun", "predict what one rank of a large job would hold and send"),

@@ -166,7 +166,11 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
 
     @functools.wraps(judge)
     def check(*functions: Callable[..., Any], seed: int | None = None) -> Answer:
-        seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+        answer = verdict(*functions, seed=random.SystemRandom().randrange(10**6) if seed is None else seed)
+        progress.noted(answer.check, answer.ok, answer.mistake)
+        return answer
+
+    def verdict(*functions: Callable[..., Any], seed: int) -> Answer:
         try:
             for fn in functions:
                 if not callable(fn):
@@ -175,9 +179,7 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
                         f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
                     )
                 sendable(fn)
-            answer = Answer(judge.__name__, True, judge(*functions, seed=seed))
-            progress.passed(answer.check)
-            return answer
+            return Answer(judge.__name__, True, judge(*functions, seed=seed))
         except Wrong as wrong:
             if wrong.untouched:
                 return Answer(judge.__name__, None, "the stub is untouched; the notebook goes on with the course's own")

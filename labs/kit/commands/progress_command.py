@@ -17,7 +17,7 @@ from labs.kit.learners import progress
 
 @dataclass
 class Progress:
-    """List the exercises of each notebook, with the time at which each was passed; count those of several learners."""
+    """List the exercises of each notebook: when each was passed, and the tries; count those of several learners."""
 
     # folder of each learner's course; the course here, if none is given
     learners: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FOLDER ...]")] = ()

@@ -1,4 +1,4 @@
-"""Learners' records: the exercises that they have passed.
+"""Learners' records: the exercises that they have passed and tried.
 
-progress   the file with the exercises that a learner has passed, and tables of passed exercises
+progress   the files with the exercises that a learner has passed and tried, and tables of them
 """

@@ -1,13 +1,18 @@
-"""A learner's progress: a small file in the course's folder with the time at which each exercise was passed.
+"""A learner's progress: two small files in the course's folder.
 
-    passed("broadcast")          notes an exercise whose check a learner's notebook has passed
-    report(course)               the exercises of each notebook, and the time at which each was passed
+    noted("broadcast", True)     notes what a check has answered to a learner's notebook
+    report(course)               the exercises of each notebook: the time at which each was passed, and the tries
     classroom(course, learners)  for a teacher: the number of exercises that each learner has passed, by notebook
     course_map()                 for notebook 00: links to the notebooks, and the exercises that are passed
 
     progress.json                {"broadcast": "2026-11-20 14:05", ...}: the first time that each exercise was passed
+    tries.json                   {"broadcast": {"tries": 3, "mistake": "the last one's name", "last": its time}, ...}:
+                                 the number of tries, up to the first that passed
 
-A notebook's exercises are the checks that its cells call.  If progress.json is lost, the course still works.
+In both files, the exercise that was noted last stands last.  Neither code nor a name of a person is kept.  If
+LABS_PROGRESS is anything but "on" in the environment, nothing is kept at all; "on" is the default.
+
+A notebook's exercises are the checks that its cells call.  If the files are lost, the course still works.
 """
 
 import fcntl
@@ -25,9 +30,17 @@ from typing import Any
 from labs.kit.drawing.tables import Table, table
 
 FILE = "progress.json"
+TRIES = "tries.json"
 FOLDER = "notebooks"  # the folder of the learner's notebooks; nothing is noted in solutions/ and in tests
 CHECK = re.compile(r"\bcheck\.(?!predict\b)(\w+)\(")
 Progress = dict[str, str]
+Tries = dict[str, dict[str, Any]]
+KEPT = (
+    "The course keeps, in this folder alone: when you passed an exercise, the number of tries, the name\n"
+    "of the last mistake, and the scores of challenges. No code is kept. LABS_PROGRESS=off in the\n"
+    "environment keeps nothing more."
+)
+OFF = "LABS_PROGRESS is off: nothing is kept."
 
 
 @dataclass(frozen=True)
@@ -41,29 +54,42 @@ class Notebook:
 # ---- the file --------------------------------------------------------------------------------------------
 
 
-def passed(exercise: str) -> None:
-    """Note the time at which an exercise was passed, if a learner's notebook runs and no earlier time is noted."""
+def noted(exercise: str, ok: bool | None, mistake: str = "") -> None:
+    """Note what a check has answered, if a learner's notebook runs and the exercise was not passed before.
+
+    ok: None for a stub that is untouched, which is no try.
+    mistake: the name of the mistake, or "".
+    """
     try:
-        if course := learners_course():
-            add(course, exercise)
+        if ok is not None and (course := learners_course()):
+            add(course, exercise, ok, mistake)
     except OSError:
         pass  # the folder cannot be written to, but the check still gives its answer
 
 
+def is_kept() -> bool:
+    return os.environ.get("LABS_PROGRESS", "on") == "on"
+
+
 def learners_course() -> Path | None:
-    """Return the course's folder if this process runs in its notebooks/, as the notebooks' kernels do, else None."""
+    """Return the course's folder if this process runs in its notebooks/, as the notebooks' kernels do, else None.
+
+    None is returned as well if nothing is to be kept.
+    """
     here = Path.cwd()
-    return here.parent if here.name == FOLDER else None
+    return here.parent if here.name == FOLDER and is_kept() else None
 
 
-def add(course: Path, exercise: str) -> None:
+def add(course: Path, exercise: str, ok: bool = True, mistake: str = "") -> None:
+    now = datetime.now().isoformat(" ", "minutes")
     with alone_in(course):
-        try:
-            found = read(course)
-        except ValueError:
-            found = {}  # a broken file is replaced
-        if exercise not in found:
-            write(course, found | {exercise: datetime.now().isoformat(" ", "minutes")})
+        done, tries = (readable(course, *each) for each in FILES)
+        if exercise in done:
+            return
+        if ok:
+            write(course, done | {exercise: now})
+        number = tries.pop(exercise, {"tries": 0})["tries"] + 1
+        write(course, tries | {exercise: {"tries": number, "mistake": mistake, "last": now}}, TRIES)
 
 
 @contextmanager
@@ -80,6 +106,25 @@ def alone_in(course: Path) -> Iterator[None]:
 
 def is_time(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def is_tried(value: Any) -> bool:
+    """Return whether a value of tries.json is one that `add` can have written."""
+    if not isinstance(value, dict):
+        return False
+    number, words = value.get("tries"), (value.get("mistake"), value.get("last"))
+    return type(number) is int and number > 0 and all(isinstance(each, str) for each in words)
+
+
+FILES = ((FILE, is_time), (TRIES, is_tried))
+
+
+def readable(course: Path, file: str, valid: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the content of a file, or nothing if it is broken: `add` then begins it anew."""
+    try:
+        return read(course, file, valid)
+    except ValueError:
+        return {}
 
 
 def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time) -> dict[str, Any]:
@@ -136,16 +181,17 @@ def notebook(path: Path) -> Notebook:
 
 
 def report(course: Path) -> Table:
-    """Return a table of all exercises of all notebooks, with the time at which each was passed, or "not yet"."""
-    done = read(course)
-    rows = [
-        {"notebook": each.title, "exercise": name, "passed": done.get(name, "not yet")}
-        for each in notebooks(course)
-        for name in each.exercises
-    ]
+    """Return a table of all exercises of all notebooks: when each was passed, or "not yet", and the tries."""
+    done, tries = (read(course, *each) for each in FILES)
+    rows = []
+    for each in notebooks(course):
+        for name in each.exercises:
+            tried = tries.get(name, {"tries": None, "mistake": ""})
+            row = {"notebook": each.title, "exercise": name, "passed": done.get(name, "not yet")}
+            rows.append(row | {"tries": tried["tries"], "last mistake": tried["mistake"]})
     exercises = {row["exercise"] for row in rows}
     count = f"{len(exercises & done.keys())} of {len(exercises)} exercises passed"
-    return replace(table(rows), notes=(count,))
+    return replace(table(rows), notes=(count, "", KEPT if is_kept() else OFF))
 
 
 def classroom(course: Path, learners: Sequence[Path]) -> Table:
@@ -197,7 +243,7 @@ def course_map() -> CourseMap:
     """Return the map of the course whose notebook calls this function; in solutions/, no exercise counts as passed."""
     found, course = tuple(notebooks(Path.cwd().parent)), learners_course()
     try:
-        return CourseMap(found, read(course) if course else {})
+        return CourseMap(found, read(course) if course else {}, "" if is_kept() else OFF)
     except (OSError, ValueError) as error:
         return CourseMap(found, {}, str(error))
 
