@@ -1,10 +1,10 @@
 # %% [markdown]
 # # The bug clinic: symptom first
 #
-# *A loss is a little too high, a job stands still, memory grows. Somebody wrote the code, and it looks right. Which
+# *A loss is a little off, a job stands still, memory grows. Somebody wrote the code, and it looks right. Which
 # measurement tells you in minutes what is wrong?*
 #
-# **Minutes**, by estimate: 25 without exercises, 60 with them, 45 more for optional parts, 25 more for the challenge.
+# **Minutes**, by estimate: 25 without exercises, 60 with them, 55 more for optional parts, 25 more for the challenge.
 # Running all cells takes a minute and 2 GB of memory. You need: the notebooks up to [Three
 # dimensions](11_three_dimensions.ipynb).
 #
@@ -25,63 +25,85 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from labs.kit import beat, check, draw
+from labs.kit.dry import would_hang
+
+CASES = {fn.case.number: fn for fn in vars(check).values() if hasattr(fn, "case")}
+
+
+def shipped(visit, *others):
+    """Show the function as it was shipped, with what it uses, and the bill of readings."""
+    print(*map(inspect.getsource, (visit.case.faulty, *others)), sep="\n")
+    return draw.table([visit.bill()])
+
 
 # %% [markdown]
 # ## Question
 #
-# Every function in this notebook is wrong, and each bug was shipped by a project that many people use. Each is
-# written anew here, small, on four ranks. You get what its first user got: a curve, a log, a report, a ledger. You
-# may measure before you mend. How few measurements do you need?
+# Projects that many people use shipped the twelve functions of this notebook: eleven are wrong, and one is only slow.
+# Each is written anew here, small, on four ranks. You get what a user could see of it: a curve, a log, a ledger, a
+# report. How few measurements do you need to name the cause?
 #
 # ## Picture
 #
-# | symptom | what to read first | what it compares |
-# |---|---|---|
-# | (a) the loss is nearly right | `numbers`, `gradients` | values with one process; gradients with micro-batches' |
-# | (b) right on one rank, or with one micro-batch, only | `numbers`, `gradients` | the same |
-# | (c) the job hangs, or would hang on NCCL | `verdict` | the order of the calls with NCCL's rules |
-# | (d) memory grows or peaks | `held` | the most bytes that a rank adds with the right program's |
-# | (e) it is slow | `sent`, `time` | bytes with the right program's; the order of calls and computation |
-# | (f) the resumed run is another training | `numbers` | values after the restart with those of a run without one |
+# A case shows its symptom. You write down what you suspect, and choose instruments. Only then comes the function as it
+# was shipped, with its history. You mend it, and say what would have caught it before the run.
 #
-# `dry` reads bytes and the verdict from a dry run, on one process, before anything is trained. The next cell shows a
-# function as it was shipped, and returns a visit: `visit.read("sent")` reads an instrument, and `visit.counts` counts
-# how often you did.
-
+# | instrument | what it compares |
+# |---|---|
+# | `numbers` | each rank's values with those of one process in float64, which is never interrupted |
+# | `gradients` | how often each micro-batch counts in a gradient with how often it should |
+# | `sent` | the bytes that a rank sends with the right program's; up to 64 bytes of difference count as none |
+# | `held` | the most bytes that a rank adds with the right program's |
+# | `time` | the number of calls beside which a rank computes with the right program's; no clock is read |
+# | `verdict` | the order of all ranks' calls with NCCL's rules |
+# | `dry` | `sent`, `held` and `verdict` of a dry run, which sends nothing and computes no number |
+#
+# At work there is no right program yet: a formula, or the same step on one rank, takes its place.
+#
+# The cases have six kinds of symptoms: (a) the loss is nearly right, (b) it is right on one rank or with one
+# micro-batch only, (c) the job hangs, or would hang on NCCL, (d) memory grows, (e) it is slow, (f) the resumed run is
+# another training.
+#
+# ### Exercise 1: the same batch, another model (6 minutes)
+#
+# A user reads one sequence at a time, and accumulates the gradients of 32. The model is worse than with 32 sequences
+# at once. If all sequences are cut to one length, both agree. Here each of four ranks accumulates two sequences. The
+# upper panel shows the mean loss per token before each step. Its curves lie on each other, and that is the point: only
+# the lower panel shows a difference.
 
 # %%
-def shipped(exercise):
-    """Show a function as it was shipped, and return a visit to its job."""
-    print(inspect.getsource(exercise.case.faulty))
-    return exercise.visit()
+visit = CASES[1].visit()
+draw.apart({name: losses.tolist() for name, losses in visit.both("losses").items()})
 
+# %%
+suspect = "some tokens count more than others"  # your line: what may be wrong, in a few words
+chosen = ["gradients"]  # your line: a list of the instruments that you read
+visit.look(suspect, chosen)
 
-visit = shipped(check.token_mean)
+# %%
+shipped(visit)
 
 # %% [markdown]
-# ### Exercise 1: a token in a short micro-batch (7 minutes)
+# <details><summary>Have you named the cause? Then unfold what it was.</summary>
 #
-# A user accumulates 32 micro-batches of one sequence, and gets a worse model than with 32 sequences at once
-# ([trl#2175](https://github.com/huggingface/trl/issues/2175), closed, October 2024). Transformers changed its trainer
-# in [PR 34191](https://github.com/huggingface/transformers/pull/34191), merged, in the same month. The curve shows
-# the mean loss per token of the whole batch before each step.
+# Each micro-batch's loss is the mean over its own tokens, and these means are averaged, over micro-batches and over
+# ranks. So a token in a short micro-batch counts more ([trl#2175](https://github.com/huggingface/trl/issues/2175),
+# closed, October 2024). Transformers changed its trainer in [PR
+# 34191](https://github.com/huggingface/transformers/pull/34191) (merged, October 2024). Eight micro-batches have 87
+# tokens here, 10.88 in the mean. Each factor is 10.88 divided by the micro-batch's own tokens:
+# </details>
 
 # %%
-draw.curves(visit.both("losses"))
-
-# %%
-visit.read("gradients")
+tokens, factors = CASES[1].tokens(visit.jobs.seed), visit.factors().flatten().tolist()
+bars = {f"tokens: {n}": factor for n, factor in sorted(zip(tokens, factors, strict=True))}
+draw.chart(bars, "×", caption="How often each micro-batch counts; once would be right")
 
 # %% [markdown]
-# A factor of 10 for one micro-batch of rank 0, and 0.5 for the last of rank 3: what do the ten times and the half
-# have to do with the number of tokens? Predict the bytes before you read them.
+# Another batch has two micro-batches, of 2 and of 18 tokens. Each should count once.
 
 # %%
-guess = 64  # your number
-sent = visit.jobs.order.recording.sent
-answer = sent(1, 1) - sent(1, 0)
-question = "How many bytes more does rank 1 send in the right program, in 4 steps?"
-check.predict(question, guess, answer)
+guess = 5  # your number
+check.predict("How often does the micro-batch of 2 tokens count?", guess, (2 + 18) / 2 / 2)
 
 # %% [markdown]
 # Mend it. `model(x)` returns the logits; a target of -100 is padding and does not count.
@@ -107,33 +129,47 @@ def backward(model, micro_batches):
 check.token_mean(backward)
 
 # %% [markdown]
-# **What would have caught it before the run?**
+# <details><summary>What would have caught it before the run? Say it, then unfold.</summary>
 #
-# <details><summary>Say it, then unfold.</summary>
-#
-# One step beside one process's, with micro-batches of unequal lengths. Equal lengths hide it, and bytes hardly tell:
-# the right program sends one number more.
+# Compare one step with one process's, with micro-batches of *unequal* lengths: equal lengths hide the bug. The ledger
+# of bytes hides it, too: the right program sends only one number more in each step.
 # </details>
 #
 # ### Exercise 2: right with one micro-batch (6 minutes)
 #
-# Megatron-LM's second FSDP trained well, until a step had several micro-batches: then only the last one's gradient
-# reached the optimizer ([PR 7186](https://github.com/NVIDIA/Megatron-LM/pull/7186), merged, September 2026). An
-# engine adds gradients to buffers of its own, in a hook on each parameter. It asks `engine.last` whether this
-# backward is the step's last.
+# A sharded training is right as long as a step has one micro-batch. This log has the length of the gradient, as a
+# vector, for one, two and three micro-batches. We know of no user's report.
 
 # %%
-visit = shipped(check.inherited_no_sync)
-print(inspect.getsource(check.inherited_no_sync.Engine))
+visit = CASES[2].visit()
+draw.table(CASES[2].norms(visit.case.faulty))
 
 # %%
-visit.read("gradients")
+suspect = "the first micro-batches get lost"  # your line
+chosen = ["gradients", "sent"]  # your line
+visit.look(suspect, chosen)
 
 # %%
-visit.read("sent")
+shipped(visit, CASES[2].Engine)
 
 # %% [markdown]
-# Which line of the engine clears the buffer, and when does it do so here? Mend the context manager.
+# The training calls the engine so:
+#
+# ```python
+# for k, (x, y) in enumerate(micro_batches):
+#     with no_sync(engine) if k < len(micro_batches) - 1 else nullcontext():
+#         loss(model(x), y).backward()
+# ```
+#
+# <details><summary>Unfold what it was.</summary>
+#
+# In Megatron-LM's second FSDP, the engine's adapter inherited a `no_sync` that does nothing ([PR
+# 7186](https://github.com/NVIDIA/Megatron-LM/pull/7186), merged, September 2026). So every backward was the step's
+# last. `gradients` says what is lost, and `sent` says why: each backward sends its sum at once, which is three times
+# the bytes, and the next one clears the buffer.
+# </details>
+#
+# Mend the context manager.
 
 
 # %% tags=["exercise"]
@@ -152,27 +188,38 @@ def no_sync(engine):
 check.inherited_no_sync(no_sync)
 
 # %% [markdown]
-# **What would have caught it before the run?**
+# <details><summary>What would have caught it before the run?</summary>
 #
-# <details><summary>Say it, then unfold.</summary>
-#
-# A step of 1 × 4 micro-batches must have the gradient of 4 × 1, and must send the same bytes. A dry run counts the
-# bytes in seconds: try `visit.read("dry")`.
+# A step of four micro-batches of one sequence must have the gradient of a step of one micro-batch of four sequences,
+# and must send the same bytes. A dry run counts the bytes in seconds.
 # </details>
 #
-# ### Exercise 3: eleven hours, then silence (6 minutes)
+# ### Exercise 3: silence (5 minutes)
 #
-# AReaL computes the norm of all gradients. On ranks whose layers are frozen there are no gradients, and the other
-# ranks wait for ever ([PR 1139](https://github.com/areal-project/AReaL/pull/1139), merged, April 2026). Here the job
-# is cut after two seconds.
+# A training stands still where it computes the length of all gradients. Here the job is cut after two seconds, and the
+# launcher says where each rank is.
 
 # %%
-visit = shipped(check.early_return)
-print(visit.hang_report())
+visit = CASES[3].visit()
+visit.hang_report()
+
+# %%
+suspect = "rank 2 leaves before the all-reduce"  # your line
+chosen = ["dry"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
 
 # %% [markdown]
-# The report names the rank that never came. `dry` needs no hang for that: it runs each rank by itself, and compares
-# the calls. Mend the function.
+# <details><summary>Unfold what it was.</summary>
+#
+# All layers of rank 2 are frozen, so it has no gradients, and it returns before the others meet. AReaL had this bug
+# ([PR 1139](https://github.com/areal-project/AReaL/pull/1139), merged, April 2026). `dry` needs no hang: it runs each
+# rank by itself, and compares the calls.
+# </details>
+#
+# Mend the function.
 
 
 # %% tags=["exercise"]
@@ -193,36 +240,54 @@ def gradient_norm(gradients):
 check.early_return(gradient_norm)
 
 # %% [markdown]
-# **What would have caught it before the run?**
+# <details><summary>What would have caught it before the run?</summary>
 #
-# <details><summary>Say it, then unfold.</summary>
-#
-# A dry run of all ranks, one of them without a gradient, and `would_hang` on its recording. A test on equal ranks
-# never takes this branch.
+# A dry run of all ranks, one of them without a gradient. A test whose ranks are all alike never takes this branch.
 # </details>
 #
 # ### Exercise 4: memory that stays (6 minutes)
 #
-# PyTorch's FSDP2 sharded three models: two text encoders, frozen, and the model that was trained. After a forward
-# of an encoder, under `no_grad`, its parameters stayed whole
-# ([#149029](https://github.com/pytorch/pytorch/issues/149029), closed, March 2025; [PR
-# 154704](https://github.com/pytorch/pytorch/pull/154704), closed, May 2025). Here are four encoders.
+# A user shards a text encoder with PyTorch's FSDP2, and asks to have its parameters freed after each forward. Under
+# `no_grad`, memory grows with a forward all the same, and a `reshard()` by hand lowers it. Here four encoders run, then
+# a block and the root of a model that is trained. Each of the six is 1 MiB when gathered.
 
 # %%
-visit = shipped(check.root_stays)
-draw.memory(visit.jobs.memory.recording)
+visit = CASES[4].visit()
+draw.memory(visit.jobs.memory.recording, step=0, ranks=[0])
+
+# %%
+suspect = "the encoders stay gathered"  # your line
+chosen = ["held"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
 
 # %% [markdown]
-# The first step is the program as it was shipped, the second is the right one. How many gathered encoders does each
-# hold at its peak? The root of a model stays gathered for a reason: its backward comes next. Mend the function, and
-# keep what the reason is true for.
+# <details><summary>Unfold what it was.</summary>
+#
+# Each encoder is sharded by itself, so it is the *root* of its own model. A root stayed gathered, since its backward
+# usually comes next. A frozen encoder has none: at the peak, four are held that nobody needs. The symptom is from
+# [#149029](https://github.com/pytorch/pytorch/issues/149029) (closed, March 2025), the cause from [PR
+# 154704](https://github.com/pytorch/pytorch/pull/154704) (closed, May 2025). In torch 2.13 a root is freed with
+# `reshard_after_forward=True`, as that PR has it, and by default it stays.
+# </details>
+
+# %%
+both = (visit, CASES[4].visit(visit.case.right))
+recordings = [each.jobs.memory.recording for each in both]
+draw.memory(*recordings, step=0, ranks=[0], names=("as shipped", "right"))
+
+# %% [markdown]
+# Mend the function: a root whose backward comes next may stay, and nothing else.
 
 
 # %% tags=["exercise"]
 def after_forward(unit):
     """Free the unit's gathered parameters, unless it is a root whose backward comes next.
 
-    unit: has is_root and free(); it is called after each forward, under no_grad for encoders
+    unit: has is_root and free(); the function is called after each forward, and for encoders
+        under no_grad
     """
     ### BEGIN SOLUTION
     backward_comes = unit.is_root and torch.is_grad_enabled()
@@ -234,32 +299,40 @@ def after_forward(unit):
 check.root_stays(after_forward)
 
 # %% [markdown]
-# **What would have caught it before the run?**
+# <details><summary>What would have caught it before the run?</summary>
 #
-# <details><summary>Say it, then unfold.</summary>
-#
-# The peak of a dry run beside a formula: of all frozen encoders, one is whole at a time.
+# The peak of a dry run beside a formula: one frozen encoder is whole at a time.
 # </details>
 #
-# ### Exercise 5: gathers that wait (7 minutes)
+# ### Exercise 5: gathers with nothing beside them (6 minutes)
 #
 # Under the first two stages of ZeRO, each rank updates its shard of the parameters, and then all ranks gather them. A
-# user of DeepSpeed asks how to overlap this ([#6876](https://github.com/deepspeedai/DeepSpeed/issues/6876), closed,
-# December 2024); ColossalAI ([PR 5898](https://github.com/hpcaitech/ColossalAI/pull/5898), merged, July 2024) and
-# apex ([PR 1621](https://github.com/NVIDIA/apex/pull/1621), merged, March 2023) mended it. At work you would open a
-# trace of `torch.profiler` in [Perfetto](https://ui.perfetto.dev). A few lines read it here, too.
+# user asks how to overlap the gathers: all numbers are right. At work you would open a trace of `torch.profiler` in
+# [Perfetto](https://ui.perfetto.dev). To do so, write `trace` to a file. A few lines read it here, too.
 
 # %%
-visit = shipped(check.late_gather)
-trace = check.late_gather.traced(visit.case.faulty)
-print(*check.late_gather.in_order(trace), sep="\n")
+visit = CASES[5].visit()
+trace = CASES[5].traced(visit.case.faulty)
+print(*CASES[5].in_order(trace), sep="\n")
+
+# %%
+suspect = "no gather begins before the last update"  # your line
+chosen = ["time"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
 
 # %% [markdown]
-# `trace` is the text of a file: write it to `trace.json`, and drop it on Perfetto's page. What could begin earlier,
-# and what must it wait for? `time` counts calls beside which the rank computes. It reads their order, and no clock.
-
-# %%
-visit.read("time")
+# <details><summary>Unfold what it was.</summary>
+#
+# A bucket's gather can be in flight while the next bucket is updated; only the last one has no update beside it. The
+# question is DeepSpeed's [#6876](https://github.com/deepspeedai/DeepSpeed/issues/6876) (closed, December 2024).
+# ColossalAI ([PR 5898](https://github.com/hpcaitech/ColossalAI/pull/5898), merged, July 2024) and apex ([PR
+# 1621](https://github.com/NVIDIA/apex/pull/1621), merged, March 2023) shipped late gathers, and then the overlap.
+# </details>
+#
+# Mend the function.
 
 
 # %% tags=["exercise"]
@@ -282,26 +355,40 @@ def update_and_gather(buckets):
 check.late_gather(update_and_gather)
 
 # %% [markdown]
-# **What would have caught it before the run?**
+# <details><summary>What would have caught it before the run?</summary>
 #
-# <details><summary>Say it, then unfold.</summary>
-#
-# The order of the calls in the trace of one step, on a laptop. A clock would say nothing here: four ranks share your
-# cores.
+# The order of the calls in the trace of one step. A clock would say nothing here: four ranks share your cores.
 # </details>
 #
-# ### Exercise 6: the resumed run (6 minutes)
+# ### Exercise 6: another loss after the restart (5 minutes)
 #
-# With accelerate, a run that was resumed in its second epoch has another loss than the run that was not interrupted,
-# and in its first epoch it has the same ([#2016](https://github.com/huggingface/accelerate/issues/2016), open, 2023;
-# [PR 4071](https://github.com/huggingface/accelerate/pull/4071), merged, June 2026).
+# A run is saved, stopped and resumed. In its first epoch it goes on as if nothing had happened. In its second epoch,
+# its losses are different from those of a run that was not interrupted.
 
 # %%
-visit = shipped(check.first_epoch_again)
-draw.curves(visit.both("losses"))
+visit = CASES[6].visit()
+names = ("uninterrupted", "resumed")
+losses = [each.tolist() for each in visit.both("losses").values()]
+curves = dict(zip(names, losses, strict=True))
+draw.curves(curves, moments={"second epoch": 6, "restart": 8})
 
 # %%
-visit.read("numbers")
+suspect = "it reads other data"  # your line
+chosen = ["numbers"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# The new data loader counts epochs from 0: it skips the right number of batches, in the order of the wrong epoch. A
+# user of accelerate found it ([#2016](https://github.com/huggingface/accelerate/issues/2016), open, 2023), and [PR
+# 4071](https://github.com/huggingface/accelerate/pull/4071) (merged, June 2026) mends it.
+# </details>
+#
+# Mend the function.
 
 
 # %% tags=["exercise"]
@@ -321,62 +408,47 @@ def rest_of_epoch(make, step):
 check.first_epoch_again(rest_of_epoch)
 
 # %% [markdown]
-# **What would have caught it before the run?**
-#
-# <details><summary>Say it, then unfold.</summary>
+# <details><summary>What would have caught it before the run?</summary>
 #
 # Save, load, and compare the next windows, inside the *second* epoch. No training is needed.
 # </details>
-
-# %% [markdown]
+#
 # ## Measure: which instruments suffice?
 #
-# `visit.counts` says what you have read in the last case.
-
-# %%
-visit.counts
-
-# %% [markdown]
-# Which instruments tell of which case? A test of the course holds this table.
-
-# %%
-CASES = {name: fn.case for name, fn in vars(check).items() if hasattr(fn, "case")}
-instruments = check.token_mean.instruments
-rows = []
-for name, case in CASES.items():
-    marks = {each: "tells" if each in case.tells else "" for each in instruments}
-    rows.append({"group": case.group, "case": name} | marks)
-draw.table(sorted(rows, key=lambda row: row["group"]))
+# For each of the twelve cases, at least one of your instruments must tell. How many instruments do you need?
 
 # %%
 guess = 3  # your number
-answer = len(check.token_mean.fewest({name: case.tells for name, case in CASES.items()}))
+tells = {number: each.case.tells for number, each in CASES.items()}
+answer = len(check.token_mean.fewest(tells))
 check.predict("How many instruments suffice to notice each of the twelve?", guess, answer)
 
+# %%
+instruments, rows = check.token_mean.instruments, []
+for number, each in sorted(CASES.items()):
+    marks = {name: "tells" if name in tells[number] else "" for name in instruments}
+    rows.append({"exercise": number, "symptom": each.case.group} | marks)
+draw.table(rows)
+
 # %% [markdown]
-# One comparison with one process finds most bugs of numbers. A dry run finds hangs and memory without a device. The
-# order of calls and computation finds what is slow and right. Read them in this order, and read `gradients` and
-# `sent` to learn *why*.
+# Three instruments suffice, in the order of their cost:
+#
+# 1. `dry` finds hangs and memory, before anything is trained.
+# 2. `numbers`, one step beside one process, finds most of what is wrong.
+# 3. `time`, the order of calls and computation, finds what is slow and right.
+#
+# Read `gradients` and `sent` to learn *why*.
 #
 # ## Native: the same instruments at work
 #
-# | here | on a cluster |
-# |---|---|
-# | `numbers` | the same step on one GPU in float64, or with `dp=1`; parameters compared by name after each step |
-# | `gradients` | the gradients of one layer of each rank, saved and compared in a notebook |
-# | `sent` | `torch.profiler`, or the Flight Recorder: count the collectives of a step and their sizes |
-# | `held` | `torch.cuda.memory._record_memory_history`, and its page |
-# | `time` | a trace of `torch.profiler` in Perfetto |
-# | `verdict`, hang report | PyTorch's Flight Recorder: [CLUSTERS.md](../CLUSTERS.md) says how |
-# | `dry` | a fake process group, and fake tensors |
+# [DEBUGGING.md](../DEBUGGING.md) leads from each symptom to its measurement and its case here, and names for each
+# instrument the tool that takes its place on a cluster.
 #
 # ## Why, and why not
 #
 # **Why** measure before you read the code? The code of a bug looks right: somebody reviewed it. A measurement says
-# which half of the program is innocent. **Why not** measure everything? Each instrument costs a run, and at work a
-# run costs hours of a cluster. So ask first which two explanations the next measurement tells apart.
-#
-# [DEBUGGING.md](../DEBUGGING.md) leads from each symptom to the measurement that tells.
+# which half of the program is innocent. **Why not** measure everything? At work a run costs hours of a cluster. So ask
+# first which two explanations the next measurement tells apart.
 #
 # ## Beat it: an unknown bug by the fewest readings (20 minutes)
 #
@@ -468,17 +540,37 @@ beat.unknown_bug(diagnose)
 #
 # ## Optional: six more cases
 #
-# ### Exercise 7: experts that learn twice as fast (7 minutes)
+# ### Exercise 7: the same curve, and larger gradients (7 minutes)
 #
-# Under expert parallelism, DeepSpeed's gradients of experts were as many times too large as there were ranks that
-# share the experts ([#5618](https://github.com/deepspeedai/DeepSpeed/issues/5618), closed, June 2024;
-# [#6545](https://github.com/deepspeedai/DeepSpeed/issues/6545), open; [PR
-# 6546](https://github.com/deepspeedai/DeepSpeed/pull/6546), merged, September 2024). Adam hides a constant factor, so
-# the loss was nearly right. Here two ranks share two experts, and two others hold copies of them.
+# A user compares the lengths of gradients with and without expert parallelism. The loss curves look the same. Here two
+# ranks share two experts, and two other ranks hold copies of both.
 
 # %%
-visit = shipped(check.expert_scale)
-visit.read("gradients")
+visit = CASES[7].visit()
+rows = []
+for name, words in {"dense": "a dense weight", "gradient": "an expert's weight"}.items():
+    one, other = (float(gradient.norm()) for gradient in visit.both(name).values())
+    rows.append({"gradient of": words, "one process": one, "expert parallelism": other})
+draw.table(rows)
+
+# %%
+suspect = "an expert's gradient is divided by the wrong number"  # your line
+chosen = ["gradients"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# An expert has the tokens of all ranks, so its gradient is a sum over the losses of all ranks. It was divided by the
+# number of its copies. DeepSpeed's users found it in [#5618](https://github.com/deepspeedai/DeepSpeed/issues/5618)
+# (closed, June 2024) and [#6545](https://github.com/deepspeedai/DeepSpeed/issues/6545) (open), and [PR
+# 6546](https://github.com/deepspeedai/DeepSpeed/pull/6546) (merged, September 2024) mends it. Adam divides by the size
+# of a gradient, so a constant factor hardly shows in the curve: PyTorch's
+# [#160285](https://github.com/pytorch/pytorch/issues/160285) (open, August 2025) says so of a factor of two.
+# </details>
 
 
 # %% tags=["exercise"]
@@ -486,7 +578,8 @@ def average_by_kind(dense, experts, copies):
     """Make each .grad that of the mean of all ranks' losses.
 
     dense: parameters that every rank holds
-    experts: this rank's experts' parameters, whose .grad is due to all ranks that share experts
+    experts: the parameters of this rank's experts; a .grad is a sum already, over the losses of
+        the ranks with which this rank exchanges tokens
     copies: the process group of the ranks that hold copies of these experts
     """
     ### BEGIN SOLUTION
@@ -506,16 +599,34 @@ check.expert_scale(average_by_kind)
 # One step with and without expert parallelism, on the same tokens: the gradients must be equal.
 # </details>
 #
-# ### Exercise 8: a norm per stage (6 minutes)
+# ### Exercise 8: four lengths in one log (6 minutes)
 #
-# A reader of torchtitan asks whether each stage of a pipeline clips by the norm of its own parameters
-# ([#596](https://github.com/pytorch/torchtitan/issues/596), closed, October 2024; [PR
-# 649](https://github.com/pytorch/torchtitan/pull/649), merged, October 2024). It did.
+# Four stages of a pipeline clip their gradients to a common length, and each rank logs the length before that. The
+# table has three steps. No user reported it: a reader of the code asked.
 
 # %%
-visit = shipped(check.clip_by_stage)
+visit = CASES[8].visit()
+rows = []
 for rank in range(4):
-    print(*(f"{float(norm):.2f}" for norm in visit.both("norms", rank)[f"rank {rank}"]))
+    lengths = visit.both("norms", rank)[f"rank {rank}"].tolist()
+    rows.append({"rank": rank} | {f"step {step}": each for step, each in enumerate(lengths)})
+draw.table(rows)
+
+# %%
+suspect = "each stage takes the length of its own gradients"  # your line
+chosen = ["numbers"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# The model is one, so its gradient is one vector, with one length. Each stage clipped by the length of its own part.
+# In torchtitan a reader asked whether it does that ([#596](https://github.com/pytorch/torchtitan/issues/596), closed,
+# October 2024). It did, until [PR 649](https://github.com/pytorch/torchtitan/pull/649) (merged in the same month).
+# </details>
 
 
 # %% tags=["exercise"]
@@ -540,20 +651,40 @@ check.clip_by_stage(clip_all_stages)
 # %% [markdown]
 # <details><summary>What would have caught it before the run?</summary>
 #
-# The norm must be equal on all ranks, and one process's: one line compares it.
+# The length must be equal on all ranks, and equal to one process's. One line compares it.
 # </details>
 #
-# ### Exercise 9: a norm that never hears from the others (7 minutes)
+# ### Exercise 9: four gradients of one weight (7 minutes)
 #
-# With sequence parallelism, each rank's layer norm sees a piece of the sequence. A user of Megatron-LM printed its
-# gradient on four ranks ([#1446](https://github.com/NVIDIA/Megatron-LM/issues/1446), closed, March 2025). GPT-NeoX
-# had registered its hooks before DeepSpeed was initialised ([PR
-# 1259](https://github.com/EleutherAI/gpt-neox/pull/1259), merged, August 2024).
+# With sequence parallelism, each rank's layer norm reads a piece of the sequence, and all ranks hold copies of its
+# weight. A user printed the gradient of this weight on four ranks, before the optimizer's step. The table has its
+# first three elements. What should be equal here?
 
 # %%
-visit = shipped(check.silent_norm)
+visit = CASES[9].visit()
+rows = []
 for rank in range(4):
-    print(visit.both("gradient", rank)[f"rank {rank}"][:3])
+    first = visit.both("gradient", rank)[f"rank {rank}"][:3].tolist()
+    rows.append({"rank": rank} | {f"element {n}": each for n, each in enumerate(first)})
+draw.table(rows)
+
+# %%
+suspect = "the gradients of the pieces are never added up"  # your line
+chosen = ["gradients"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit, CASES[9].engine)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# The hooks are on parameters that the engine replaces, so backward never reaches them. GPT-NeoX registered its hooks
+# before `deepspeed.initialize`, and now does so after it ([PR
+# 1259](https://github.com/EleutherAI/gpt-neox/pull/1259), merged, August 2024); that the parameters are replaced there
+# is our reading. The log is that of a user of Megatron-LM
+# ([#1446](https://github.com/NVIDIA/Megatron-LM/issues/1446), closed, March 2025), whose cause we do not know.
+# </details>
 
 
 # %% tags=["exercise"]
@@ -575,23 +706,41 @@ check.silent_norm(prepare)
 # %% [markdown]
 # <details><summary>What would have caught it before the run?</summary>
 #
-# Count the all-reduces of one step, in a dry run: one for each parameter of a norm.
+# Count the all-reduces of one step in a dry run: one for each parameter of a layer norm, so two for each layer norm.
 # </details>
 #
-# ### Exercise 10: four times the same quarter (5 minutes)
+# ### Exercise 10: too few independent rows (5 minutes)
 #
-# ms-swift initialised the parts of a split weight by the same seed on all ranks ([PR
-# 7944](https://github.com/modelscope/ms-swift/pull/7944), merged, January 2026), and so did InternLM ([PR
-# 405](https://github.com/InternLM/InternLM/pull/405), merged, October 2023). Neither thread names a symptom. Here is
-# one: the rank of the gathered matrix.
+# A weight of 12 rows and 8 columns is split over four ranks, three rows on each. The two projects that had this bug
+# report no symptom. Here is one: gather the weight after its initialisation, and count its independent rows.
 
 # %%
-visit = shipped(check.same_seed)
-parts = [visit.both("weight", rank) for rank in range(4)]
-whole = torch.cat([part["one process"] for part in parts])
-gathered = torch.cat([part[f"rank {rank}"] for rank, part in enumerate(parts)])
-for name, matrix in {"one process": whole, "four ranks": gathered}.items():
-    print(f"{name}: a matrix of rank {int(torch.linalg.matrix_rank(matrix))}")
+visit = CASES[10].visit()
+both = [visit.both("weight", rank) for rank in range(4)]
+gathered = {
+    "one process": torch.cat([parts["one process"] for parts in both]),
+    "four ranks": torch.cat([parts[f"rank {rank}"] for rank, parts in enumerate(both)]),
+}
+for name, weight in gathered.items():
+    independent = int(torch.linalg.matrix_rank(weight))
+    print(f"{name}: {independent} of {len(weight)} rows are independent")
+
+# %%
+suspect = "all ranks draw the same rows"  # your line
+chosen = ["numbers"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# All ranks draw their parts by the same seed, so the parts are equal. More than 8 rows of 8 columns cannot be
+# independent, and here only the three of one part are. ms-swift ([PR
+# 7944](https://github.com/modelscope/ms-swift/pull/7944), merged, January 2026) and InternLM ([PR
+# 405](https://github.com/InternLM/InternLM/pull/405), merged, October 2023) had this bug.
+# </details>
 
 
 # %% tags=["exercise"]
@@ -616,16 +765,36 @@ check.same_seed(part_of)
 # Gather a split weight once, and compare its parts: no two of them may be equal.
 # </details>
 #
-# ### Exercise 11: two groups, two orders (6 minutes)
+# ### Exercise 11: some wait here, and some there (6 minutes)
 #
-# On 64 GPUs of a TorchRec job, 62 ranks waited in an all-to-all of one group, and two in an all-reduce of another
-# ([PR 4149](https://github.com/meta-pytorch/torchrec/pull/4149), closed, April 2026). The groups were used in another
-# order on some ranks, and an implicit synchronisation did the rest. On gloo the job here ends, and its numbers are
-# right.
+# On 64 GPUs of a job, 62 ranks waited for a collective of one group, and two ranks for a collective of another. On
+# gloo the job here ends, and its numbers are right. The table has the calls in which its ranks would stand on NCCL.
 
 # %%
-visit = shipped(check.two_orders)
-visit.read("verdict")
+visit = CASES[11].visit()
+draw.table(visit.waits())
+
+# %%
+suspect = "the ranks use the two groups in different orders"  # your line
+chosen = ["verdict"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# Ranks 0 and 3 begin with one group, ranks 1 and 2 with the other, so they wait for each other in a circle: the next
+# cell draws it. The report is [PR 4149](https://github.com/meta-pytorch/torchrec/pull/4149) of TorchRec, which adds a
+# benchmark of such orders (closed, April 2026; we do not know whether it landed). It names two conditions of the hang:
+# the orders, and a wait for the whole device, which the program does not show. Without such a wait the same orders
+# passed there. Our verdict names another second condition: communicators that are made at their first use. The bug is
+# the orders, and any such condition makes it hang.
+# </details>
+
+# %%
+would_hang(visit.jobs.order.recording)
 
 
 # %% tags=["exercise"]
@@ -647,27 +816,50 @@ def start(ready, groups):
 check.two_orders(start)
 
 # %% [markdown]
+# One order has a price: a bucket that is filled early waits for its turn, and less of its all-reduce is hidden.
+#
 # <details><summary>What would have caught it before the run?</summary>
 #
 # `would_hang` on a recording, or on a dry run, of all ranks. gloo ends in any order.
 # </details>
 #
-# ### Exercise 12: a checkpoint that casts (5 minutes)
+# ### Exercise 12: loaded, and not what was saved (5 minutes)
 #
-# PyTorch's distributed checkpoint reads into the tensors that it is given, whatever their dtype
-# ([#187138](https://github.com/pytorch/pytorch/issues/187138), open, June 2026; [PR
-# 187257](https://github.com/pytorch/pytorch/pull/187257), open). Shapes are compared, dtypes are not.
+# A user loads a checkpoint, and compares it with what was saved. There is no error and no warning.
 
 # %%
-visit = shipped(check.narrow_template)
-visit.read("numbers")
+visit = CASES[12].visit()
+saved, loaded = visit.both("weight").values()
+print(f"saved {saved[0]:.6f}, loaded {loaded[0]:.6f}")
+print(f"largest difference: {(saved - loaded).abs().max():.6f}")
+
+# %%
+suspect = "the values are rounded"  # your line
+chosen = ["numbers"]  # your line
+visit.look(suspect, chosen)
+
+# %%
+shipped(visit)
+
+# %% [markdown]
+# <details><summary>Unfold what it was.</summary>
+#
+# The model was made in bfloat16, which has two to three digits, and `copy_` rounds what it reads to the dtype of the
+# tensor that it writes. PyTorch's distributed checkpoint compares shapes, and no dtypes
+# ([#187138](https://github.com/pytorch/pytorch/issues/187138), open, June 2026; [PR
+# 187257](https://github.com/pytorch/pytorch/pull/187257), open, raises an error instead).
+# </details>
+#
+# Here the optimizer takes its master copies from the dictionary after the load. So its entries may be replaced. A
+# model that holds the old tensors would not see the new ones.
 
 
 # %% tags=["exercise"]
 def load(template, saved):
-    """Put every tensor of `saved` into the dictionary `template`, bit by bit.
+    """Put every tensor of `saved` into the dictionary `template`, bit for bit.
 
-    template: {name: tensor}, of a model that was made in bfloat16
+    template: {name: tensor}, in bfloat16; after the call, its tensors become the optimizer's
+        master copies, and nobody holds the old ones
     saved: {name: tensor}, in float32
     """
     ### BEGIN SOLUTION
@@ -688,14 +880,15 @@ check.narrow_template(load)
 #
 # Answer each question aloud before you unfold its answer.
 #
-# <details><summary>With 4 micro-batches the gradient is wrong. Which two bugs of this notebook do that, and which
-# instrument tells them apart?</summary>
+# <details><summary>On one rank, a step with one micro-batch is right, and a step with four is not. Which two bugs of
+# this notebook do that? What tells them apart?</summary>
 #
-# Micro-batch means of unequal token counts, and a step that keeps the last micro-batch only. The gradient as a
-# mixture tells them apart: unequal factors for all micro-batches, or zeros for all but the last.
+# Means of micro-batches with unequal numbers of tokens, and an engine that keeps the last micro-batch only. `gradients`
+# tells them apart: unequal factors, or zeros for all but the last. So do four ranks with one micro-batch each: only the
+# first bug is there, too.
 # </details>
 #
-# <details><summary>All tests pass on gloo. Which bugs of this notebook may still wait for you on NCCL?</summary>
+# <details><summary>All tests pass on gloo. Which bug of this notebook may still wait for you on NCCL?</summary>
 #
 # Two groups in two orders. gloo ends whatever the order, and NCCL may not. A recording on gloo is enough for the
 # verdict.
@@ -703,12 +896,12 @@ check.narrow_template(load)
 #
 # <details><summary>Why is Adam's loss curve a poor instrument?</summary>
 #
-# Adam divides by the size of the gradient, so a constant factor disappears. Compare gradients, not curves.
+# Adam divides by the size of the gradient, so a constant factor hardly shows. Compare gradients, not curves.
 # </details>
 #
 # | | predicted | ours |
 # |---|---|---|
-# | bytes that a right mean of the loss costs, in 4 steps | 64 | 64 |
+# | how often a micro-batch of 2 tokens counts, beside one of 18 | 5 | 5 |
 # | instruments that notice each of the twelve | 3 | 3 |
 #
 # ## Ten questions across the course

@@ -20,6 +20,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from html import escape
 from itertools import combinations
 from typing import Any
 
@@ -32,6 +33,7 @@ from labs.exercises.engine.mixture import COEFFICIENTS, Made
 from labs.exercises.engine.value import mixture
 from labs.kit.dry import Dry, NeedsNumbers, dry, would_hang
 from labs.kit.launch import RankError, Results, run
+from labs.kit.nccl.would_hang import Verdict
 from labs.kit.record import Event, Recording, mark
 
 RANKS = 4
@@ -55,6 +57,7 @@ class Case:
     mistake: the name of the bug, for an answer that still has it.
     question: the question that leads on from a wrong answer.
     caught: the answer to "what would have caught it before the run?"
+    number: the number of the case's exercise, or 0; the first six are required.
     parts: `parts(seed, rank)` returns the gradient of each micro-batch of each rank, whose mean is the job's
         "gradient" on this rank; None if the case has no gradient.
     hangs: whether the faulty program does not end.
@@ -71,13 +74,17 @@ class Case:
     mistake: str
     question: str
     caught: str
-    required: bool = False
+    number: int = 0
     parts: Callable[[int, int], Sequence[Sequence[Tensor]]] | None = None
     hangs: bool = False
 
     @property
     def name(self) -> str:
         return self.right.__module__.rpartition(".")[2]
+
+    @property
+    def required(self) -> bool:
+        return 1 <= self.number <= 6
 
 
 @dataclass(frozen=True)
@@ -86,14 +93,19 @@ class Reading:
 
     tells: whether it differs from the right program's.
     value: a word for the difference, by which a program can branch.
+    times: how often each micro-batch of each rank counts in a wrong gradient, as a tensor of one row per rank.
     """
 
     tells: bool
     text: str
     value: str = ""
+    times: Tensor | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        return f'<div style="white-space: pre-wrap">{escape(self.text)}</div>'  # lines break between words
 
 
 # ---- the jobs ----------------------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ def numbers(jobs: Jobs, case: Case, ranks: Sequence[int] = range(RANKS)) -> Read
                 element = f" at element {at}" * (len(other) > 1)
                 text = f"on rank {rank} {name}{element} is {instead(one[at], other[at])} (one process)"
                 return Reading(True, text, name)
-    return Reading(False, "all values are one process's, up to rounding")
+    return Reading(False, "the numbers are one process's, up to rounding")
 
 
 def gradients(jobs: Jobs, case: Case) -> Reading:
@@ -195,7 +207,7 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
         if not torch.allclose(made.times, torch.ones_like(made.times), atol=2e-3):
             mistake, sentence = first_fit(COEFFICIENTS, made)
             name = mistake.name or "a mixture"
-            return Reading(True, f"rank {rank}'s gradient: {name}. {sentence}".strip(), name)
+            return Reading(True, f"rank {rank}'s gradient: {name}. {sentence}".strip(), name, made.times)
     return Reading(False, "each micro-batch's gradient counts once on every rank")
 
 
@@ -241,8 +253,12 @@ def verdict(jobs: Jobs, case: Case) -> Reading:
 
 
 def judged_as(recording: Recording, step: int) -> Reading:
-    found = would_hang(replace(recording, events=[event for event in recording.events if event.step == step]))
+    found = judged(recording, step)
     return Reading(found.name != "sound", f"on NCCL: {found}", found.name)
+
+
+def judged(recording: Recording, step: int) -> Verdict:
+    return would_hang(replace(recording, events=[event for event in recording.events if event.step == step]))
 
 
 def dry_run(jobs: Jobs, case: Case) -> Reading:
@@ -289,11 +305,35 @@ class Visit:
     """A learner's visit to a case, whose instruments are counted, each time that one is read, in `counts`.
 
     fn: the function that the job calls; the faulty one by default.
+    suspect: what the learner suspected before the first reading.
     """
 
     def __init__(self, case: Case, fn: Callable[..., Any] | None = None, seed: int = 0) -> None:
-        self.case, self.counts = case, Counter[str]()
+        self.case, self.counts, self.suspect = case, Counter[str](), ""
         self.jobs = Jobs((case if fn is None else replace(case, faulty=fn),), seed)
+
+    def look(self, suspect: str | None, instruments: Sequence[str] | str | None) -> Reading:
+        """Read these instruments in order; return a line for each.
+
+        suspect: what may be wrong, in a few words; None is "not yet", and nothing is read.
+        instruments: the names of instruments, or one name; None is "not yet".
+        """
+        if suspect is None or instruments is None:
+            names = ", ".join(f'"{name}"' for name in INSTRUMENTS)
+            return Reading(False, f"not yet: write what may be wrong, and choose a list from {names}")
+        self.suspect = suspect
+        chosen = [instruments] if isinstance(instruments, str) else instruments
+        return Reading(True, "\n".join(f"{name}: {self.read(name)}" for name in chosen))
+
+    def bill(self) -> dict[str, str | int]:
+        """Return a row of a table: the suspicion, the readings, and the fewest that tell of this case."""
+        return {
+            "you suspected": self.suspect,
+            "you read": ", ".join(self.counts),
+            "readings": self.counts.total(),
+            "fewest": len(fewest({self.case.name: self.case.tells})),
+            "any of these tells": ", ".join(name for name in INSTRUMENTS if name in self.case.tells),
+        }
 
     def read(self, instrument: str) -> Reading:
         self.counts[instrument] += 1
@@ -304,15 +344,31 @@ class Visit:
         case, seed = self.jobs.cases[0], self.jobs.seed
         return {"one process": case.alone(seed)[rank][name], f"rank {rank}": self.jobs.order[rank][0][name]}
 
-    def hang_report(self) -> str:
-        """Return what the launcher says of a job that hangs, which is cut after CUT seconds, and NCCL's verdict."""
+    def factors(self) -> Tensor:
+        """Return how often each micro-batch of each rank counts in the gradient of rank 0; it is no reading."""
+        times = gradients(self.jobs, self.jobs.cases[0]).times
+        if times is None:
+            raise ValueError(f"{self.case.name}: its gradient is right, or no mixture of micro-batches' gradients")
+        return times
+
+    def waits(self) -> list[dict[str, Any]]:
+        """Return a row for each rank that would wait for ever on NCCL: its call, and the ranks of the call's group."""
+        standstill = judged(self.jobs.order.recording, 0).standstill
+        stops = sorted(standstill.stops, key=lambda stop: stop.rank) if standstill else []
+        return [
+            {"rank": stop.rank, "waits in": stop.event.op, "of ranks": " and ".join(map(str, stop.event.ranks))}
+            for stop in stops
+        ]
+
+    def hang_report(self) -> Reading:
+        """Return what the launcher says of a job that hangs, which is cut after CUT seconds; it is no reading."""
         case = self.jobs.cases[0]
         try:
             limit = learner_job.patience(CUT)
             run(play, [(case.job, case.faulty)], self.jobs.seed, ranks=RANKS, timeout=limit, device="cpu")
         except RankError as error:
-            return f"{str(error).split(chr(10) * 2)[0]}\n{self.read('verdict')}"
-        return "the job has come to its end"
+            return Reading(True, str(error).split("\n\n")[0])
+        return Reading(False, "the job has come to its end")
 
 
 # ---- the check ---------------------------------------------------------------------------------------------
@@ -328,18 +384,18 @@ MISSING = "one side of a message or a collective is missing"
 
 
 def checked(case: Case, fn: Callable[..., Any], seed: int) -> str:
-    """Return the line of success of a mended function; raise Wrong if an instrument tells of it."""
-    jobs = Jobs((case,), seed, fn)
+    """Return the readings of what told of the bug, of a mended function; raise Wrong if an instrument tells of it."""
+    jobs, readings = Jobs((case,), seed, fn), {}
     for name, mistake in NAMES.items():
         try:
-            reading = read(name, jobs, case)
+            readings[name] = reading = read(name, jobs, case)
         except Wrong as wrong:
             hangs = case.hangs and wrong.answer.mistake == MISSING
             raise wrong.with_name(case.mistake if hangs else "") from None
         if reading.tells:
             as_shipped = not case.hangs and symptoms(name, jobs) == symptoms(name, Jobs((case,), seed))
             raise Wrong(f"{RANKS} ranks: {reading}", case.question, case.mistake if as_shipped else mistake)
-    return "the numbers are one process's, and the bytes sent and held are the right program's"
+    return "; ".join(repr(readings[name]) for name in NAMES if name == "numbers" or name in case.tells)
 
 
 def symptoms(instrument: str, jobs: Jobs) -> list[Reading]:

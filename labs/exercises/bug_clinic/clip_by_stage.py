@@ -49,7 +49,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 clip_by_stage = clinic(
-    "b", faulty, right, job, alone, tells={"numbers"},
+    "b", faulty, right, job, alone, number=8, tells={"numbers"},
     asks="`fn(gradients, max_norm) -> norm`, which clips a stage's gradients in place by the norm of all stages'",
     threads=("pytorch/torchtitan/issues/596 closed 2024-10-01", "pytorch/torchtitan/pull/649 merged 2024-10-24"),
     mistake="each stage has a norm of its own",

@@ -46,7 +46,7 @@ def joined(gradients: Sequence[Tensor]) -> Tensor:
 
 # fmt: off
 early_return = clinic(
-    "c", faulty, right, job, alone, required=True, hangs=True, tells={"verdict", "dry"},
+    "c", faulty, right, job, alone, number=3, hangs=True, tells={"verdict", "dry"},
     asks="`fn(gradients) -> norm`, the length of all ranks' gradients as one vector, equal on all ranks",
     threads=("areal-project/AReaL/pull/1139 merged 2026-04-05",),
     mistake="a rank without gradients leaves before the others meet",

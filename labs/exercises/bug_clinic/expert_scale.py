@@ -71,7 +71,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 expert_scale = clinic(
-    "a", faulty, right, job, alone, parts=parts, tells={"numbers", "gradients"},
+    "a", faulty, right, job, alone, number=7, parts=parts, tells={"numbers", "gradients"},
     asks="`fn(dense, experts, copies)`, which makes each .grad that of the mean of all ranks' losses; copies: the "
          "process group of the ranks that hold copies of the same experts",
     threads=("deepspeedai/DeepSpeed/issues/5618 closed 2024-06-05", "deepspeedai/DeepSpeed/issues/6545 open 2024-09-17",

@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.exercises.bug_clinic._case import RANKS, clinic, drawn, mean_of
+from labs.kit.launch import run
 
 SIZE, EACH, ROWS = 12, 3, 4
+Context = Callable[["Engine"], AbstractContextManager[None]]
 INSIDE, AFTER = "engine.last, in or after an inner context,", "engine.last, after an error in the context,"
 
 
@@ -56,19 +58,25 @@ def model_of(seed: int) -> nn.Linear:
     return model
 
 
-def job(fn: Callable[[Engine], AbstractContextManager[None]], seed: int) -> dict[str, Tensor]:
+def accumulated(fn: Context, seed: int, each: int = EACH) -> tuple[Engine, Tensor]:
+    """Take a step of `each` micro-batches; return the engine, and its gradient."""
     model, rank = model_of(seed), dist.get_rank()
     engine = Engine(model)
-    for k in range(EACH):
-        with fn(engine) if k < EACH - 1 else nullcontext():
-            (model(drawn((ROWS, SIZE), seed, rank, k)).tanh().square().sum() / EACH).backward()
+    for k in range(each):
+        with fn(engine) if k < each - 1 else nullcontext():
+            (model(drawn((ROWS, SIZE), seed, rank, k)).tanh().square().sum() / each).backward()
+    return engine, engine.main[model.weight]
+
+
+def job(fn: Context, seed: int) -> dict[str, Tensor]:
+    engine, gradient = accumulated(fn, seed)
     with fn(engine):
         with fn(engine):
             inside = engine.last
         inside |= engine.last
     with suppress(ArithmeticError), fn(engine):
         raise ArithmeticError
-    return {"gradient": engine.main[model.weight]} | flags(inside, engine.last)
+    return {"gradient": gradient} | flags(inside, engine.last)
 
 
 def flags(inside: bool, after: bool) -> dict[str, Tensor]:
@@ -85,13 +93,26 @@ def gradient(seed: int, rank: int, k: int) -> Tensor:
     return model.weight.grad
 
 
+def norms(fn: Context, seed: int = 0) -> list[dict[str, float]]:
+    """Return a row for each number of micro-batches: the length of the gradient on rank 0, and in one process."""
+    found, rows = run(lengths, fn, seed, ranks=RANKS, device="cpu")[0], []
+    for each, length in enumerate(found, 1):
+        whole = mean_of([own[:each] for own in parts(seed, 0)])
+        rows.append({"micro-batches": each, "four ranks": length, "one process": float(whole.norm())})
+    return rows
+
+
+def lengths(fn: Context, seed: int) -> list[float]:
+    return [float(accumulated(fn, seed, each)[1].norm()) for each in range(1, EACH + 1)]
+
+
 def alone(seed: int) -> list[dict[str, Tensor]]:
     return RANKS * [{"gradient": mean_of(parts(seed, 0))} | flags(False, True)]
 
 
 # fmt: off
 inherited_no_sync = clinic(
-    "b", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
+    "b", faulty, right, job, alone, number=2, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
     asks="`fn(engine)`, a context manager around each micro-batch but the last; engine: an Engine of this file",
     threads=("NVIDIA/Megatron-LM/pull/7186 merged 2026-09-09",),
     mistake="every backward is the step's last",
@@ -99,4 +120,4 @@ inherited_no_sync = clinic(
     caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
 )
 # fmt: on
-inherited_no_sync.Engine = Engine
+inherited_no_sync.Engine, inherited_no_sync.norms = Engine, norms

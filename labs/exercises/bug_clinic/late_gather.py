@@ -103,7 +103,7 @@ def in_order(trace: str) -> list[str]:
 
 # fmt: off
 late_gather = clinic(
-    "e", faulty, right, job, alone, required=True, tells={"time"},
+    "e", faulty, right, job, alone, number=5, tells={"time"},
     asks="`fn(buckets)`, which updates all buckets and leaves them gathered; buckets: Buckets of this file",
     threads=("deepspeedai/DeepSpeed/issues/6876 closed 2024-12-18", "hpcaitech/ColossalAI/pull/5898 merged 2024-07-10",
              "NVIDIA/apex/pull/1621 merged 2023-03-17"),

@@ -43,7 +43,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 narrow_template = clinic(
-    "f", faulty, right, job, alone, tells={"numbers"},
+    "f", faulty, right, job, alone, number=12, tells={"numbers"},
     asks="`fn(template, saved)`, which puts all that was saved into the template, {name: tensor}, bit by bit",
     threads=("pytorch/pytorch/issues/187138 open 2026-06-12", "pytorch/pytorch/pull/187257 open 2026-06-13"),
     mistake="rounded to the template's dtype",

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.exercises.bug_clinic._case import RANKS, clinic, drawn
+from labs.kit.record import span
 
-ENCODERS, SIZE = 4, 4096  # frozen encoders, each the root of its own model; their parameters
+ENCODERS, SIZE = 4, 2**17  # frozen encoders, each the root of its own model; their parameters, 1 MiB in all
 
 
 class Unit:
@@ -46,15 +47,18 @@ def job(fn: Callable[[Unit], None], seed: int) -> dict[str, Tensor]:
     block = Unit(seed, ENCODERS + 1, is_root=False)
     x = torch.ones((), dtype=torch.float64)
     with torch.no_grad():
-        for unit in encoders:
-            x = (unit.gather() * x).sin().sum()
-            fn(unit)
-    block.gather()
-    fn(block)
+        for number, unit in enumerate(encoders):
+            with span(f"enc. {number}"):
+                x = (unit.gather() * x).sin().mean()
+                fn(unit)
+    with span("block"):
+        block.gather()
+        fn(block)
     x.requires_grad_()
-    (trained.gather() * x).sin().sum().backward()
-    fn(trained)
-    trained.gather()  # the backward of layers before needs them
+    with span("root"):
+        (trained.gather() * x).sin().mean().backward()
+        fn(trained)
+        trained.gather()  # the backward of layers before needs them
     roots = sum(unit.is_root for unit in (*encoders, trained))
     return {"gradient of x": x.grad, "x": x} | counts(int(block.whole is not None), roots)
 
@@ -67,14 +71,14 @@ def counts(whole: int, roots: int) -> dict[str, Tensor]:
 def alone(seed: int) -> list[dict[str, Tensor]]:
     x = torch.ones((), dtype=torch.float64)
     for number in range(ENCODERS):
-        x = (drawn((SIZE,), seed, number) * x).sin().sum()
+        x = (drawn((SIZE,), seed, number) * x).sin().mean()
     w = drawn((SIZE,), seed, ENCODERS)
-    return RANKS * [{"gradient of x": (w * (w * x).cos()).sum(), "x": x} | counts(0, ENCODERS + 1)]
+    return RANKS * [{"gradient of x": (w * (w * x).cos()).mean(), "x": x} | counts(0, ENCODERS + 1)]
 
 
 # fmt: off
 root_stays = clinic(
-    "d", faulty, right, job, alone, required=True, tells={"held", "dry"},
+    "d", faulty, right, job, alone, number=4, tells={"held", "dry"},
     asks="`fn(unit)`, which is called after each forward, and frees what no backward needs; unit: a Unit",
     threads=("pytorch/pytorch/issues/149029 closed 2025-03-12", "pytorch/pytorch/issues/154655 closed 2025-05-29",
              "pytorch/pytorch/pull/154704 closed 2025-05-30"),

@@ -34,7 +34,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 same_seed = clinic(
-    "b", faulty, right, job, alone, tells={"numbers"},
+    "b", faulty, right, job, alone, number=10, tells={"numbers"},
     asks="`fn(rows, columns, seed) -> part`: the rank's rows, in float64, of the matrix that one process draws",
     threads=("modelscope/ms-swift/pull/7944 merged 2026-01-30", "InternLM/InternLM/pull/405 merged 2023-10-09"),
     mistake="all parts are the same",

@@ -76,7 +76,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 silent_norm = clinic(
-    "b", faulty, right, job, alone, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
+    "b", faulty, right, job, alone, number=9, parts=parts, tells={"numbers", "gradients", "sent", "dry"},
     asks="`fn(model, engine, add_up)`, which calls the engine, and has `add_up` called for each norm's gradient; "
          "engine: `engine(model)` replaces the model's parameters; add_up: `add_up(p)` adds up p.grad over the "
          "ranks, whose sequences are pieces of one",
@@ -86,3 +86,4 @@ silent_norm = clinic(
     caught="Count the all-reduces of one step, in a dry run: one for each parameter of a norm.",
 )
 # fmt: on
+silent_norm.engine = engine

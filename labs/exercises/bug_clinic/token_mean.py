@@ -52,6 +52,11 @@ def drawn_batches(seed: int, rank: int) -> list[Batch]:
     return found
 
 
+def tokens(seed: int) -> list[int]:
+    """Return the number of tokens of each micro-batch, rank by rank."""
+    return [int(counted([batch])) for rank in range(RANKS) for batch in drawn_batches(seed, rank)]
+
+
 def trained(backward: Callable[[nn.Module], Any], seed: int) -> dict[str, Tensor]:
     """Take some steps; return the first gradient, and the mean loss per token of the whole batch before each step."""
     model, losses, gradients = model_of(seed), [], []
@@ -93,7 +98,7 @@ def gradient(seed: int, rank: int, k: int) -> Tensor:
 
 # fmt: off
 token_mean = clinic(
-    "a", faulty, right, job, alone, required=True, parts=parts, tells={"numbers", "gradients"},
+    "a", faulty, right, job, alone, number=1, parts=parts, tells={"numbers", "gradients"},
     asks="`fn(model, micro_batches)`, which leaves in .grad the gradient of the batch's mean loss per token; "
          "micro_batches: pairs of tokens and targets; a target of PADDING does not count",
     threads=("huggingface/trl/issues/2175 closed 2024-10-04", "huggingface/transformers/pull/34191 merged 2024-10-17"),
@@ -102,4 +107,4 @@ token_mean = clinic(
     caught="One step beside one process's, with micro-batches of unequal lengths: equal lengths hide it.",
 )
 # fmt: on
-token_mean.instruments, token_mean.fewest = tuple(INSTRUMENTS), fewest
+token_mean.instruments, token_mean.fewest, token_mean.tokens = tuple(INSTRUMENTS), fewest, tokens

@@ -45,7 +45,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 # fmt: off
 two_orders = clinic(
-    "c", faulty, right, job, alone, tells={"verdict", "dry"},
+    "c", faulty, right, job, alone, number=11, tells={"verdict", "dry"},
     asks="`fn(ready, groups) -> works`, which starts the all-reduce of each bucket in its group; ready: pairs of "
          "an axis and its bucket, in the order in which this rank's backward has filled them; groups: the process "
          "group of each axis",

@@ -42,5 +42,6 @@ def circle(standstill: Standstill, text: str = "") -> Drawing:
 def words(stop: Stop) -> list[str]:
     event = stop.event
     whom = {"send": f" to {event.peer}", "recv": f" from {event.peer}"}.get(event.op, "")
-    first = "first use, in " if stop.first_use else ""
+    members = " and ".join(map(str, event.ranks))
+    first = f"first use by ranks {members}, in " if stop.first_use and len(event.ranks) == 2 else ""
     return [f"rank {stop.rank} waits for rank {stop.awaited} in {first}{event.op}{whom}", event.issuer]

@@ -116,11 +116,16 @@ def fitting(labels: Sequence[str], pixels: float, size: float = 12) -> str:
     return next((label for label in labels if width_of(label, size) + 8 < pixels), "")
 
 
-def curves(series: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Figure:
+def curves(
+    series: Mapping[str, Sequence[float]],
+    marks: Mapping[str, float] | None = None,
+    moments: Mapping[str, float] | None = None,
+) -> Figure:
     """Draw the loss curves of several runs; the first run's curve is the reference, a wide pale band under the others.
 
     series: {"one process": losses, "DDP": losses}.
     marks: losses to compare the curves with, such as {"unigram entropy": 3.1}.
+    moments: steps at which something happens, such as {"restart": 8}.
     """
     canvas, (panel,) = axes(WIDE, 3.4)
     for number, (name, values) in enumerate(series.items()):
@@ -136,10 +141,13 @@ def curves(series: Mapping[str, Sequence[float]], marks: Mapping[str, float] | N
     for name, level in (marks or {}).items():
         panel.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
         panel.annotate(name, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=9)
+    for name, step in (moments or {}).items():
+        panel.axvline(step, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+        panel.annotate(f"{name} ", (step, 1), xycoords=("data", "axes fraction"), ha="right", va="top", fontsize=9)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_xlabel("step", fontsize=9)
     panel.set_ylabel("loss", fontsize=9)
-    panel.legend(fontsize=9, frameon=False, loc="upper right")
+    panel.legend(fontsize=9, frameon=False, loc="best" if moments else "upper right")
     steps = max(len(values) for values in series.values())
     alt = "loss by step. " + "; ".join(
         f"{name}: from {values[0]:.4f} to {values[-1]:.4f}" for name, values in series.items()
