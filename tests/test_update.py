@@ -31,7 +31,7 @@ def notebook(**cells):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A clone, and a course that has changed since."""
+    """Make a clone of a course that changes afterwards."""
     course, clone = tmp_path / "course", tmp_path / "clone"
     (course / "notebooks").mkdir(parents=True)
     files = {
