@@ -44,7 +44,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress update clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress class update clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -106,6 +106,9 @@ doctor: $(COURSE)  ## can this machine run the course?
 
 progress: $(COURSE)  ## which exercises are passed, and when
 	@$(BIN)/python -m labs progress
+
+class: $(COURSE)  ## for a teacher: where learners stand, as two pages; FOLDERS="/home/*/training-labs"
+	@$(BIN)/python -m tools.classroom $(FOLDERS)
 
 update: | $(BIN)/python  ## the newest version of the course; your answers and progress stay
 	@$(BIN)/python -m tools.update

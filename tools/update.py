@@ -2,7 +2,7 @@
 
     git fetch && git show origin/HEAD:tools/update.py | python3 -     the same in a clone that is too old to have it
 
-A file that only the learner changed stays as it is, and so do progress.json and scores.json, which git ignores.  If the
+A file that only the learner changed stays as it is, and so do progress, tries and scores, which git ignores.  If the
 course has changed the same file, the learner's is kept beside the new one, as 03_ddp.mine.ipynb.  In a notebook, the
 learner's answers are also copied into the new one: each cell that the learner changed and the course did not.
 """
