@@ -37,7 +37,7 @@ USAGE = 'name the folders of your learners\' courses: make class FOLDERS="/home/
 
 @dataclass
 class Learner:
-    """What progress has kept of a learner.
+    """A learner, as far as progress has kept what happened.
 
     done: the time at which each exercise was passed; None for a time that cannot be read.
     tries: the content of tries.json.
