@@ -422,14 +422,18 @@ run(hang, ranks=4)
 # | [11 Three dimensions](11_three_dimensions.ipynb) | combines data, tensor and pipeline parallelism |
 # | [11b Clusters](11b_clusters.ipynb) | runs the same job on two hosts and in a queue, with a time limit |
 # | [12 Long contexts](12_long_context.ipynb) | splits every sequence, and sends keys and values round a ring |
+# | [12b Experts](12b_experts.ipynb) | sends tokens to the ranks of their experts, and results back |
 # | [13 GSPMD](13_gspmd.ipynb) | gives a compiler the layouts of a few arrays, and lets it split the program |
 # | [14 DeepSpeed](14_deepspeed.ipynb) | runs ZeRO from a configuration file |
 # | [15 Plan a run](15_plan_a_run.ipynb) | asks which layouts a cluster can run, and which are fast |
-#
-# Two notebooks are planned and not written yet: one on experts, and a bug clinic.
+# | [16 Bug clinic](16_bug_clinic.ipynb) | finds bugs of well-known projects, from their symptoms |
 #
 # The next cell lists the exercises of each notebook under the names of their checks, and marks those that you have
 # passed. In a terminal, `make progress` (or `python -m labs progress`) also says when you passed them.
+#
+# For this, the course keeps in its own folder when you passed an exercise, how many tries that took, the name of your
+# last mistake, and your scores in challenges. It keeps no code and sends nothing anywhere; whoever may read the folder,
+# such as a teacher, may read these files. `LABS_PROGRESS=off make learn` keeps nothing.
 
 # %% tags=["nbval-ignore-output"]
 from labs.kit.check import course_map
