@@ -44,7 +44,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress class update clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress class track update clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -112,6 +112,9 @@ class: $(COURSE)  ## for a teacher: where learners stand, as two pages; FOLDERS=
 
 update: | $(BIN)/python  ## the newest version of the course; your answers and progress stay
 	@$(BIN)/python -m tools.update
+
+track: $(COURSE)  ## the notebooks of a class, what it leaves out folded; TRACK=afternoon, day, days or term
+	@$(BIN)/python -m tools.tracks $(TRACK)
 
 clean:  ## remove everything that make made, .venv included
 	rm -rf .venv build .pytest_cache .ruff_cache tour.json tour.png

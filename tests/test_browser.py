@@ -15,12 +15,13 @@ from contextlib import closing
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from playwright.sync_api import expect, sync_playwright
 
 from labs.kit import draw
 from labs.kit.commands.doctor import GET_BROWSER, find_browser
 from tests.depth import deepen
-from tools import learn, notebooks
+from tools import learn, notebooks, tracks
 
 SECONDS = 1000  # Playwright counts in milliseconds
 ARGUMENTS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
@@ -69,6 +70,8 @@ OPEN = """async path => {
     open.forEach(widget => widget.dispose());
     await window.jupyterapp.commands.execute("docmanager:open", {path, kernel});
 }"""
+HIDDEN = """() => window.jupyterapp.shell.currentWidget.content.widgets
+    .filter(widget => widget.isHidden).map(widget => widget.model.sharedModel.source)"""
 KERNEL = """async () => {
     const session = window.jupyterapp.shell.currentWidget.sessionContext;
     await session.ready;
@@ -196,6 +199,18 @@ def test_the_printed_address_opens_the_first_notebook_whose_cells_run_and_whose_
     assert_ran(run_all(page))
     move_first_slider(page)
     assert page.locator(".Toastify__toast").all_inner_texts() == [], "nothing covers the page"
+
+
+def test_what_a_track_leaves_out_is_folded_and_runs(lab, page):
+    folder, _ = lab
+    texts = ["# A", "## Left out", "x = 1", "## Kept", "print(x)"]
+    cells = [new_markdown_cell(text) if text[0] == "#" else new_code_cell(text) for text in texts]
+    notebook = tracks.fold(new_notebook(cells=cells, metadata=notebooks.METADATA), ["Left out"])
+    nbformat.write(notebook, folder / "notebooks/track.ipynb")
+    open_notebook(page, "notebooks/track.ipynb")
+    page.wait_for_function(f"() => ({HIDDEN})().length")
+    assert_ran(run_all(page))
+    assert page.evaluate(HIDDEN) == ["x = 1"]
 
 
 def with_outputs(*outputs: dict) -> nbformat.NotebookNode:

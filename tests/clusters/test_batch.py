@@ -121,3 +121,28 @@ def test_a_job_that_was_put_back_goes_on_and_ends_with_the_steps_of_an_undisturb
     losses = [[json.loads(line)["loss"] for line in lines] for lines in (whole, parts)]
     assert losses[0] == losses[1]
     assert "Restarts=1" in said("scontrol", "show", "job", jobs[1])
+
+
+def test_a_class_reads_its_reservation_from_one_file_and_edits_no_script(cluster, tmp_path):
+    said(
+        "scontrol",
+        "create",
+        "reservation",
+        "reservationname=class",
+        "starttime=now",
+        "duration=60",
+        "nodes=ALL",
+        "users=root",
+    )
+    text = (ROOT / "teaching/reservation.sh").read_text()
+    for word, own in {"=ACCOUNT": "=lab1", "=PARTITION": "=main", "=RESERVATION": "=class"}.items():
+        text = text.replace(word, own)
+    (tmp_path / "reservation.sh").write_text(text)
+    command = f". {tmp_path}/reservation.sh && sbatch --parsable --hold --nodes 2 {SCRIPT} configs/fsdp.toml"
+    job = subprocess.run(["bash", "-c", command], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        told = said("scontrol", "show", "job", job).split()
+        assert {"Account=lab1", "Partition=main", "Reservation=class", "TimeLimit=00:10:00"} <= {*told}
+    finally:
+        said("scancel", job)
+        said("scontrol", "delete", "reservationname=class")
