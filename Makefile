@@ -14,6 +14,9 @@ PART   ?= 1/1
 # The newest that pyproject.toml allows: raise both together.
 NEWEST := 2.15.0
 
+# JupyterHub's proxy, which npm installs.
+PROXY := configurable-http-proxy@5.3.0
+
 VENV   := .venv
 BUILD  := $(if $(CUDA),-cuda,$(if $(CPU),-cpu))
 BIN    := $(VENV)/bin
@@ -44,7 +47,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages doctor progress class track update clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages hub doctor progress class track update clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -101,6 +104,10 @@ site:  ## every stored solution as a page to read, in build/site
 pages: $(VENV)/site
 	@$(BIN)/python -m tools.site
 
+hub: $(COURSE)  ## play learners who work at once in a JupyterHub, and measure; USERS="1 2 4"
+	@$(MAKE) --no-print-directory VENV=build/hub-env build/hub-env/hub
+	@$(BIN)/python -m tools.hub.play $(USERS)
+
 doctor: $(COURSE)  ## can this machine run the course?
 	@$(BIN)/python -m labs doctor
 
@@ -145,9 +152,10 @@ $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 $(ADDED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(SETUP) $(EXTRAS)
 
-# The site needs neither PyTorch nor the course, so only its own extra is installed.
-$(VENV)/site: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Setting up $(VENV), once: Sphinx, and what the site needs besides"
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["site"], sep="\n")' > $(VENV)/site.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement $(VENV)/site.txt
+# The site and the hub need neither PyTorch nor the course, so only their own extra is installed; and the hub's proxy.
+$(VENV)/site $(VENV)/hub: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV), once: what the $(@F) needs"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(@F)"], sep="\n")' > $@.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement $@.txt
+	@$(if $(filter hub,$(@F)),npm install --silent --no-save --prefix $(VENV) $(PROXY))
 	@touch $@
