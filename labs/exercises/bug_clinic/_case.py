@@ -10,15 +10,15 @@ A case has two functions, the faulty one and a right one, and a job that calls e
     verdict      would the job hang on NCCL?
     dry          bytes sent, bytes held and the verdict, without other ranks and without numbers
 
-An instrument is a function of `Jobs`, and returns a `Reading`.  The jobs of several cases are run together: step 2i is
-the faulty program of case i, and step 2i + 1 the right one.  A case that hangs is recorded in a dry run alone.
+An instrument is a function of `Jobs`, and returns a `Reading`.  The jobs of several cases are run together: first all
+faulty programs, a step for each, and then the right ones.  A case that hangs is recorded in a dry run alone.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from html import escape
 from itertools import combinations
@@ -56,7 +56,6 @@ class Case:
         threads on GitHub show them.
     mistake: the name of the bug, for an answer that still has it.
     question: the question that leads on from a wrong answer.
-    caught: the answer to "what would have caught it before the run?"
     number: the number of the case's exercise, or 0; the first six are required.
     parts: `parts(seed, rank)` returns the gradient of each micro-batch of each rank, whose mean is the job's
         "gradient" on this rank; None if the case has no gradient.
@@ -69,11 +68,10 @@ class Case:
     job: Job
     alone: Callable[[int], Sequence[Mapping[str, Tensor]]]
     _: KW_ONLY
-    tells: set[str]
-    threads: tuple[str, ...]
-    mistake: str
-    question: str
-    caught: str
+    tells: Collection[str] = ()
+    threads: tuple[str, ...] = ()
+    mistake: str = ""
+    question: str = ""
     number: int = 0
     parts: Callable[[int, int], Sequence[Sequence[Tensor]]] | None = None
     hangs: bool = False
@@ -137,7 +135,12 @@ class Jobs:
     def plays(self, ends: bool) -> list[tuple[Job, Callable[..., Any]]]:
         """Return a job and a function for each step; ends: whether a program that hangs is left out."""
         tried = [self.mended or (case.right if ends and case.hangs else case.faulty) for case in self.cases]
-        return [(case.job, fn) for case, one in zip(self.cases, tried, strict=True) for fn in (one, case.right)]
+        return [(case.job, fn) for case, fn in zip(self.cases, tried, strict=True)] + self.rights
+
+    @property
+    def rights(self) -> list[tuple[Job, Callable[..., Any]]]:
+        """The right programs; cases that share one run it once."""
+        return [*dict.fromkeys((case.job, case.right) for case in self.cases)]
 
     def run(self, record: str) -> Results:
         if record not in self.done:  # a cached_property would let only one thread run its jobs at a time
@@ -164,8 +167,9 @@ class Jobs:
                 self.done["dry"] = str(error).splitlines()[0]
         return self.done["dry"]
 
-    def step(self, case: Case) -> int:
-        return 2 * self.cases.index(case)
+    def steps(self, case: Case) -> tuple[int, int]:
+        """Return the step of a case's faulty program, and that of its right one."""
+        return self.cases.index(case), len(self.cases) + self.rights.index((case.job, case.right))
 
     def ends(self, case: Case) -> bool:
         return self.mended is not None or not case.hangs
@@ -177,7 +181,7 @@ class Jobs:
 def numbers(jobs: Jobs, case: Case, ranks: Sequence[int] = range(RANKS)) -> Reading:
     expected = case.alone(jobs.seed)
     for rank in ranks:
-        found = jobs.order[rank][jobs.step(case)]
+        found = jobs.order[rank][jobs.steps(case)[0]]
         for name, due in expected[rank].items():
             if getattr(found[name], "shape", None) != due.shape:
                 return Reading(
@@ -199,7 +203,7 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
     for rank in range(RANKS):
         parts = case.parts(jobs.seed, rank)
         columns = [part.flatten() for own in parts for part in own]
-        found = jobs.order[rank][jobs.step(case)]["gradient"].flatten()
+        found = jobs.order[rank][jobs.steps(case)[0]]["gradient"].flatten()
         times = mixture(found, columns)
         if times is None:
             return Reading(True, f"rank {rank}'s gradient is no mixture of the micro-batches' gradients", "no mixture")
@@ -211,27 +215,27 @@ def gradients(jobs: Jobs, case: Case) -> Reading:
     return Reading(False, "each micro-batch's gradient counts once on every rank")
 
 
-def bytes_sent(recording: Recording, step: int) -> Reading:
-    one, other = ([recording.sent(rank, each) for rank in range(RANKS)] for each in (step, step + 1))
+def bytes_sent(recording: Recording, steps: tuple[int, int]) -> Reading:
+    one, other = ([recording.sent(rank, each) for rank in range(RANKS)] for each in steps)
     rank = max(range(RANKS), key=lambda rank: abs(one[rank] - other[rank]))
     text = f"rank {rank} sends {one[rank]:,} bytes, and {other[rank]:,} in the right program"
     return Reading(abs(one[rank] - other[rank]) > SMALL, text, "more sent" if one[rank] > other[rank] else "less sent")
 
 
-def bytes_held(recording: Recording, step: int) -> Reading:
+def bytes_held(recording: Recording, steps: tuple[int, int]) -> Reading:
     def added(rank: int, step: int) -> int:
         before, *later = [size for _, size in recording.during(rank, step)]
         return max(before, *later) - before
 
-    pairs = [(added(rank, step), added(rank, step + 1)) for rank in range(RANKS)]
+    pairs = [(added(rank, steps[0]), added(rank, steps[1])) for rank in range(RANKS)]
     rank = max(range(RANKS), key=lambda rank: pairs[rank][0] / max(pairs[rank][1], 1))
     one, other = pairs[rank]
     text = f"rank {rank} holds up to {one:,} bytes more than before, and {other:,} in the right program"
     return Reading(one > 1.25 * other + PAGE, text, "more held")
 
 
-def at_the_same_time(recording: Recording, step: int) -> Reading:
-    (one, calls), (other, _) = (beside(recording, each) for each in (step, step + 1))
+def at_the_same_time(recording: Recording, steps: tuple[int, int]) -> Reading:
+    (one, calls), (other, _) = (beside(recording, each) for each in steps)
     text = f"rank 0 computes beside {one} of its {len(calls)} calls, and beside {other} in the right program"
     unwaited = sum(not call.waits for call in calls)
     text += f"; it never waits for {unwaited} of them" * (one < other and unwaited > 0)
@@ -248,7 +252,7 @@ def beside(recording: Recording, step: int) -> tuple[int, list[Event]]:
 
 def verdict(jobs: Jobs, case: Case) -> Reading:
     if jobs.ends(case):
-        return judged_as(jobs.order.recording, jobs.step(case))
+        return judged_as(jobs.order.recording, jobs.steps(case)[0])
     return dry_run(jobs, case)
 
 
@@ -262,13 +266,13 @@ def judged(recording: Recording, step: int) -> Verdict:
 
 
 def dry_run(jobs: Jobs, case: Case) -> Reading:
-    pretended, step = jobs.pretended, jobs.step(case)
+    pretended, steps = jobs.pretended, jobs.steps(case)
     if isinstance(pretended, str):
         return Reading(False, pretended)
     readings = (
-        judged_as(pretended.communication, step),
-        bytes_sent(pretended.communication, step),
-        bytes_held(pretended.memory, step),
+        judged_as(pretended.communication, steps[0]),
+        bytes_sent(pretended.communication, steps),
+        bytes_held(pretended.memory, steps),
     )
     telling = [reading for reading in readings if reading.tells]
     return Reading(bool(telling), "; ".join(map(repr, telling or readings)))
@@ -277,9 +281,9 @@ def dry_run(jobs: Jobs, case: Case) -> Reading:
 INSTRUMENTS: dict[str, Callable[[Jobs, Case], Reading]] = {
     "numbers": numbers,
     "gradients": gradients,
-    "sent": lambda jobs, case: bytes_sent(jobs.order.recording, jobs.step(case)),
-    "held": lambda jobs, case: bytes_held(jobs.memory.recording, jobs.step(case)),
-    "time": lambda jobs, case: at_the_same_time(jobs.order.recording, jobs.step(case)),
+    "sent": lambda jobs, case: bytes_sent(jobs.order.recording, jobs.steps(case)),
+    "held": lambda jobs, case: bytes_held(jobs.memory.recording, jobs.steps(case)),
+    "time": lambda jobs, case: at_the_same_time(jobs.order.recording, jobs.steps(case)),
     "verdict": verdict,
     "dry": dry_run,
 }

@@ -32,7 +32,8 @@ def trained(stages: Sequence[int], clip: Callable[..., Any], seed: int) -> tuple
     parameters, norms = [torch.zeros(SIZE, dtype=torch.float64) for _ in stages], []
     for most in MOST:
         gradients = [(1 + s) * (x - drawn((SIZE,), seed, s)) for s, x in zip(stages, parameters, strict=True)]
-        norms.append(torch.as_tensor(clip(gradients, most)))
+        pieces = [piece for s, g in zip(stages, gradients, strict=True) for piece in g.chunk(1 + s % 2)]
+        norms.append(torch.as_tensor(clip(pieces, most)))
         parameters = [x - 0.5 * g for x, g in zip(parameters, gradients, strict=True)]
     return torch.stack(norms), parameters
 
@@ -54,6 +55,5 @@ clip_by_stage = clinic(
     threads=("pytorch/torchtitan/issues/596 closed 2024-10-01", "pytorch/torchtitan/pull/649 merged 2024-10-24"),
     mistake="each stage has a norm of its own",
     question="Of which vector is max_norm the length, and where are its other elements?",
-    caught="The norm must be equal on all ranks, and one process's: one line that compares it.",
 )
 # fmt: on

@@ -27,7 +27,7 @@ def right(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def gradients_of(seed: int, rank: int) -> list[Tensor]:
-    return [] if rank == FROZEN else [drawn((5 + k,), seed, rank, k) for k in range(2)]
+    return [] if rank == FROZEN else [drawn((5 + k,), seed, rank, k).float() for k in range(2)]
 
 
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
@@ -51,6 +51,5 @@ early_return = clinic(
     threads=("areal-project/AReaL/pull/1139 merged 2026-04-05",),
     mistake="a rank without gradients leaves before the others meet",
     question="Which ranks come to the all-reduce, and what does a rank without gradients add to the sum?",
-    caught="A dry run of all ranks, one of them without a gradient, and would_hang on its recording.",
 )
 # fmt: on

@@ -45,11 +45,11 @@ def rows_of(seed: int, rank: int, dense: Tensor) -> Tensor:
 
 def job(fn: Callable[..., Any], seed: int) -> dict[str, Tensor]:
     mesh, (dense, experts) = Mesh((RANKS // EXPERTS, EXPERTS), ("copies", "ep")), parameters(seed)
-    own, sizes = experts[mesh.get_local_rank("ep")], EXPERTS * [EACH]
+    halves, sizes = [nn.Parameter(half) for half in experts[mesh.get_local_rank("ep")].chunk(2)], EXPERTS * [EACH]
     arrived = AllToAll.apply(rows_of(seed, dist.get_rank(), dense), sizes, sizes, mesh.get_group("ep"))
-    AllToAll.apply((arrived * own).tanh(), sizes, sizes, mesh.get_group("ep")).square().mean().backward()
-    fn([dense], [own], mesh.get_group("copies"))
-    return {"gradient": own.grad, "dense": dense.grad}
+    AllToAll.apply((arrived * torch.cat(halves)).tanh(), sizes, sizes, mesh.get_group("ep")).square().mean().backward()
+    fn([dense], halves, mesh.get_group("copies"))
+    return {"gradient": torch.cat([half.grad for half in halves]), "dense": dense.grad}
 
 
 def parts(seed: int, rank: int) -> list[list[Tensor]]:
@@ -78,6 +78,5 @@ expert_scale = clinic(
              "deepspeedai/DeepSpeed/pull/6546 merged 2024-09-17"),
     mistake="divided by the copies, and not by all ranks",
     question="Each rank's loss is a mean over its own tokens. Of how many losses is an expert's gradient the sum?",
-    caught="One step with ep=1 and ep=2, and the same tokens: Adam hides a constant factor in the curve.",
 )
 # fmt: on

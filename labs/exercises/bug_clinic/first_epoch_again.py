@@ -65,6 +65,5 @@ first_epoch_again = clinic(
              "huggingface/accelerate/pull/4071 merged 2026-06-10"),
     mistake="every epoch in the order of the first",
     question="In which epoch was the run when it was saved, and in which order does that epoch read?",
-    caught="Save, load, and compare the next windows, inside the second epoch: no training is needed.",
 )
 # fmt: on

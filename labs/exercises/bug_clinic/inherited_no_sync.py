@@ -117,7 +117,6 @@ inherited_no_sync = clinic(
     threads=("NVIDIA/Megatron-LM/pull/7186 merged 2026-09-09",),
     mistake="every backward is the step's last",
     question="Which backward does the engine take for the step's last, and what does it do before the next one?",
-    caught="The gradient and the bytes of 1 × 4 micro-batches beside those of 4 × 1. A dry run counts the bytes.",
 )
 # fmt: on
 inherited_no_sync.Engine, inherited_no_sync.norms = Engine, norms

@@ -109,7 +109,6 @@ late_gather = clinic(
              "NVIDIA/apex/pull/1621 merged 2023-03-17"),
     mistake="all gathers wait for all updates",
     question="What must have happened before a bucket can be gathered, and what need not?",
-    caught="The order of calls in the trace of one step on a laptop: no clock is needed.",
 )
 # fmt: on
 late_gather.traced, late_gather.in_order = traced, in_order

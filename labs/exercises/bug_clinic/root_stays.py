@@ -84,6 +84,5 @@ root_stays = clinic(
              "pytorch/pytorch/pull/154704 closed 2025-05-30"),
     mistake="a root stays whole, and no backward comes",
     question="For which forward does a backward come, and how does this function know?",
-    caught="The peak of a dry run beside a formula: of all frozen encoders, one is whole at a time.",
 )
 # fmt: on

@@ -39,6 +39,5 @@ same_seed = clinic(
     threads=("modelscope/ms-swift/pull/7944 merged 2026-01-30", "InternLM/InternLM/pull/405 merged 2023-10-09"),
     mistake="all parts are the same",
     question="Which rows of the whole matrix are these, and which rows does the next rank have?",
-    caught="Gather a split weight once, and take its rank as a matrix: of equal parts it is no more than one part's.",
 )
 # fmt: on

@@ -168,10 +168,7 @@ def alone(seed: int) -> list[dict[str, Tensor]]:
 
 
 def case_of(program: Program) -> Case:
-    return Case(
-        "", program, RIGHT, step, alone, tells=set(), threads=(), mistake="", question="", caught="",
-        parts=parts, hangs=program.kind == "rank missing",
-    )  # fmt: skip
+    return Case("", program, RIGHT, step, alone, parts=parts, hangs=program.kind == "rank missing")
 
 
 @cache
@@ -245,6 +242,7 @@ def measured(fn: Function, seed: int = 0) -> dict[str, Any]:
 
 
 def judge(fn: Function) -> Judged:
+    job(on_a_rank, fn, [dict.fromkeys(ASKED, "right")], ranks=1)  # a stub ends here, before all programs run
     order = torch.randperm(len(FAMILY), generator=chance()).tolist()
     (found,) = job(on_a_rank, fn, [table()[number] for number in order], ranks=1, record=None)
     for number, (said, counts) in zip(order, found, strict=True):

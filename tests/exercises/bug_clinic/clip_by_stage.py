@@ -17,3 +17,14 @@ def makes_short_gradients_longer(gradients, max_norm):
     for g in gradients:
         g *= max_norm / total.sqrt()
     return total.sqrt()
+
+
+@answers.wrong("one side of a message or a collective is missing", alone=True)
+def a_call_for_each_gradient(gradients, max_norm):
+    squares = [g.square().sum() for g in gradients]
+    for square in squares:
+        dist.all_reduce(square)
+    norm = sum(squares).sqrt()
+    for g in gradients:
+        g *= (max_norm / norm).clamp(max=1)
+    return norm
