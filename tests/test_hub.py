@@ -127,4 +127,4 @@ def test_a_pull_over_edited_notebooks_loses_nothing(learners):
 
 
 def test_two_at_once_need_the_memory_that_the_first_notebook_states(installed):
-    assert play.play(2)["peak, MB"] < 1000
+    assert play.play(2)["learner, MB"] < 1000

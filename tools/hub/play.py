@@ -5,11 +5,9 @@ first job; then writes the answer to the first exercise, saves, and runs the che
 the same time.  A line per number of learners says
 
     server, job, check   seconds until the last learner had it
-    processor            seconds of one core that a learner's first job, or check, took; they hardly depend on what
-                         else the machine does
-    open, peak, after    MB of a learner's processes after the first job, at most, and after the check: their
-                         proportional set size, in which those who share a page share its bytes
-    hub                  MB of the hub and its proxy
+    processor            seconds of one core that it took per learner; they hardly depend on what else the machine does
+    learner, hub         MB of a learner's processes after the check, and of the hub and its proxy: their proportional
+                         set size, in which those who share a page share its bytes
 """
 
 import json
@@ -21,7 +19,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections import defaultdict
@@ -43,7 +40,6 @@ FIRST = "00_start_here.ipynb"
 JOB, CHECK = "run(hello", "check.mean_on_rank_0("
 PATIENCE = 600  # seconds for anything
 SLOW = 60  # seconds to the first job at which a class has become too large
-MB = 10**6
 
 
 @dataclass
@@ -114,21 +110,10 @@ class Kernel:
         self.socket = learner.hub.sockets.enter_context(closing(connection))
 
     def begin(self, source: str) -> str:
-        header = {
-            "msg_id": uuid.uuid4().hex,
-            "msg_type": "execute_request",
-            "version": "5.3",
-            "username": "",
-            "session": "",
-        }
-        message = {
-            "header": header,
-            "parent_header": {},
-            "metadata": {},
-            "content": {"code": source},
-            "channel": "shell",
-        }
-        self.socket.send(json.dumps(message))
+        """Send a cell, and return the name by which its answers are known."""
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
+        message = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}}
+        self.socket.send(json.dumps({**message, "content": {"code": source}}))
         return header["msg_id"]
 
     def result(self, begun: str) -> str:
@@ -194,9 +179,11 @@ def hub() -> Iterator[Hub]:
     finally:
         found.sockets.close()
         process.terminate()  # the hub stops its servers and its proxy
-        process.wait(PATIENCE)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
         for left in chain(*processes(folder).values()):
             left.kill()
+        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -238,36 +225,40 @@ def lesson() -> tuple[list[str], list[str], str]:
     return sources[: job + 1], sources[job + 1 : check], sources[check]
 
 
-def memory(processes: Iterable[psutil.Process]) -> float:
-    """Return the sum of the processes' proportional set sizes, in MB."""
-    total = 0
+def memory(process: psutil.Process) -> float:
+    """Return a process' proportional set size, in MB."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss: +(\d+)", rollup, re.MULTILINE)[1]) * 1024 / 1e6
+
+
+def processor(process: psutil.Process) -> float:
+    """Return the seconds of processor time of a process, and of its children that have ended."""
+    return sum(process.cpu_times()[:4])
+
+
+def total(measure: Callable[[psutil.Process], float], processes: Iterable[psutil.Process]) -> float:
+    found = 0.0
     for process in processes:
-        with suppress(OSError):  # it has ended
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            total += 1024 * int(re.search(r"^Pss: +(\d+)", rollup, re.MULTILINE)[1])
-    return total / MB
-
-
-def processor(processes: Iterable[psutil.Process]) -> float:
-    """Return the seconds of processor time of the processes, and of their children that have ended."""
-    return sum(sum(process.cpu_times()[:4]) for process in processes)
+        with suppress(OSError, TypeError, psutil.Error):  # it ends meanwhile
+            found += measure(process)
+    return found
 
 
 def play(number: int) -> dict[str, float]:
     """Play a class of this many learners, and return what the docstring above lists."""
     (*before, job), between, exercise = lesson()
     with hub() as found, ThreadPoolExecutor(number) as pool:
-        upstream, over = repository(found.folder / "upstream"), threading.Event()
+        upstream = repository(found.folder / "upstream")
         learners = [Learner(found, f"learner{each}") for each in range(number)]
+
+        def per_learner(measure: Callable[[psutil.Process], float]) -> float:
+            return sum(total(measure, of) for name, of in processes(found.folder).items() if name) / number
 
         def together(act: Callable[..., Any], *more: Sequence[Any]) -> tuple[list[Any], float, float]:
             """Return what each learner got, the seconds, and the processor's seconds per learner."""
             began, used = time.monotonic(), per_learner(processor)
             got = list(pool.map(act, learners, *more))
             return got, time.monotonic() - began, per_learner(processor) - used
-
-        def per_learner(measure: Callable[[Iterable[psutil.Process]], float]) -> float:
-            return sum(measure(of) for name, of in processes(found.folder).items() if name) / number
 
         def first_job(learner: Learner) -> Kernel:
             kernel = learner.open()
@@ -280,29 +271,16 @@ def play(number: int) -> dict[str, float]:
             learner.write(exercise)
             kernel.run(exercise, "✓")
 
-        def watch() -> float:
-            largest = 0.0
-            while not over.wait(0.5):
-                largest = max(largest, per_learner(memory))
-            return largest
-
         _, server, _ = together(Learner.start)
         together(lambda learner: learner.pull(upstream))
-        with ThreadPoolExecutor(1) as watcher:
-            peak = watcher.submit(watch)
-            try:
-                kernels, to_job, job_used = together(first_job)
-                opened = per_learner(memory)
-                for source in between:
-                    together(lambda _, kernel, source=source: kernel.run(source), kernels)
-                _, to_check, check_used = together(check, kernels)
-            finally:
-                over.set()
+        kernels, to_job, job_used = together(first_job)
+        for source in between:
+            together(lambda _, kernel, source=source: kernel.run(source), kernels)
+        _, to_check, check_used = together(check, kernels)
         return {
-            **{"server, s": server, "job, s": to_job, "processor, s": job_used},
+            **{"server, s": server, "job, s": to_job, "processor of the job, s": job_used},
             **{"check, s": to_check, "processor of the check, s": check_used},
-            **{"open, MB": opened, "peak, MB": peak.result(), "after, MB": per_learner(memory)},
-            "hub, MB": memory(processes(found.folder)[""]),
+            **{"learner, MB": per_learner(memory), "hub, MB": total(memory, processes(found.folder)[""])},
         }
 
 
