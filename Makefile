@@ -47,7 +47,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages hub doctor progress class track update clean
+.PHONY: help learn tour test quick lint notebook module bench soak newest part gpu count images notebooks site pages hub release mark nbgrader doctor progress class track update clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -108,6 +108,15 @@ hub: $(COURSE)  ## play learners who work at once in a JupyterHub, and measure; 
 	@$(MAKE) --no-print-directory VENV=build/hub-env build/hub-env/hub
 	@$(BIN)/python -m tools.hub.play $(USERS)
 
+release: $(COURSE) nbgrader  ## a notebook to hand out, with points, in marking/release; N=03
+	@$(BIN)/python -m tools.marking release $(or $(N),$(error N= is missing: which notebook, N=03?))
+
+mark: $(COURSE) nbgrader  ## mark what learners have handed in, in a sandbox; FOLDER=submitted, a folder in it for each learner
+	@$(BIN)/python -m tools.marking mark $(or $(FOLDER),$(error FOLDER= is missing: where are the submissions?)) $(if $(UNSAFE),--without-sandbox)
+
+nbgrader:
+	@$(MAKE) --no-print-directory VENV=build/marking-env build/marking-env/marking
+
 doctor: $(COURSE)  ## can this machine run the course?
 	@$(BIN)/python -m labs doctor
 
@@ -152,8 +161,8 @@ $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 $(ADDED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(SETUP) $(EXTRAS)
 
-# The site and the hub need neither PyTorch nor the course, so only their own extra is installed; and the hub's proxy.
-$(VENV)/site $(VENV)/hub: pyproject.toml constraints.txt | $(BIN)/python
+# The site, the hub and nbgrader need neither PyTorch nor the course: only their own extra, and the hub's proxy.
+$(VENV)/site $(VENV)/hub $(VENV)/marking: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV), once: what the $(@F) needs"
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(@F)"], sep="\n")' > $@.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement $@.txt

@@ -32,7 +32,7 @@ from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
 from tools import rules
-from tools.answers import SourceError, cut_answers
+from tools.answers import SourceError, cut_answers, digest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf-8"))
@@ -128,19 +128,14 @@ def learner(solved: NotebookNode) -> NotebookNode:
     for cell in code_cells(notebook):
         cell.source = cut_answers(cell.source)
         cell.outputs, cell.execution_count = [], None
-    notebook.metadata["labs"] = {"made_as": digest(notebook)}
+    notebook.metadata["labs"] = {"made_as": digest(notebook.cells)}
     return notebook
-
-
-def digest(notebook: NotebookNode) -> str:
-    """Return a hash of the cells' sources. Outputs do not count: running a notebook is not editing it."""
-    return hashlib.sha256(repr([cell.source for cell in notebook.cells]).encode()).hexdigest()[:16]
 
 
 def edited(path: Path) -> bool:
     """Return whether a learner's notebook differs from what was built."""
     notebook = nbformat.read(path, as_version=4)
-    return notebook.metadata.get("labs", {}).get("made_as") != digest(notebook)
+    return notebook.metadata.get("labs", {}).get("made_as") != digest(notebook.cells)
 
 
 # ---- the two commands -----------------------------------------------------------------------------------
