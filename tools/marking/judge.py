@@ -58,9 +58,12 @@ def main() -> None:
             answer = getattr(check, name)(*functions)
         except SyntaxError as error:
             say(name=name, ok=False, lines=[f"✗ {name}: the cell is not valid Python: {error}"], measured=False)
-        except Exception as error:  # what ranks send may be made so that a check fails on it
-            line = f"✗ {name}: what the ranks sent cannot be checked ({type(error).__name__}: {error})"
-            say(name=name, ok=False, lines=[line], measured=False)
+        except Exception as error:
+            # The ranks sent what no check understands, or filled the folder. Another judge goes on in a new sandbox.
+            if each is request["exercises"][0]:
+                line = f"✗ {name}: the check cannot go on: {type(error).__name__}: {error}"
+                say(name=name, ok=False, lines=[line], measured=False)
+            return
         else:
             measured = answer.ok is False and answer.mistake in measured_by(name)
             say(name=name, ok=answer.ok, lines=answer.lines(), measured=measured)

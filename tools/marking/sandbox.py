@@ -11,6 +11,7 @@ ends with the sandbox.
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -25,10 +26,10 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 GB = 1 << 30
-SECONDS = 180  # for one check, start included; on a busy machine more, as for all jobs of checks
+SECONDS = 180  # for one check, start included; on a busy machine up to four times as many
 FOLDER = 256 << 20  # bytes of the submission's folder
 MEMORY = 5 * GB  # of all processes of a sandbox; for one process, a check's own limit is lower
-LEFT = GB  # bytes of the machine's memory that a submission must leave
+LEFT = 2 * GB  # bytes of the machine's memory that a submission must leave
 LOOK = 0.25  # seconds between two looks at the memory
 LIMITS = {
     "RLIMIT_NPROC": 400,
@@ -100,13 +101,13 @@ def verdicts(exercises: Sequence[dict[str, Any]], slot: int = 0, isolated: bool 
 
     exercises: what the judge is given.
     slot: a number that no other running sandbox has.
-    If the sandbox ends during a check, the verdict says why, and the checks after it run in another sandbox.
+    If the sandbox ends too early, the other exercises are judged in a new one.  The verdict says how the sandbox ended
+    if this was the first exercise in it, so that none suffers from what an earlier one has left behind.
     """
     found: dict[str, dict[str, Any]] = {}
     while rest := [each for each in exercises if each["name"] not in found]:
-        reason = in_sandbox(rest, found, slot, isolated)
-        if left := [each["name"] for each in rest if each["name"] not in found]:
-            found[left[0]] = {"ok": False, "lines": [f"✗ {left[0]}: {reason}"], "measured": False}
+        reason, name = in_sandbox(rest, found, slot, isolated), rest[0]["name"]
+        found.setdefault(name, {"ok": False, "lines": [f"✗ {name}: {reason}"], "measured": False})
     return found
 
 
@@ -128,7 +129,7 @@ def in_sandbox(rest: Sequence[dict[str, Any]], found: dict[str, dict[str, Any]],
         stack.callback(end, process)
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(json.dumps(request).encode())
-        patience = SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        patience = SECONDS * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
         text, ready, deadline = b"", False, time.monotonic() + patience
         while True:
             if select.select([process.stdout], [], [], LOOK)[0]:
@@ -163,13 +164,17 @@ def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def memory_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the bytes that all processes of a sandbox hold, without what a process shares with others."""
-    total = 0
+    """Return the bytes that all processes of a sandbox hold, files without a name (memfd) included."""
+    total, files = 0, {}
     for each in family(process):
-        with contextlib.suppress(psutil.Error):
-            held = each.memory_info()
-            total += held.rss - getattr(held, "shared", 0)
-    return total
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
+            proc = Path(f"/proc/{each.pid}")
+            total += 1024 * int(re.search(r"^Pss: +(\d+)", (proc / "smaps_rollup").read_text(), re.MULTILINE)[1])
+            for file in (proc / "fd").iterdir():
+                if os.readlink(file).startswith("/memfd:"):
+                    found = file.stat()
+                    files[found.st_dev, found.st_ino] = 512 * found.st_blocks
+    return total + sum(files.values())
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
