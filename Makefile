@@ -77,7 +77,8 @@ module: $(TESTS)  ## test a chapter, or a file of one; M=fsdp, M=fsdp/order
 bench: $(TESTS)  ## measure against the course's peers
 	$(BIN)/python -m bench $(ARGS)
 
-soak: $(TESTS)  ## everything, in all configurations, and the long tests; PART=2/3 is the second of three parts
+soak: $(TESTS) nbgrader  ## everything, in all configurations, and the long tests; PART=2/3 is the second of three parts
+	@command -v bwrap > /dev/null || apt-get install --yes bubblewrap > /dev/null 2>&1 || echo "without bwrap, no sandbox is tested"
 	$(PYTEST) -n auto $(NBVAL) -m "" --part $(PART) --durations 20 --junitxml $(JUNIT) tests solutions notebooks
 
 newest:  ## five minutes of the tests on the newest PyTorch, in an environment of its own

@@ -28,9 +28,9 @@ def my_shard(elements, ranks, rank):
     return start, min(start + longest, elements)
 """
 
-
-def sources(notebook):
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+BODY = HONEST.replace("    if rank > 0:", "    if rank > 0:\n        dist.send(x, dst=0)")
+BODY = BODY.replace("        dist.recv(theirs, src=other)", "        dist.recv(theirs, src=other)\n" * 2)
+TWICE = f"def mean_on_rank_0(x):{BODY}\ncheck.mean_on_rank_0(mean_on_rank_0)\n"  # right, with twice the messages
 
 
 def request(name, *cells):
@@ -137,11 +137,7 @@ def test_nothing_of_a_submission_but_its_answers_reaches_the_gradebook(released)
 
 def test_points_follow_the_judge():
     """Check a right answer, right numbers with too many messages, no Python, and a right answer after that."""
-    twice = HONEST.replace("    if rank > 0:", "    if rank > 0:\n        dist.send(x, dst=0)").replace(
-        "        dist.recv(theirs, src=other)", "        dist.recv(theirs, src=other)\n" * 2
-    )
-    cell = f"def mean_on_rank_0(x):{twice}\ncheck.mean_on_rank_0(mean_on_rank_0)\n"
-    asked = [request("mean_on_rank_0", cell), request("broadcast", "def broadcast(:"), request("my_shard", SHARD)]
+    asked = [request("mean_on_rank_0", TWICE), request("broadcast", "def broadcast(:"), request("my_shard", SHARD)]
     found = sandbox.verdicts(asked, isolated=not sandbox.missing())
     assert {name: (verdict["ok"], verdict["measured"]) for name, verdict in found.items()} == {
         "mean_on_rank_0": (False, True),
@@ -180,30 +176,32 @@ def test_a_hostile_submission_gets_its_points_and_others_keep_theirs(hostile, mo
 
 @pytest.mark.soak
 @pytest.mark.alone
-def test_a_round_trip_with_nbgrader(tmp_path, capsys):
-    """Take three learners from the release to the feedback: a right notebook, an open one, and one that is broken."""
+def test_a_round_trip_of_thirty_with_nbgrader(tmp_path, capsys):
+    """Take a class from the release to the feedback: right answers, none, too many messages, and a broken file."""
     if not NBGRADER.exists():
         pytest.skip("nbgrader is not installed: `make soak` installs it")
     course, folder = tmp_path / "course", tmp_path / "submitted"
-    paths = {number: release(number, course) for number in ("00", "02")}
-    solved, stub = read(paths["00"]), read(paths["00"])
+    path = release("00", course)
     answers = {cell.id: cell.source for cell in read(ROOT / "solutions/00_start_here.ipynb").cells}
-    for cell in solved.cells:
-        cell.source = answers.get(cell.id, cell.source)
-    for learner, notebook in {"ada": solved, "bob": stub}.items():
-        (folder / learner).mkdir(parents=True)
-        nbformat.write(notebook, folder / learner / "00_start_here.ipynb")
-    (folder / "cleo").mkdir()
-    (folder / "cleo" / "00_start_here.ipynb").write_text("{")
+    for number in range(30):
+        notebook = read(path)
+        for cell in notebook.cells:
+            if number % 3:
+                cell.source = answers.get(cell.id, cell.source)
+            if number % 3 == 2 and "check.mean_on_rank_0(" in cell.source:
+                cell.source = TWICE
+        (folder / f"learner{number:02}").mkdir(parents=True)
+        nbformat.write(notebook, folder / f"learner{number:02}" / path.name)
+    (folder / "broken").mkdir()
+    (folder / "broken" / path.name).write_text("{")
     mark(folder, course, isolated=not sandbox.missing())
-    assert f"{folder}/cleo/00_start_here.ipynb cannot be read" in capsys.readouterr().out
+    assert f"{folder}/broken/00_start_here.ipynb cannot be read" in capsys.readouterr().out
     with (course / "grades.csv").open() as file:
-        scores = {row["student_id"]: (row["score"], row["max_score"]) for row in csv.DictReader(file)}
-    assert scores == {"ada": ("20.0", "20.0"), "bob": ("0.0", "20.0")}
-    for learner, words in {
-        "ada": "✓ mean_on_rank_0: 3 messages",
-        "bob": "not yet: my_shard (the stub is untouched",
-    }.items():
-        assert words in (course / f"feedback/{learner}/00_start_here/00_start_here.html").read_text()
-    autograded = read(course / "autograded/ada/00_start_here/00_start_here.ipynb")
-    assert not any("execution" in cell.metadata for cell in autograded.cells)  # nbgrader itself has run nothing
+        scores = {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in csv.DictReader(file)}
+    assert scores == {f"learner{number:02}": ((0, 20, 15)[number % 3], 20) for number in range(30)}
+    for number, words in enumerate(
+        ("not yet: my_shard (the stub is", "✓ mean_on_rank_0: 3", "more messages than needed")
+    ):
+        assert words in (course / f"feedback/learner{number:02}/00_start_here/00_start_here.html").read_text()
+        autograded = read(course / f"autograded/learner{number:02}/00_start_here/00_start_here.ipynb")
+        assert not any("execution" in cell.metadata for cell in autograded.cells)  # nbgrader itself has run nothing

@@ -1,4 +1,4 @@
-"""What is handed out to learners, and what of a submission is marked.
+"""Handing out and in: the notebooks that learners get, and the part of a submission that is marked.
 
 handed_out(notebook)            the learner's notebook, with a marked cell after each exercise
 submissions(folder, released)   the notebooks in a folder with one folder a learner, and a sentence for each that
