@@ -10,6 +10,7 @@ The file imports nothing that the site's environment lacks, so it reads the tabl
 """
 
 import ast
+import os
 import posixpath
 import re
 import shutil
@@ -32,6 +33,9 @@ MARK = re.compile(r"^ *### (?:BEGIN|END) SOLUTION *\n?", re.MULTILINE)
 ANSWER = "<details><summary>The course's answer</summary>\n\n```python\n{}\n```\n</details>"
 HOW = """*What you see is a stored run. To run it yourself and to solve its exercises, open
 `notebooks/{name}.ipynb`: the [front page](index.md#three-commands) says how.*"""
+LAUNCH = """*Or run it on [Binder](https://mybinder.org/v2/gh/{at}/HEAD?urlpath=lab/tree/notebooks/{name}.ipynb), on
+[Colab](https://colab.research.google.com/github/{at}/blob/HEAD/notebooks/{name}.ipynb), or in a
+[codespace](https://codespaces.new/{at}): [what is known of these](index.md#run-it-without-installing).*"""
 ORPHAN = "---\norphan: true\n---\n\n"
 
 
@@ -114,7 +118,9 @@ def page(solved: NotebookNode, site: Site, name: str) -> NotebookNode:
             if html := output.get("data", {}).get("text/html"):
                 output.data["text/html"] = re.sub(r'(href="\w+)\.ipynb"', r'\1.html"', html)
         cells += folded(cell)
-    cells.insert(1, nbformat.v4.new_markdown_cell(HOW.format(name=name), id="how-to-run"))
+    at = os.environ.get("GITHUB_REPOSITORY")  # owner/name, which GitHub tells the workflow that publishes the site
+    how = HOW.format(name=name) + ("\n\n" + LAUNCH.format(name=name, at=at) if at else "")
+    cells.insert(1, nbformat.v4.new_markdown_cell(how, id="how-to-run"))
     return nbformat.v4.new_notebook(cells=cells, metadata=solved.metadata)
 
 
