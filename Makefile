@@ -93,8 +93,9 @@ gpu: $(TESTS)  ## the course on this machine's GPUs, with a report; ARGS="contra
 count: $(COURSE)  ## the lines of the project, by group
 	@$(BIN)/python -m tools.count
 
-images: $(COURSE)  ## draw the figures used in prose
+images: $(COURSE)  ## draw the figures used in prose, and the site's explorers at all their settings
 	$(BIN)/python -m tools.images
+	$(BIN)/python -m tools.explorers
 
 notebooks: $(TESTS)  ## build solutions/*.ipynb and notebooks/ from solutions/*.py; N=03, FORCE=1
 	$(BIN)/python -m tools.notebooks build $(N) $(if $(FORCE),--force)

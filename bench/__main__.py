@@ -31,6 +31,7 @@ BENCHMARKS = (
     "pipeline",
     "plan",
     "explorer",
+    "site",
     "published",
     "checkpoint",
     "native_checkpoint",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx
 
-from tools.site.pages import ROOT, write_sources
+from tools.site.pages import EXPLORERS, ROOT, write_sources
 
 CONFIGURATION = Path(__file__).parent
 SOURCES, SITE = ROOT / "build/site-pages", ROOT / "build/site"
@@ -30,6 +30,7 @@ def main() -> int:
     strict = ["--fail-on-warning", "--keep-going", "--jobs", "2", "--quiet"]
     places = ["-c", CONFIGURATION, "-d", ROOT / "build/site-doctrees", SOURCES, SITE]
     status = sphinx(["-b", "html", "--fresh-env", *strict, *map(str, places)])
+    shutil.copytree(EXPLORERS, SITE / "_static/explorers")
     if status == 0:
         print(f"{len(list(SITE.rglob('*.html')))} pages: open {SITE / 'index.html'}")
     return status

@@ -10,10 +10,12 @@ The file imports nothing that the site's environment lacks, so it reads the tabl
 """
 
 import ast
+import json
 import os
 import posixpath
 import re
 import shutil
+from html import escape
 from pathlib import Path
 
 import nbformat
@@ -22,6 +24,7 @@ from nbformat import NotebookNode
 from tools.answers import cut_answers
 
 ROOT = Path(__file__).resolve().parents[2]
+EXPLORERS = ROOT / "images/explorers"
 LINK = re.compile(
     r"""^\ *(`{3,}|~{3,}).*?^\ *\1           # a block of code, in which nothing is a link
       | (?P<before>\]\(|\b(?:src|href)=")(?P<target>[^)\s"]+)""",
@@ -108,7 +111,7 @@ class Site:
 
 def page(solved: NotebookNode, site: Site, name: str) -> NotebookNode:
     """Return the page of a stored solution, solutions/<name>.ipynb."""
-    cells = []
+    cells, explorers = [], 0
     for cell in solved.cells:
         if cell.cell_type == "markdown":
             cell.source = site.relink(cell.source, f"solutions/{name}.ipynb", f"{name}.ipynb")
@@ -117,6 +120,11 @@ def page(solved: NotebookNode, site: Site, name: str) -> NotebookNode:
         for output in cell.outputs:
             if html := output.get("data", {}).get("text/html"):
                 output.data["text/html"] = re.sub(r'(href="\w+)\.ipynb"', r'\1.html"', html)
+        if has_explorer(cell):
+            explorers += 1
+            stored = stored_explorer(EXPLORERS / f"{name}_{explorers}.js")
+            data = cell.outputs[-1].data
+            data["text/html"] = player(f"{name}_{explorers}", stored, data["text/html"])
         cells += folded(cell)
     at = os.environ.get("GITHUB_REPOSITORY")  # owner/name, which GitHub tells the workflow that publishes the site
     how = HOW.format(name=name) + ("\n\n" + LAUNCH.format(name=name, at=at) if at else "")
@@ -135,6 +143,49 @@ def folded(cell: NotebookNode) -> list[NotebookNode]:
     outputs.id = f"{cell.id}-o"
     cell.source, cell.outputs = stub, []
     return [cell, answer, outputs]
+
+
+# ---- explorers -------------------------------------------------------------------------------------------
+
+
+def explorers_in(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements that show an explorer: calls of a function of labs.kit.play."""
+    return [each for each in statements if isinstance(each, ast.Expr) and ast.unparse(each).startswith("play.")]
+
+
+def has_explorer(cell: NotebookNode) -> bool:
+    return "play." in cell.source and bool(explorers_in(ast.parse(cell.source).body))
+
+
+def stored_explorer(path: Path) -> dict:
+    """Return what tools/explorers.py has written to a file: explorers["<name>"]({…})."""
+    return json.loads(path.read_text(encoding="utf-8").partition("](")[2].rstrip().removesuffix(")"))
+
+
+def player(name: str, stored: dict, still: str) -> str:
+    """Return an explorer's controls as HTML, above the picture that the notebook has stored."""
+    controls = "\n".join(map(control, stored["controls"]))
+    if stored["play"]:
+        controls = f'<button type="button" data-pause="{stored["play"]}">Play</button>\n{controls}'
+    form = f'<form autocomplete="off" aria-label="controls">\n{controls}\n</form>'
+    return f'<div class="explorer" data-name="{name}">\n{form}\n<div class="stage">{still}</div>\n</div>'
+
+
+def control(told: dict) -> str:
+    """Return a control as HTML: a slider, a menu, or, where there is only one value, that value."""
+    label, values, begin = escape(told["label"]), told["values"], told["begin"]
+    if len(values) == 1:
+        return f"<span>{label}: {escape(values[0])}</span>"
+    if told["kind"] == "menu":
+        options = "".join(
+            f'<option value="{number}"{" selected" * (number == begin)}>{escape(value)}</option>'
+            for number, value in enumerate(values)
+        )
+        return f'<label>{label} <select name="{told["name"]}">{options}</select></label>'
+    slider = f'type="range" name="{told["name"]}" min="0" max="{len(values) - 1}" value="{begin}"'
+    spoken = f'aria-valuetext="{escape(values[begin])}" data-values="{escape(json.dumps(values))}"'
+    output = f'style="min-width:{max(map(len, values))}ch"' if told["readout"] else "hidden"
+    return f"<label>{label} <input {slider} {spoken}><output {output}>{escape(values[begin])}</output></label>"
 
 
 # ---- the front -------------------------------------------------------------------------------------------
