@@ -535,8 +535,8 @@ beat.unknown_bug(diagnose)
 # The course's answer reads in a fixed order: numbers first, and then always two more if the gradient is wrong. Which
 # of its readings decide nothing? Each try is kept and drawn: `python -m labs challenges` shows your best.
 #
-# Here the required part ends. **What follows is optional**: six more cases. Then come three questions, and ten across
-# the course.
+# Here the required part ends. **What follows is optional**: six more cases, and an eighth instrument. Then come three
+# questions, and ten across the course.
 #
 # ## Optional: six more cases
 #
@@ -875,6 +875,46 @@ check.narrow_template(load)
 #
 # Compare the dtypes of the file and of the template, as their shapes are compared, before anything is read.
 # </details>
+#
+# ## Optional: an eighth instrument, which runs nothing
+#
+# The checker of types in the optional part of [notebook 09](09_tensor_parallel.ipynb) reads the operations of a
+# program. It does not read the programs of this notebook, so three of them are written here in its words, each with its
+# bug. Which bugs are wrong types?
+
+# %%
+from labs.tp import rank_types as types
+
+
+def scaled(x, expert, factor):
+    return types.all_to_all(torch.relu(types.all_to_all(x) @ expert)) * factor
+
+
+def own_length(gradient):
+    return torch.sqrt(types.rows(gradient, gradient))
+
+
+def norm_on_pieces(x, weight):
+    return types.join(F.rms_norm(x, (1,)) * weight)
+
+
+# %%
+def refusal(program, returns, **given):
+    """Return what the checker says of a program, or "" if it accepts it."""
+    try:
+        types.typed(program, returns, **given)
+    except TypeError as refused:
+        return str(refused)
+    return ""
+
+
+print("7:", refusal(scaled, "V", x="V", expert="V", factor="R"))
+print("8:", refusal(own_length, "I", gradient="V"))
+print("9:", refusal(norm_on_pieces, "I", x="V", weight="I"))
+
+# %% [markdown]
+# The types tell of 8 and 9, and name the call that is missing. They do not tell of 7: a wrong factor has the right
+# type. The other nine bugs are numbers, orders, branches and memory, of which a type says nothing.
 #
 # ## Say it back
 #
