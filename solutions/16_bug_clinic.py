@@ -95,7 +95,7 @@ shipped(visit)
 
 # %%
 tokens, factors = CASES[1].tokens(visit.jobs.seed), visit.factors().flatten().tolist()
-bars = {f"tokens: {n}": factor for n, factor in sorted(zip(tokens, factors, strict=True))}
+bars = {f"tokens: {n}": round(each, 2) for n, each in sorted(zip(tokens, factors, strict=True))}
 draw.chart(bars, "×", caption="How often each micro-batch counts; once would be right")
 
 # %% [markdown]
@@ -908,9 +908,11 @@ def refusal(program, returns, **given):
     return ""
 
 
-print("7:", refusal(scaled, "V", x="V", expert="V", factor="R"))
-print("8:", refusal(own_length, "I", gradient="V"))
-print("9:", refusal(norm_on_pieces, "I", x="V", weight="I"))
+seven = refusal(scaled, "V", x="V", expert="V", factor="R")
+eight = refusal(own_length, "I", gradient="V")
+nine = refusal(norm_on_pieces, "I", x="V", weight="I")
+refusals = {7: seven, 8: eight, 9: nine}
+draw.table([{"exercise": n, "refusal": text} for n, text in refusals.items()])
 
 # %% [markdown]
 # The types tell of 8 and 9, and name the call that is missing. They do not tell of 7: a wrong factor has the right
