@@ -4,7 +4,6 @@ A submission is the body of the function `mean_on_rank_0(x)`, with HONEST at its
 right answer.  Each has the points that it gets, and words of the reason; the tricks that do nothing get 10.
 """
 
-import os
 from typing import NamedTuple
 
 HONEST = """
@@ -50,7 +49,7 @@ SUBMISSIONS = (
         "import labs.exercises.start_here.mean_on_rank_0 as its\n"
         'open(its.__file__, "a").write("\\ndef mean_on_rank_0(fn): return True\\n")',
         0,
-        "Permission denied: '/course/labs" if os.getuid() == 0 else "Read-only file system",
+        "'/course/labs/exercises/start_here/mean_on_rank_0.py'",  # read-only, or owned by another user
     ),
     Hostile(
         "reads the solutions",

@@ -73,6 +73,9 @@ def judged(slot: int, submission: Submission, course: Path, isolated: bool) -> s
     verdicts = submission.with_points(sandbox.verdicts(submission.requests(), slot, isolated))
     write(course / "submitted" / submission.learner / name / f"{name}.ipynb", nbformat.writes(submission.merged()))
     write(course / "verdicts" / submission.learner / f"{name}.json", json.dumps(verdicts, indent=1))
+    for each, verdict in verdicts.items():
+        if "not done in time" in verdict["lines"][0]:  # nobody's mistake, if the machine was busy
+            submission.remarks.append(f"{submission.path}: check.{each} was not done in time; mark it again")
     points = ", ".join(f"{each} {verdict['points']}" for each, verdict in verdicts.items())
     return f"{submission.learner} {name}: {points} ({time.monotonic() - began:.0f} s)"
 

@@ -25,6 +25,11 @@ DATA = {
     ("labs.kit.ranks.payload", "tensor_of"),
     ("torch", "Size"),
     ("torch", "device"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    *(("numpy._core.multiarray", name) for name in ("scalar", "_reconstruct")),
+    ("numpy._core.numeric", "_frombuffer"),
+    *(("builtins", name) for name in ("range", "slice", "complex", "set", "frozenset", "bytearray")),
 }
 # Tables of mistakes about bytes, messages and time: an answer to which one of them applies has the right numbers.
 MEASURED = ("SENT", "HELD", "TRAFFIC", "GRAPHS", "COSTS", "EARLY")
@@ -75,7 +80,10 @@ def alone(request: dict[str, Any]) -> Any:
     for target in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), target)
     for name, value in request["limits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (most, most))
     if os.getuid() == 0 and (user := request.get("user")):  # root could leave, and no limit of processes holds for it
         os.setgroups([])
         os.setresgid(user, user, user)

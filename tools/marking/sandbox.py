@@ -29,7 +29,7 @@ GB = 1 << 30
 SECONDS = 180  # for one check, start included; on a busy machine up to four times as many
 FOLDER = 256 << 20  # bytes of the submission's folder
 MEMORY = 5 * GB  # of all processes of a sandbox; for one process, a check's own limit is lower
-LEFT = 2 * GB  # bytes of the machine's memory that a submission must leave
+LEFT = 0.1  # of the machine's memory, which a submission must leave
 LOOK = 0.25  # seconds between two looks at the memory
 LIMITS = {
     "RLIMIT_NPROC": 400,
@@ -144,8 +144,9 @@ def in_sandbox(rest: Sequence[dict[str, Any]], found: dict[str, dict[str, Any]],
                         found[name] = verdict
             if time.monotonic() > deadline:
                 return f"it did not come to an end in {patience:.0f} s, and was ended"
-            if memory_of(process) > MEMORY or psutil.virtual_memory().available < LEFT:
-                return f"its processes took more than {MEMORY / GB:g} GB of memory, and were ended"
+            machine, held = psutil.virtual_memory(), memory_of(process)
+            if held > MEMORY or machine.available < LEFT * machine.total:
+                return f"its processes held {held / GB:.1f} GB of memory, and were ended"
         if not ready:
             raise RuntimeError("the sandbox does not start")
         return "the submission ended the process that marks it"
