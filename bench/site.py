@@ -41,7 +41,7 @@ def figures(quick: bool) -> list[Figure]:
         page = browser.new_page()
         for each in pages:
             page.goto(each.as_uri())
-            samples += page.evaluate(MOVE, 3 if quick else 20)
+            samples += page.evaluate(MOVE, 10 if quick else 20)
     rank = statistics.quantiles(samples, n=20, method="inclusive")
     return [
         Figure("site: a control's move, 95 % within", rank[-1], rank[4], rank[14], len(samples), "s", "at most 0.1")

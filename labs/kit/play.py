@@ -21,7 +21,8 @@
 If a picture comes with its formula (draw.formula), the terms that the last control has changed are highlighted.
 
 A notebook stores only a static picture of each explorer, at its first settings: the picture looks the same without a
-kernel, and is the same after each build.  This module has no formulas: formulas are arguments, or come from labs.cost.
+kernel, and is the same after each build.  The site has the pictures at other settings, too (tools/explorers.py).  This
+module has no formulas: formulas are arguments, or come from labs.cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
