@@ -102,7 +102,7 @@ def main() -> int:
         mark(chosen.folder, chosen.course, isolated=not reason)
         print(f"points are in {chosen.course}/grades.csv, the checks' words in {chosen.course}/feedback")
         return 0
-    except NotMarked as sentence:
+    except (NotMarked, RuntimeError) as sentence:
         print(sentence, file=sys.stderr)
         return 1
 

@@ -83,20 +83,15 @@ class Submission:
     remarks: list[str] = field(default_factory=list)  # sentences for the teacher
 
     def __post_init__(self) -> None:
-        made_as = [each.metadata.get("labs", {}).get("made_as") for each in (self.notebook, self.released)]
-        if made_as[0] != made_as[1]:
+        if self.notebook.metadata.get("labs") != self.released.metadata.get("labs"):
             self.remarks.append(f"{self.path} is of another version of the notebook: it is marked as this version's")
 
     def cell_of(self, exercise: Exercise) -> int | None:
         """Return the number of the learner's cell for an exercise: by its id, or by the check that it calls."""
-        known = self.released.cells[exercise.cell].id
-        ids = {cell.get("id"): at for at, cell in enumerate(self.notebook.cells) if cell.cell_type == "code"}
-        calling = [
-            at
-            for at, cell in enumerate(self.notebook.cells)
-            if cell.cell_type == "code" and f"check.{exercise.name}(" in cell.source
-        ]
-        return ids.get(known, calling[-1] if calling else None)
+        known, call = self.released.cells[exercise.cell].id, f"check.{exercise.name}("
+        code = [(at, cell) for at, cell in enumerate(self.notebook.cells) if cell.cell_type == "code"]
+        by_id = [at for at, cell in code if cell.get("id") == known]
+        return next(iter(by_id or [at for at, cell in reversed(code) if call in cell.source]), None)
 
     def requests(self) -> list[dict[str, Any]]:
         """Return what the judge is given; add a remark for each exercise whose cell is missing."""
@@ -140,8 +135,8 @@ def submissions(folder: Path, released: Mapping[str, NotebookNode]) -> tuple[lis
     found: list[Submission] = []
     sentences = []
     for learner in learners:
-        paths = [path for path in sorted(learner.rglob("*.ipynb")) if ".ipynb_checkpoints" not in path.parts]
-        paths = [path for path in paths if path.resolve().is_relative_to(learner.resolve()) and path.stem in released]
+        paths = [path for path in sorted(learner.rglob("*.ipynb")) if path.is_file() and not path.is_symlink()]
+        paths = [path for path in paths if path.stem in released and ".ipynb_checkpoints" not in path.parts]
         if not paths:
             sentences.append(
                 f"{learner} has none of the notebooks that were handed out ({', '.join(sorted(released))})"

@@ -153,8 +153,8 @@ def in_sandbox(rest: Sequence[dict[str, Any]], found: dict[str, dict[str, Any]],
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, start_new_session=True, **pipes, **options)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, **options)
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
