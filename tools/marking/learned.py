@@ -21,14 +21,8 @@ class Learned:
         return made, (self.source, self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function on a rank of its own, for a check that does so in its own process."""
-        from labs.exercises.engine.learner_job import job
-
-        return job(called, self, args, kwargs, ranks=1, record=None)[0]
-
-
-def called(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return fn(*args, **kwargs)
+        """Refuse to run here: a check takes what it is given for a function, and calls it on ranks only."""
+        raise TypeError(f"{self.__name__} runs on ranks only")
 
 
 @functools.cache
