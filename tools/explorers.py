@@ -169,11 +169,18 @@ class Grid:
         found = []
         for name, values in self.values.items():
             control = self.explorer.controls[name]
-            labels, begin = [label for label, _ in values], [value for _, value in values].index(control.value)
+            labels, there = [label for label, _ in values], [value for _, value in values]
+            begin = there.index(self.shown(there) if name == "frame" else control.value)
             kind = "menu" if isinstance(control, ipywidgets.Dropdown) else "slider"
             found.append({"name": name, "label": control.description, "kind": kind, "values": labels, "begin": begin})
             found[-1]["readout"] = getattr(control, "readout", True)
         return found
+
+    def shown(self, frames: list[int]) -> int:
+        """Return the frame of a film that a saved notebook shows, or the film's first one, if it shows none."""
+        still = self.explorer.still.html
+        same = (frame for frame in frames if self.explorer.picture(frame=frame).html == still)
+        return next(same, self.explorer.settings["frame"])
 
     def followers(self) -> dict[str, dict[str, list[int]]]:
         """Return the controls that move with another one, as {other: {control: [its place at each place of other]}}."""
