@@ -85,8 +85,9 @@ draw.travel(chosen, experts=4)
 
 # %% [markdown]
 # Each rank sorts its rows by expert, which also sorts them by rank. Then the ranks exchange rows by one *all-to-all*,
-# in which each rank sends a different piece to each other rank. The pieces are uneven, because no router looks at how
-# many rows an expert already has. Each expert computes the rows that came, and the results take the same way back.
+# in which each rank sends a different piece to each other rank. The pieces are uneven, because a router scores each
+# token by itself, and does not see how many rows an expert has. Each expert computes the rows that came, and the
+# results take the same way back.
 #
 # **Predict.** How many all-to-alls does one layer need in a training step, forward and backward together? Before rows
 # can travel, each rank must know how many will come.
@@ -290,8 +291,8 @@ draw.mesh({"edp": 2, "ep": 4}, along="edp")
 # whose losses are in an expert's gradient by now, and whose are in a router's?
 #
 # A mesh has `mesh.get_group(axis)`, `mesh.size(axis)`, and `mesh.size()`, which counts all ranks. The check tries
-# meshes of 4 and 6 ranks; what it says of 2 × 4 ranks is computed. Budget: one all-reduce over the ranks whose
-# gradients are missing.
+# meshes of 4 and 6 ranks; its figures for 2 × 4 ranks are calculated, not run. Budget: one all-reduce over the ranks
+# whose gradients are missing.
 
 
 # %% tags=["exercise"]
@@ -350,8 +351,8 @@ draw.table(rows)
 # ### What went wrong in the wild
 #
 # *Symptom*: the norm of the gradients depends on the number of expert ranks; loss curves look equal. *Cause*: FSDP
-# averages an expert over its own mesh, which are its copies. That divides by edp, and not by edp × ep. In August 2025 a
-# reporter found doubled gradients with two expert ranks, in a copy of torchtitan's layer
+# averages an expert's gradient over the ranks that hold its copies. That divides by edp, and not by edp × ep. In August
+# 2025 a reporter found doubled gradients with two expert ranks, in a copy of torchtitan's layer
 # ([pytorch#160285](https://github.com/pytorch/pytorch/issues/160285), open; torchtitan's fix,
 # [#1551](https://github.com/pytorch/torchtitan/pull/1551), was made a day later). In July 2026 a new test of Megatron's
 # FSDP found the same factor ([Megatron-LM#5956](https://github.com/NVIDIA/Megatron-LM/pull/5956), merged).
@@ -390,19 +391,20 @@ for name, steps in zip(AVERAGES, on_cpu(both, ranks=4)[0], strict=True):
 draw.table(rows)
 
 # %% [markdown]
-# The loss does not show it: AdamW divides a gradient by its own size, so a factor that is always the same cancels. The
-# norm shows it, since it differs from one process's. And it does harm as soon as you clip by it. The column *all else,
-# clipped* is the norm of all gradients outside of experts, after the whole has been clipped to 0.5: these gradients
-# were right, and are now shorter than they should be. So compare the norm of the first step with that of one process,
-# or of another mesh, before you train for a week.
+# The loss hardly shows it: AdamW divides a gradient by its own size, so a factor that is always the same nearly
+# cancels. The norm shows it, since it differs from one process's. And clipping by this norm changes other gradients.
+# The column *all else, clipped* is the norm of all gradients outside of experts, after the whole has been clipped to
+# 0.5: these gradients were right, and are now shorter than they should be. So compare the norm of the first step with
+# that of one process, or of another mesh, before you train for a week.
 #
 # ## Measure: the four ledgers
 #
-# `labs.moe.ExpertParallel` puts your three functions together: `split_experts` leaves each rank its experts, and `sync`
-# scales the gradients. Below it trains for three steps on 2 × 2 ranks, beside two others. `fsdp-ep` also *shards* what
-# `ep` copies: experts along `edp`, and everything else over all ranks, with the same scale as FSDP's divide factor.
-# `torch-ep` is PyTorch's own, as torchtitan composes it: experts in three DTensors, `all_to_all_single_autograd`, and
-# DDP for the rest ([labs/native/grouped_experts.py](../labs/native/grouped_experts.py)).
+# `labs.moe.ExpertParallel` does what your three functions do, for every layer: `split_experts` leaves each rank its
+# experts, and `sync` scales the gradients. Below it trains for three steps on 2 × 2 ranks, beside two others. `fsdp-ep`
+# also *shards* what `ep` copies: experts along `edp`, and everything else over all ranks, with the same scale as FSDP's
+# divide factor. `torch-ep` is PyTorch's own, as torchtitan composes it: experts in three DTensors,
+# `all_to_all_single_autograd`, and DDP for the rest
+# ([labs/native/grouped_experts.py](../labs/native/grouped_experts.py)).
 
 
 # %%
@@ -437,10 +439,10 @@ for name in WAYS:
 draw.table(rows)
 
 # %% [markdown]
-# **Bytes sent.** In a layer let L of a rank's rows leave it, and C rows come to it. L rows leave in forward, and C
-# results; in backward as many gradients. So the rank sends 2 (L + C) × D numbers, and 8 bytes for the count of each
-# expert elsewhere ([labs/cost/experts.py](../labs/cost/experts.py)). L and C are the router's, so the formula takes the
-# loads that the run has counted. The average of gradients comes on top. **Bytes held** are P, G and S:
+# **Bytes sent.** In a layer let L of a rank's rows leave it, and C rows come to it. In forward it sends L rows and C
+# results; in backward, as many gradients. So the rank sends 2 (L + C) × D numbers, and 8 bytes for the count of each
+# expert elsewhere ([labs/cost/experts.py](../labs/cost/experts.py)). L and C depend on the router, so the formula takes
+# the loads that the run has counted. The average of gradients comes on top. **Bytes held** are P, G and S:
 
 # %%
 job, ledgers = cost.Job(CONFIG, batch=2, ranks=4), {}
@@ -496,9 +498,10 @@ display(draw.rows_by_rank(rows, [sum(each) / 4 for each in rows.values()]))
 draw.timeline(*(job.recording for job in runs.values()), step=0, names=list(runs))
 
 # %% [markdown]
-# A balanced rank has about a quarter of the 1,024 rows, which take 150 µs each. The busiest skewed one has all of them,
-# and computes for 154 ms. The other three wait for it in the third all-to-all, which brings results back. **Memory**
-# follows the rows, too: a rank keeps the activations of all rows that it computes.
+# A balanced rank has about a quarter of the 1,024 rows. The busiest skewed one has all of them, so the 150 µs of a row
+# add up to 154 ms there, and to about 38 ms on a balanced one; the rest of each step is the same in both, and is no
+# small part of it on a laptop. The other three ranks wait in the third all-to-all, which brings results back.
+# **Memory** follows the rows, too: a rank keeps the activations of all rows that it computes.
 
 # %%
 watch = partial(on_cpu, one_step, ranks=4, record="memory")
@@ -515,8 +518,8 @@ for rank in (0, 3):
 #
 # ## Keep the loads even
 #
-# Why would a router prefer an expert? An expert with more rows learns faster, so it becomes better, so the router
-# prefers it more. There are two remedies, both in [labs/moe/router.py](../labs/moe/router.py):
+# Why would a router prefer an expert? An expert with more rows gets more training, and may become better, so that the
+# router prefers it more. There are two remedies, both in [labs/moe/router.py](../labs/moe/router.py):
 #
 # * The **balance loss** is E Σ f P, summed over the experts, where f is the fraction of rows that an expert got and P
 #   its mean score. It is 1 if all loads are equal and a token's scores sum to 1. It is added to the model's loss with a
@@ -564,9 +567,8 @@ draw.expert_loads(dict(zip(REMEDIES, by_step, strict=True)))
 # Every token chooses two of eight experts, so an expert can have four times its even share at most. Without balancing,
 # one expert ends there, with nearly every token, and others learn nothing. With either remedy all experts stay in use.
 # The losses hardly differ: in two more trainings of each kind, on other parts of the corpus, they were at most 0.04
-# apart, in other orders. So short a training of so small a model does not miss an expert that learns nothing. A balance
-# loss is computed for each micro-batch of each rank, so it asks each of them to be even. The bias looks at the sum over
-# all ranks.
+# apart, in other orders. So short a run cannot show what unused experts cost. A balance loss is computed for each
+# micro-batch of each rank, so it asks each of them to be even. The bias looks at the sum over all ranks.
 #
 # ## What went wrong in the wild: recomputation routes anew
 #
@@ -624,9 +626,10 @@ for capacity in (None, 0.5):
 draw.table(rows)
 
 # %% [markdown]
-# Without a capacity the experts get other numbers of rows in the second run, and PyTorch raises an error. *With* a
-# capacity all experts are full in both runs: all shapes are the same, other tokens are in them, and nothing is
-# reported. Only the numbers tell. The remedy is to choose once: recompute the experts, and keep the router out of it.
+# Without a capacity the experts get other numbers of rows in the second run, and PyTorch raises an error. *With* this
+# capacity, of half the even share, all experts are full in both runs: all shapes are the same, other tokens are in
+# them, and nothing is reported. Only the numbers tell. The remedy is to choose once: recompute the experts, and keep
+# the router out of it.
 #
 # ## Why, and why not
 #

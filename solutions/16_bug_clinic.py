@@ -39,9 +39,9 @@ def shipped(visit, *others):
 # %% [markdown]
 # ## Question
 #
-# Projects that many people use shipped the twelve functions of this notebook: eleven are wrong, and one is only slow.
-# Each is written anew here, small, on four ranks. You get what a user could see of it: a curve, a log, a ledger, a
-# report. How few measurements do you need to name the cause?
+# The twelve functions of this notebook come from projects that many people use: eight compute something wrong, two hang
+# or may hang, one holds too much memory, and one is slow. Each is written anew here, small, on four ranks. You get what
+# a user could see of it: a curve, a log, a ledger, a report. How few measurements do you need to name the cause?
 #
 # ## Picture
 #
@@ -54,7 +54,7 @@ def shipped(visit, *others):
 # | `gradients` | how often each micro-batch counts in a gradient with how often it should |
 # | `sent` | the bytes that a rank sends with the right program's; up to 64 bytes of difference count as none |
 # | `held` | the most bytes that a rank adds with the right program's |
-# | `time` | the number of calls beside which a rank computes with the right program's; no clock is read |
+# | `time` | how many calls a rank computes beside, with the right program's number; no clock is read |
 # | `verdict` | the order of all ranks' calls with NCCL's rules |
 # | `dry` | `sent`, `held` and `verdict` of a dry run, which sends nothing and computes no number |
 #
@@ -66,10 +66,10 @@ def shipped(visit, *others):
 #
 # ### Exercise 1: the same batch, another model (6 minutes)
 #
-# A user reads one sequence at a time, and accumulates the gradients of 32. The model is worse than with 32 sequences
-# at once. If all sequences are cut to one length, both agree. Here each of four ranks accumulates two sequences. The
-# upper panel shows the mean loss per token before each step. Its curves lie on each other, and that is the point: only
-# the lower panel shows a difference.
+# A user trains with micro-batches of one sequence, and accumulates 32 of them. The model is worse than with 32
+# sequences at once. If all sequences are cut to one length, both agree. Here each of four ranks accumulates two
+# sequences. The upper panel shows the mean loss per token before each step. Its curves lie on each other, and that is
+# the point: only the lower panel shows a difference.
 
 # %%
 visit = CASES[1].visit()
@@ -131,14 +131,14 @@ check.token_mean(backward)
 # %% [markdown]
 # <details><summary>What would have caught it before the run? Say it, then unfold.</summary>
 #
-# Compare one step with one process's, with micro-batches of *unequal* lengths: equal lengths hide the bug. The ledger
-# of bytes hides it, too: the right program sends only one number more in each step.
+# Compare one step with one process's, with micro-batches of *unequal* lengths: equal lengths hide the bug. The right
+# program sends one number more in each step, which is within the 64 bytes that count as none here.
 # </details>
 #
 # ### Exercise 2: right with one micro-batch (6 minutes)
 #
-# A sharded training is right as long as a step has one micro-batch. This log has the length of the gradient, as a
-# vector, for one, two and three micro-batches. We know of no user's report.
+# A sharded training is right as long as a step has one micro-batch. This log has the norm of the gradient, which is its
+# length as a vector, for one, two and three micro-batches. We know of no user's report.
 
 # %%
 visit = CASES[2].visit()
@@ -153,7 +153,7 @@ visit.look(suspect, chosen)
 shipped(visit, CASES[2].Engine)
 
 # %% [markdown]
-# The training calls the engine so:
+# The training loop calls the engine like this:
 #
 # ```python
 # for k, (x, y) in enumerate(micro_batches):
@@ -306,8 +306,8 @@ check.root_stays(after_forward)
 #
 # ### Exercise 5: gathers with nothing beside them (6 minutes)
 #
-# Under the first two stages of ZeRO, each rank updates its shard of the parameters, and then all ranks gather them. A
-# user asks how to overlap the gathers: all numbers are right. At work you would open a trace of `torch.profiler` in
+# Under the first two stages of ZeRO, each rank updates its shard of the parameters, and then all ranks gather them. All
+# numbers are right; a user asks how to overlap the gathers. At work you would open a trace of `torch.profiler` in
 # [Perfetto](https://ui.perfetto.dev). To do so, write `trace` to a file. A few lines read it here, too.
 
 # %%
@@ -362,7 +362,7 @@ check.late_gather(update_and_gather)
 #
 # ### Exercise 6: another loss after the restart (5 minutes)
 #
-# A run is saved, stopped and resumed. In its first epoch it goes on as if nothing had happened. In its second epoch,
+# A run is saved, stopped and resumed. A restart in the first epoch is harmless. After a restart in the second epoch,
 # its losses are different from those of a run that was not interrupted.
 
 # %%
@@ -434,7 +434,7 @@ draw.table(rows)
 # Three instruments suffice, in the order of their cost:
 #
 # 1. `dry` finds hangs and memory, before anything is trained.
-# 2. `numbers`, one step beside one process, finds most of what is wrong.
+# 2. `numbers` finds most of what is wrong: one step beside one process, or a restart beside a run without one.
 # 3. `time`, the order of calls and computation, finds what is slow and right.
 #
 # Read `gradients` and `sent` to learn *why*.
@@ -476,8 +476,8 @@ def look(visit):
 beat.unknown_bug.measured(look, seed=1)
 
 # %% [markdown]
-# Most words of `gradients` are kinds. Nine words are not, and stand for a kind each; "right" does so if the gradient is
-# wrong in its digits only:
+# Most words of `gradients` are kinds. Nine words are not, of `numbers` and of `gradients`, and stand for a kind each;
+# "right" does so if the gradient is wrong in its digits only:
 
 # %%
 STANDS_FOR = {
@@ -790,7 +790,7 @@ shipped(visit)
 # benchmark of such orders (closed, April 2026; we do not know whether it landed). It names two conditions of the hang:
 # the orders, and a wait for the whole device, which the program does not show. Without such a wait the same orders
 # passed there. Our verdict names another second condition: communicators that are made at their first use. The bug is
-# the orders, and any such condition makes it hang.
+# the orders; with either condition the job may hang.
 # </details>
 
 # %%
@@ -915,8 +915,9 @@ refusals = {7: seven, 8: eight, 9: nine}
 draw.table([{"exercise": n, "refusal": text} for n, text in refusals.items()])
 
 # %% [markdown]
-# The types tell of 8 and 9, and name the call that is missing. They do not tell of 7: a wrong factor has the right
-# type. The other nine bugs are numbers, orders, branches and memory, of which a type says nothing.
+# The types tell of what went wrong in 8 and 9, and name the call that is missing: in 9 the hooks that should make it
+# are on the wrong parameters, which a type does not see. They do not tell of 7: a wrong factor has the right type. The
+# other nine were not tried; most are orders, branches and memory, of which a type says nothing.
 #
 # ## Say it back
 #
@@ -926,8 +927,8 @@ draw.table([{"exercise": n, "refusal": text} for n, text in refusals.items()])
 # this notebook do that? What tells them apart?</summary>
 #
 # Means of micro-batches with unequal numbers of tokens, and an engine that keeps the last micro-batch only. `gradients`
-# tells them apart: unequal factors, or zeros for all but the last. So do four ranks with one micro-batch each: only the
-# first bug is there, too.
+# tells them apart: unequal factors, or zeros for all but the last. Four ranks with one micro-batch each also tell them
+# apart: only the first bug remains.
 # </details>
 #
 # <details><summary>All tests pass on gloo. Which bug of this notebook may still wait for you on NCCL?</summary>
