@@ -279,7 +279,8 @@ recordings = [each.jobs.memory.recording for each in both]
 draw.memory(*recordings, step=0, ranks=[0], names=("as shipped", "right"))
 
 # %% [markdown]
-# Mend the function: a root whose backward comes next may stay, and nothing else.
+# Mend the function: a root whose backward comes next may stay, and nothing else. This mend is the course's, and not
+# that of the PR.
 
 
 # %% tags=["exercise"]
@@ -917,7 +918,7 @@ draw.table([{"exercise": n, "refusal": text} for n, text in refusals.items()])
 # %% [markdown]
 # The types tell of what went wrong in 8 and 9, and name the call that is missing: in 9 the hooks that should make it
 # are on the wrong parameters, which a type does not see. They do not tell of 7: a wrong factor has the right type. The
-# other nine were not tried; most are orders, branches and memory, of which a type says nothing.
+# other nine were not tried; an order, a branch or memory has no type.
 #
 # ## Say it back
 #
